@@ -1,0 +1,1 @@
+"""Sources on disk, once, to one .beton per split and a manifest."""

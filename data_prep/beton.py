@@ -1,0 +1,118 @@
+"""FFCV's .beton format, version 2, as numpy types, and an opening that refuses what is damaged.
+
+Layout: header, field descriptors, one metadata record a sample, pages of data, allocation table. FFCV's own
+`Reader` trusts all of it and importing it costs 4 s a process (a numba dictionary is compiled at import), so
+the types stand here; `tests/data_prep/test_beton.py` holds them equal to FFCV's.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import InputError
+
+VERSION = 2
+INT_FIELD, IMAGE_FIELD = 1, 2
+JPEG, RAW = 0, 1
+
+HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("table", "<u8"),
+    ],
+    align=True,
+)
+FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", (1024,)))], align=True)
+IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
+SAMPLE = np.dtype([("f0", IMAGE), ("f1", "<i8")], align=True)
+ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+
+FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
+
+
+@dataclass(frozen=True)
+class Beton:
+    """An opened file of pictures and labels. `bytes` maps the file; `offset` and `size` say where sample i lies."""
+
+    path: Path
+    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    mode: np.ndarray  # uint8 [n], JPEG or RAW
+    width: np.ndarray  # int64 [n], pixels
+    height: np.ndarray  # int64 [n], pixels
+    offset: np.ndarray  # int64 [n], bytes from the start of the file
+    size: np.ndarray  # int64 [n], bytes
+    label: np.ndarray  # int64 [n]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+def open_beton(path: Path) -> Beton:
+    """Map a .beton of (image, label) samples; `InputError` unless every table and sample lies inside the file."""
+    try:
+        mapped = np.memmap(path, np.uint8, "r")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; `widemix prep` writes it") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+
+    header = _table(path, mapped, HEADER, 0, 1)[0]
+    if header["version"] != VERSION:
+        raise InputError(
+            f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}"
+        )
+    fields = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
+    found = tuple(
+        (f["name"].tobytes().rstrip(b"\0").decode("ascii", "replace"), int(f["type_id"])) for f in fields
+    )
+    if found != FIELDS:
+        raise InputError(
+            f"{path}: holds {[name for name, _ in found]}, not an RGB image and an integer label"
+        )
+
+    count = int(header["num_samples"])
+    samples = _table(path, mapped, SAMPLE, HEADER.itemsize + fields.nbytes, count)
+    table = _table(path, mapped, ALLOCATION, int(header["table"]), count)
+    order = np.argsort(table["sample_id"], kind="stable")
+    if int(header["table"]) == 0 or not np.array_equal(table["sample_id"][order], np.arange(count)):
+        raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
+    image, table = samples["f0"], table[order]
+    beton = Beton(
+        path=path,
+        bytes=mapped,
+        mode=np.ascontiguousarray(image["mode"]),
+        width=image["width"].astype(np.int64),
+        height=image["height"].astype(np.int64),
+        offset=image["data_ptr"].astype(np.int64),
+        size=table["size"].astype(np.int64),
+        label=samples["f1"].astype(np.int64),
+    )
+    _check_samples(beton, table["ptr"].astype(np.int64))
+    return beton
+
+
+def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: int) -> np.ndarray:
+    if offset + count * kind.itemsize > len(mapped):
+        raise InputError(f"{path}: is cut short at {len(mapped)} bytes; prepare it again")
+    return np.frombuffer(mapped, kind, count, offset)
+
+
+def _check_samples(beton: Beton, pointers: np.ndarray) -> None:
+    raw = beton.width * beton.height * 3
+    bad = (
+        (beton.offset != pointers)
+        | (beton.offset < 0)
+        | (beton.size <= 0)
+        | (beton.offset + beton.size > len(beton.bytes))
+        | ((beton.mode != JPEG) & (beton.mode != RAW))
+        | ((beton.mode == RAW) & (beton.size != raw))
+        | (raw == 0)
+    )
+    if bad.any():
+        raise InputError(
+            f"{beton.path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again"
+        )

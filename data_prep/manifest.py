@@ -1,0 +1,78 @@
+"""manifest.json: what a prepared folder holds, so that nothing else is ever trained on."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipeline.errors import InputError
+
+NAME = "manifest.json"
+BLOCK = 64 << 20  # bytes that one hash covers
+
+
+class Split(BaseModel):
+    """One .beton: its size and samples, and the BLAKE2b-128 of each 64 MiB block."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    file: str
+    bytes: int
+    samples: int
+    blocks: tuple[str, ...]
+
+
+class Manifest(BaseModel):
+    """The prepared folder: splits by name, class names in label order, and how it came about."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    format: int = 1
+    source: str
+    origin: str  # where the source was read from
+    classes: tuple[str, ...]
+    splits: dict[str, Split]
+    settings: dict[str, Any]  # of the preparation: sizes, quality, ...
+    versions: dict[str, str]  # of the packages that touched the pixels
+    exceptions: tuple[dict[str, str], ...] = ()  # pictures that took a rule: {"file", "rule"}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared folder, or `InputError`."""
+    path = folder / NAME
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        what = "has no manifest.json" if folder.is_dir() else "no such folder"
+        raise InputError(
+            f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one"
+        ) from None
+    except (OSError, ValidationError) as error:
+        raise InputError(f"{path}: not a manifest ({str(error).splitlines()[0]}); prepare it again") from None
+
+
+def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
+    """Where a split's .beton lies, refused unless its size is the manifest's."""
+    if name not in manifest.splits:
+        raise InputError(f"{folder}: no split {name!r}; it has {', '.join(manifest.splits)}")
+    split = manifest.splits[name]
+    path = folder / split.file
+    if path.resolve().parent != folder.resolve():
+        raise InputError(f"{folder / NAME}: the file {split.file!r} of split {name} leaves the folder")
+    size = path.stat().st_size if path.is_file() else None
+    if size is None:
+        raise InputError(f"{path}: is missing; prepare the folder again")
+    if size != split.bytes:
+        raise InputError(f"{path}: has {size} bytes, the manifest says {split.bytes}; prepare it again")
+    return path
+
+
+def hash_blocks(path: Path) -> tuple[str, ...]:
+    """BLAKE2b-128 of each 64 MiB block of a file."""
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(BLOCK), b"")
+        return tuple(hashlib.blake2b(block, digest_size=16).hexdigest() for block in blocks)
+
+
+def manifest_json(manifest: Manifest) -> str:
+    return json.dumps(manifest.model_dump(mode="json"), indent=1) + "\n"

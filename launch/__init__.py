@@ -1,0 +1,1 @@
+"""Ways to start a run: on this machine, and on clusters."""

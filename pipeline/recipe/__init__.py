@@ -1,0 +1,15 @@
+"""Recipes: what to train, written down once, validated, frozen."""
+
+from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash
+from pipeline.recipe.schema import Recipe, check_world
+
+__all__ = [
+    "Recipe",
+    "check_world",
+    "differences",
+    "dump_recipe",
+    "keys",
+    "load_recipe",
+    "parse_recipe",
+    "recipe_hash",
+]

@@ -1,0 +1,198 @@
+"""Recipe files: YAML with `extends`, overrides from the command line, and messages that name the right key."""
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pipeline.errors import InputError
+from pipeline.recipe.schema import Recipe
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as a string and lets the last of two equal keys win; neither is what a recipe means."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if name.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name.value!r} stands twice", name.start_mark
+                )
+            seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
+    """The recipe at `path` with `("section.key", "yaml value")` overrides applied, or `InputError`."""
+    merged = _read(Path(path), chain=())
+    origin = {name: str(path) for name in _leaves(merged)}
+    for name, text in overrides:
+        _override(merged, name, text)
+        origin[name] = "the command line"
+    return parse_recipe(merged, origin, default_origin=str(path))
+
+
+def parse_recipe(
+    values: Mapping[str, Any], origin: Mapping[str, str] | None = None, default_origin="recipe"
+) -> Recipe:
+    """Validate plain values; the first complaint becomes one line naming file, key and cure."""
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise InputError(_complaint(error, origin or {}, default_origin)) from None
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The whole recipe as YAML, defaults included: what the run folder keeps."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """Sixteen hex digits that name the recipe's values."""
+    canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def differences(one: Recipe, other: Recipe) -> list[str]:
+    """The `section.key` names at which two recipes differ."""
+    a, b = one.model_dump(mode="json"), other.model_dump(mode="json")
+    return [name for name in _leaves(a | b) if _get(a, name) != _get(b, name)]
+
+
+def keys() -> dict[str, tuple[str, Any, str]]:
+    """Every `section.key` with its type, default (`...` for none) and description."""
+    table = {}
+    for section, field in Recipe.model_fields.items():
+        assert isinstance(field.annotation, type)
+        assert issubclass(field.annotation, BaseModel)
+        for name, info in field.annotation.model_fields.items():
+            default = ... if info.is_required() else info.default
+            table[f"{section}.{name}"] = (_type_name(info.annotation), default, info.description or "")
+    return table
+
+
+def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in chain:
+        raise InputError(f"{path}: extends itself by way of {chain[-1]}")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such recipe{_nearby(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a recipe ({error})") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML, {_yaml_complaint(error)}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(Recipe.model_fields)})")
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str):
+        raise InputError(f"{path}: extends takes the path of one recipe, relative to this file")
+    return _merge(_read(path.parent / base, (*chain, path.resolve())), values)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Mappings merge, everything else replaces."""
+    merged = dict(base)
+    for name, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = _merge(merged[name], value) if both else value
+    return merged
+
+
+def _override(values: dict[str, Any], name: str, text: str) -> None:
+    known = keys()
+    if name not in known:
+        raise InputError(f"--{name}: no such key{_suggest(name, known)}")
+    section, leaf = name.split(".")
+    try:
+        value = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}") from None
+    if not isinstance(values.setdefault(section, {}), dict):
+        raise InputError(f"{section}: must be a mapping")
+    values[section] = {**values[section], leaf: value}
+
+
+def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin: str) -> str:
+    first, *others = error.errors(include_url=False)
+    name = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+    where = origin.get(name, default_origin)
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        table = keys() if "." in name else dict.fromkeys(Recipe.model_fields)
+        return f"{where}: unknown key {name}{_suggest(name, table)}{more}"
+    if first["type"] == "missing":
+        return f"{where}: {name} is missing{more}"
+    message = first["msg"].removeprefix("Value error, ")
+    given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
+    subject = f"{name}{given}: " if name else ""
+    return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
+
+
+def _suggest(name: str, table: Iterable[str]) -> str:
+    names = list(table)
+    leaf = name.rsplit(".", 1)[-1]
+    same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]
+    close = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not close:
+        by_leaf = {known.rsplit(".", 1)[-1]: known for known in names}
+        close = [by_leaf[found] for found in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.5)]
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known are {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"
+
+
+def _nearby(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else None
+    if folder is None:
+        return f" (nor is there a folder {path.parent})"
+    close = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.yaml")], n=1, cutoff=0.4)
+    return f"; did you mean {folder / close[0]}?" if close else ""
+
+
+def _yaml_complaint(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "unreadable"
+    return f"line {mark.line + 1}: {problem}" if mark else problem
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for name, value in values.items():
+        if isinstance(value, dict) and not prefix:
+            names += _leaves(value, f"{name}.")
+        else:
+            names.append(f"{prefix}{name}")
+    return names
+
+
+def _get(values: Mapping[str, Any], name: str) -> Any:
+    section, _, leaf = name.partition(".")
+    return values.get(section, {}).get(leaf) if leaf else values.get(section)
+
+
+def _type_name(annotation: Any) -> str:
+    text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
+    text = re.sub(r"typing\.(Literal|Annotated)", r"\1", str(text))
+    literal = re.fullmatch(r"Literal\[(.*)\]", text)
+    if literal:
+        return "|".join(part.strip(" '") for part in literal[1].split(","))
+    if "tuple" in text:
+        return "list"
+    base = re.search(r"\b(int|float|str|bool)\b", text)
+    return f"{base[1] if base else text}{' or null' if 'None' in text else ''}"

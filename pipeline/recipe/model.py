@@ -1,0 +1,45 @@
+"""The model section: which network, in the papers' letters."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.recipe.section import Positive, Section, key
+
+
+class ModelSection(Section):
+    """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
+
+    kind: Literal["mixer", "s_mixer"] = key(
+        ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
+    )
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    tokens: Positive = key(..., "S: tokens the blocks mix; the picture's own count S0 unless project_tokens")
+    channels: Positive = key(..., "C: channels a token has")
+    depth: Positive = key(..., "L: blocks")
+    expansion: Annotated[float, Field(gt=0)] | None = key(
+        None, "gamma: hidden width of both mixing MLPs over their own width (mixer only)"
+    )
+    token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
+    channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
+    project_tokens: bool = key(
+        False, "the first token mixing maps S0 to S tokens, with the skip LN(W X) (equations S.14, S.15)"
+    )
+    permutation: Literal["commutation", "random"] = key(
+        "commutation",
+        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
+    )
+    permutation_seed: Annotated[int, Field(ge=0)] = key(0, "seed of the random permutations")
+
+    @model_validator(mode="after")
+    def hidden_widths_are_given_once(self):
+        hidden = (self.token_hidden is not None, self.channel_hidden is not None)
+        if self.kind == "s_mixer" and (any(hidden) or self.expansion is not None):
+            raise ValueError(
+                "an s_mixer has no hidden layer: leave out expansion, token_hidden and channel_hidden"
+            )
+        if self.kind == "mixer" and (self.expansion is None) != all(hidden):
+            raise ValueError("a mixer needs either expansion, or both token_hidden and channel_hidden")
+        if self.kind == "mixer" and self.expansion is not None and any(hidden):
+            raise ValueError("expansion and token_hidden/channel_hidden say the same thing: give one of them")
+        return self

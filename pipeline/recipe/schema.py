@@ -1,0 +1,211 @@
+"""What a recipe may say: one frozen section per builder, and the rules that hold between sections.
+
+Validation checks and never changes a value. Every key states its unit, and its default is what stands here.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.recipe.model import ModelSection
+from pipeline.recipe.section import Fraction, Pair, Positive, Section, Triple, key
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class DataSection(Section):
+    """Which prepared pictures, and how they reach the model."""
+
+    path: str = key(..., "folder that `widemix prep` wrote (manifest.json and the .beton files)")
+    train_split: str = key("train", "split to train on")
+    eval_split: str = key("val", "split to evaluate on")
+    num_classes: Positive = key(..., "classes; must equal the manifest's")
+    image_size: Positive = key(224, "side of the square picture the model sees, pixels")
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
+        0.875, "evaluation: side of the centre crop, as a share of the picture's shorter side"
+    )
+    mean: Triple = key(IMAGENET_MEAN, "subtracted per RGB channel, on a scale of 0 to 1")
+    std: Triple = key(IMAGENET_STD, "divided by per RGB channel, on a scale of 0 to 1")
+    workers: Annotated[int, Field(ge=0)] = key(
+        0, "decoding threads per rank; 0 shares the allowed CPUs among the ranks of a node"
+    )
+    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank")
+
+
+class AugmentSection(Section):
+    """What happens to a training picture, in timm's words. Evaluation sees the centre crop alone."""
+
+    scale: Pair = key((0.08, 1.0), "random-resized crop: least and greatest share of the picture's area")
+    ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: least and greatest width over height")
+    hflip: Fraction = key(0.5, "probability of a horizontal flip")
+    auto_augment: str | None = key(None, "timm policy such as rand-m9-mstd0.5-inc1, or null")
+    re_prob: Fraction = key(0.0, "random erasing: probability for each picture")
+    re_mode: Literal["const", "rand", "pixel"] = key(
+        "pixel", "random erasing: zero, one normal colour a box, or normal noise a pixel"
+    )
+    re_count: Positive = key(1, "random erasing: greatest number of boxes")
+    mixup: Annotated[float, Field(ge=0)] = key(0.0, "alpha of mixup; 0 is off")
+    cutmix: Annotated[float, Field(ge=0)] = key(0.0, "alpha of CutMix; 0 is off")
+    mixup_prob: Fraction = key(1.0, "probability that a group is mixed at all")
+    mixup_switch_prob: Fraction = key(0.5, "probability of CutMix where both are on")
+    mix_group: Positive = key(32, "pictures that share one draw of mixup or CutMix, whatever the world size")
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = key(0.0, "label smoothing")
+
+    @model_validator(mode="after")
+    def ranges_are_ordered(self):
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {list(self.scale)} must rise within (0, 1]")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio {list(self.ratio)} must rise and be positive")
+        if self.mixing and self.mix_group % 2:
+            raise ValueError(f"mix_group {self.mix_group} must be even: pictures are mixed in pairs")
+        return self
+
+    @property
+    def mixing(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class OptimSection(Section):
+    """The optimiser. Biases and norms are never decayed."""
+
+    name: Literal["adamw", "sgd"] = key("adamw", "adamw, or sgd with Nesterov momentum")
+    lr: Annotated[float, Field(gt=0)] = key(..., "peak learning rate, for the global batch as it stands")
+    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weight matrices; decoupled in adamw")
+    betas: Pair = key((0.9, 0.999), "adamw: decay of the two moments")
+    eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw: added to the root of the second moment")
+    momentum: Fraction = key(0.9, "sgd: Nesterov momentum")
+    clip_grad: Annotated[float, Field(gt=0)] | None = key(None, "greatest global gradient norm, or null")
+
+
+class ScheduleSection(Section):
+    """Learning rate by step: linear warm-up, then a cosine."""
+
+    warmup_epochs: Annotated[float, Field(ge=0)] = key(0.0, "length of the warm-up, epochs")
+    warmup_lr: Annotated[float, Field(ge=0)] = key(1e-6, "learning rate at the first step of the warm-up")
+    min_lr: Annotated[float, Field(ge=0)] = key(0.0, "learning rate that the cosine ends at")
+
+
+class TrainSection(Section):
+    """How long, how many pictures a step, in which precision."""
+
+    epochs: Positive = key(..., "passes over the training split")
+    global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
+    accumulation: Positive = key(1, "micro-batches that each rank sums its gradient over")
+    precision: Literal["fp32", "bf16", "fp16"] = key(
+        "fp32", "arithmetic of the network; weights stay in fp32"
+    )
+    seed: Annotated[int, Field(ge=0)] = key(0, "of the weights, the order, augmentation and mixing")
+    max_steps: Positive | None = key(
+        None, "stop after this many steps, without changing the schedule; null is off"
+    )
+    save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
+    keep: Positive = key(2, "newest checkpoints to keep")
+
+
+class EngineSection(Section):
+    """What turns a module and an optimiser into a step on many ranks."""
+
+    kind: Literal["ddp", "deepspeed"] = key("ddp", "ddp (PyTorch) or deepspeed (ZeRO)")
+    zero_stage: Literal[0, 1, 2] = key(
+        1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too"
+    )
+    timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
+
+
+class EvalSection(Section):
+    """How often the evaluation split is measured."""
+
+    every: Positive = key(1, "epochs between evaluations; the last epoch is always measured")
+    batch: Positive = key(128, "pictures a batch and rank")
+
+
+class LogSection(Section):
+    """What is written down while it trains."""
+
+    every: Positive = key(50, "steps between lines of metrics.jsonl")
+    tensorboard: bool = key(True, "draw the same record in TensorBoard, under tb/")
+    images: Annotated[int, Field(ge=0)] = key(32, "pictures in the grid of the first step; 0 is off")
+
+
+class Recipe(Section):
+    """A whole experiment, but for where it runs."""
+
+    data: DataSection
+    model: ModelSection
+    augment: AugmentSection = AugmentSection()
+    optim: OptimSection
+    schedule: ScheduleSection = ScheduleSection()
+    train: TrainSection
+    engine: EngineSection = EngineSection()
+    eval: EvalSection = EvalSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def sections_agree(self):
+        for check in (_patches_fit, _batch_divides, _schedule_fits, _engine_can):
+            check(self)
+        return self
+
+
+def _patches_fit(recipe: Recipe) -> None:
+    side, patch = recipe.data.image_size, recipe.model.patch_size
+    if side % patch:
+        raise ValueError(
+            f"model.patch_size {patch} does not divide data.image_size {side}; {_divisors(side)} would"
+        )
+    own = (side // patch) ** 2
+    if recipe.model.tokens != own and not recipe.model.project_tokens:
+        raise ValueError(
+            f"model.tokens {recipe.model.tokens}: pictures of {side} in patches of {patch} have {own} tokens; "
+            "set model.tokens to that, or model.project_tokens to true"
+        )
+
+
+def _batch_divides(recipe: Recipe) -> None:
+    check_world(recipe, world=1)
+
+
+def _schedule_fits(recipe: Recipe) -> None:
+    schedule, train = recipe.schedule, recipe.train
+    if schedule.warmup_epochs >= train.epochs:
+        raise ValueError(
+            f"schedule.warmup_epochs {schedule.warmup_epochs:g} must be shorter than train.epochs {train.epochs}"
+        )
+    for name in ("warmup_lr", "min_lr"):
+        if getattr(schedule, name) > recipe.optim.lr:
+            raise ValueError(
+                f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}"
+            )
+
+
+def _engine_can(recipe: Recipe) -> None:
+    if (
+        recipe.engine.kind == "deepspeed"
+        and recipe.engine.zero_stage == 0
+        and recipe.train.precision != "fp32"
+    ):
+        raise ValueError(
+            f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
+            "step there; engine.kind ddp does the same job, or take stage 1 or 2"
+        )
+
+
+def check_world(recipe: Recipe, world: int) -> None:
+    """The global batch must fall into whole mixing groups on every rank and micro-batch, or `ValueError`."""
+    batch, accumulation = recipe.train.global_batch, recipe.train.accumulation
+    group = recipe.augment.mix_group if recipe.augment.mixing else 1
+    unit = world * accumulation * group
+    if batch % unit:
+        below, above = batch // unit * unit, -(-batch // unit) * unit
+        fits = f"{below} or {above}" if below else f"{above}"
+        grouped = f" x augment.mix_group {group}" if group > 1 else ""
+        raise ValueError(
+            f"train.global_batch {batch} does not divide by {world} ranks x train.accumulation {accumulation}"
+            f"{grouped} = {unit}; {fits} would"
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(2, number + 1) if number % d == 0)
