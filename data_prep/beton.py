@@ -62,17 +62,11 @@ def open_beton(path: Path) -> Beton:
 
     header = _table(path, mapped, HEADER, 0, 1)[0]
     if header["version"] != VERSION:
-        raise InputError(
-            f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}"
-        )
+        raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
     fields = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
-    found = tuple(
-        (f["name"].tobytes().rstrip(b"\0").decode("ascii", "replace"), int(f["type_id"])) for f in fields
-    )
+    found = tuple((f["name"].tobytes().rstrip(b"\0").decode("ascii", "replace"), int(f["type_id"])) for f in fields)
     if found != FIELDS:
-        raise InputError(
-            f"{path}: holds {[name for name, _ in found]}, not an RGB image and an integer label"
-        )
+        raise InputError(f"{path}: holds {[name for name, _ in found]}, not an RGB image and an integer label")
 
     count = int(header["num_samples"])
     samples = _table(path, mapped, SAMPLE, HEADER.itemsize + fields.nbytes, count)
@@ -113,6 +107,4 @@ def _check_samples(beton: Beton, pointers: np.ndarray) -> None:
         | (raw == 0)
     )
     if bad.any():
-        raise InputError(
-            f"{beton.path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again"
-        )
+        raise InputError(f"{beton.path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again")

@@ -44,9 +44,7 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
-        raise InputError(
-            f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one"
-        ) from None
+        raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
     except (OSError, ValidationError) as error:
         raise InputError(f"{path}: not a manifest ({str(error).splitlines()[0]}); prepare it again") from None
 

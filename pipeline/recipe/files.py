@@ -88,7 +88,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: extends itself by way of {chain[-1]}")
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+        values = yaml.load(text, _Yaml)
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe{_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -120,7 +120,7 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
         raise InputError(f"--{name}: no such key{_suggest(name, known)}")
     section, leaf = name.split(".")
     try:
-        value = yaml.load(text, _Yaml)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}") from None
     if not isinstance(values.setdefault(section, {}), dict):

@@ -35,9 +35,7 @@ class ModelSection(Section):
     def hidden_widths_are_given_once(self):
         hidden = (self.token_hidden is not None, self.channel_hidden is not None)
         if self.kind == "s_mixer" and (any(hidden) or self.expansion is not None):
-            raise ValueError(
-                "an s_mixer has no hidden layer: leave out expansion, token_hidden and channel_hidden"
-            )
+            raise ValueError("an s_mixer has no hidden layer: leave out expansion, token_hidden and channel_hidden")
         if self.kind == "mixer" and (self.expansion is None) != all(hidden):
             raise ValueError("a mixer needs either expansion, or both token_hidden and channel_hidden")
         if self.kind == "mixer" and self.expansion is not None and any(hidden):

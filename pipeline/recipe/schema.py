@@ -93,13 +93,9 @@ class TrainSection(Section):
     epochs: Positive = key(..., "passes over the training split")
     global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
     accumulation: Positive = key(1, "micro-batches that each rank sums its gradient over")
-    precision: Literal["fp32", "bf16", "fp16"] = key(
-        "fp32", "arithmetic of the network; weights stay in fp32"
-    )
+    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "arithmetic of the network; weights stay in fp32")
     seed: Annotated[int, Field(ge=0)] = key(0, "of the weights, the order, augmentation and mixing")
-    max_steps: Positive | None = key(
-        None, "stop after this many steps, without changing the schedule; null is off"
-    )
+    max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
     keep: Positive = key(2, "newest checkpoints to keep")
 
@@ -108,9 +104,7 @@ class EngineSection(Section):
     """What turns a module and an optimiser into a step on many ranks."""
 
     kind: Literal["ddp", "deepspeed"] = key("ddp", "ddp (PyTorch) or deepspeed (ZeRO)")
-    zero_stage: Literal[0, 1, 2] = key(
-        1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too"
-    )
+    zero_stage: Literal[0, 1, 2] = key(1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too")
     timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
 
 
@@ -152,9 +146,7 @@ class Recipe(Section):
 def _patches_fit(recipe: Recipe) -> None:
     side, patch = recipe.data.image_size, recipe.model.patch_size
     if side % patch:
-        raise ValueError(
-            f"model.patch_size {patch} does not divide data.image_size {side}; {_divisors(side)} would"
-        )
+        raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {_divisors(side)} would")
     own = (side // patch) ** 2
     if recipe.model.tokens != own and not recipe.model.project_tokens:
         raise ValueError(
@@ -175,17 +167,11 @@ def _schedule_fits(recipe: Recipe) -> None:
         )
     for name in ("warmup_lr", "min_lr"):
         if getattr(schedule, name) > recipe.optim.lr:
-            raise ValueError(
-                f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}"
-            )
+            raise ValueError(f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}")
 
 
 def _engine_can(recipe: Recipe) -> None:
-    if (
-        recipe.engine.kind == "deepspeed"
-        and recipe.engine.zero_stage == 0
-        and recipe.train.precision != "fp32"
-    ):
+    if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
         raise ValueError(
             f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
             "step there; engine.kind ddp does the same job, or take stage 1 or 2"
