@@ -71,6 +71,8 @@ def open_beton(path: Path) -> Beton:
     count = int(header["num_samples"])
     samples = _table(path, mapped, SAMPLE, HEADER.itemsize + fields.nbytes, count)
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count)
+    if int(header["table"]) + table.nbytes != len(mapped):
+        raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
     order = np.argsort(table["sample_id"], kind="stable")
     if int(header["table"]) == 0 or not np.array_equal(table["sample_id"][order], np.arange(count)):
         raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
@@ -85,7 +87,8 @@ def open_beton(path: Path) -> Beton:
         size=table["size"].astype(np.int64),
         label=samples["f1"].astype(np.int64),
     )
-    _check_samples(beton, table["ptr"].astype(np.int64))
+    tables_end = HEADER.itemsize + fields.nbytes + samples.nbytes
+    _check_samples(beton, table["ptr"].astype(np.int64), range(tables_end, int(header["table"])))
     return beton
 
 
@@ -95,16 +98,23 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
     return np.frombuffer(mapped, kind, count, offset)
 
 
-def _check_samples(beton: Beton, pointers: np.ndarray) -> None:
+def _check_samples(beton: Beton, pointers: np.ndarray, data: range) -> None:
+    """Every sample lies within `data`, on its own, and raw ones have the size of their pixels."""
     raw = beton.width * beton.height * 3
     bad = (
         (beton.offset != pointers)
-        | (beton.offset < 0)
+        | (beton.offset < data.start)
         | (beton.size <= 0)
-        | (beton.offset + beton.size > len(beton.bytes))
+        | (beton.size > data.stop - beton.offset)  # a sum of the two could overflow
         | ((beton.mode != JPEG) & (beton.mode != RAW))
         | ((beton.mode == RAW) & (beton.size != raw))
         | (raw == 0)
     )
     if bad.any():
         raise InputError(f"{beton.path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again")
+    order = np.argsort(beton.offset, kind="stable")
+    gap = beton.offset[order][1:] - (beton.offset + beton.size)[order][:-1]
+    if (gap < 0).any():
+        raise InputError(
+            f"{beton.path}: samples {order[gap.argmin()]} and {order[gap.argmin() + 1]} overlap; prepare it again"
+        )

@@ -1,0 +1,66 @@
+"""Any pictures in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from data_prep.samples import Dataset, PictureFiles
+from pipeline.errors import InputError
+
+SPLITS = ("train", "val", "test")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def read(origin: Path) -> Dataset:
+    """Labels are the class folders of all splits, sorted; pictures are sorted by class, then by path."""
+    return read_splits(origin, classes=None)
+
+
+def read_splits(origin: Path, classes: Sequence[str] | None) -> Dataset:
+    """The splits under `origin`, labelled by `classes`, or by the sorted union of the class folders."""
+    folders = {split: class_folders(origin / split) for split in SPLITS if (origin / split).is_dir()}
+    if not folders:
+        raise InputError(f"{origin}: holds none of the folders train, val and test (of one folder a class)")
+    found = sorted(set().union(*folders.values()))
+    order = tuple(classes) if classes is not None else tuple(found)
+    label = {name: index for index, name in enumerate(order)}
+    splits = {split: _pictures(origin, split, names, label) for split, names in folders.items()}
+    return Dataset(order, splits)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The class folders of one split, sorted."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+    if not names:
+        raise InputError(f"{folder}: holds no class folders")
+    return names
+
+
+def _pictures(origin: Path, split: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
+    names: list[str] = []
+    labels: list[int] = []
+    for name in classes:
+        found = sorted(_walk(f"{origin}/{split}/{name}", f"{split}/{name}"))
+        if not found:
+            raise InputError(f"{origin / split / name}: holds no pictures ({', '.join(SUFFIXES)})")
+        names += found
+        labels += [label[name]] * len(found)
+    return PictureFiles(origin, names, labels)
+
+
+def _walk(folder: str, prefix: str) -> Iterator[str]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+    for entry in entries:
+        name = f"{prefix}/{entry.name}"
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(entry.path, name)
+        elif entry.name.lower().endswith(SUFFIXES):
+            yield name

@@ -1,0 +1,40 @@
+"""ImageNet as class folders: ROOT/{train,val}/<wnid>/*.JPEG, with ROOT/wnids.txt for the order if there is one."""
+
+import re
+from pathlib import Path
+
+from data_prep.image_folder import SPLITS, class_folders, read_splits
+from data_prep.samples import Dataset
+from pipeline.errors import InputError
+
+WNID = re.compile(r"n\d{8}")
+
+
+def read(origin: Path) -> Dataset:
+    """Labels follow wnids.txt, or the sorted wnids of all splits: for the whole ImageNet-1k both are the usual order.
+
+    A part of ImageNet without wnids.txt has only the classes that are there, numbered from 0.
+    """
+    listed = _listed(origin / "wnids.txt")
+    for split in SPLITS:
+        for name in class_folders(origin / split) if (origin / split).is_dir() else ():
+            if not WNID.fullmatch(name):
+                raise InputError(f"{origin / split / name}: not a WordNet id such as n01440764; see image-folder")
+            if listed is not None and name not in listed:
+                raise InputError(f"{origin / split / name}: is not in {origin / 'wnids.txt'}")
+    return read_splits(origin, listed)
+
+
+def _listed(path: Path) -> list[str] | None:
+    """The first word of each line, in order."""
+    if not path.exists():
+        return None
+    try:
+        wnids = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    wrong = [wnid for wnid in wnids if not WNID.fullmatch(wnid)]
+    twice = {wnid for wnid in wnids if wnids.count(wnid) > 1} if len(set(wnids)) < len(wnids) else set()
+    if wrong or twice:
+        raise InputError(f"{path}: {wrong[0]!r} is no WordNet id" if wrong else f"{path}: {min(twice)} stands twice")
+    return wnids

@@ -1,0 +1,149 @@
+"""One picture as it lies on disk -> the bytes that a .beton holds.
+
+A JPEG that every reader decodes alike keeps its own bytes. Everything else is decoded, turned upright, made RGB,
+shrunk to `max_size` and encoded anew; where that took more than the settings ask for, the rule is named.
+"""
+
+import io
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps, JpegImagePlugin
+
+from data_prep.beton import JPEG, RAW
+from data_prep.samples import Sample
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+ORIENTATION = 0x0112  # the EXIF tag
+# Sampling of the first component against the other two that libturbojpeg knows: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1.
+SAMPLINGS = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)}
+
+
+class Encoded(NamedTuple):
+    """A sample ready to be written; `data` is empty where a bad picture is left out."""
+
+    name: str
+    label: int
+    mode: int  # JPEG or RAW
+    width: int  # pixels
+    height: int  # pixels
+    data: bytes
+    rule: str  # what had to be done to an odd picture, or ""
+
+
+class _BadPicture(Exception):
+    pass
+
+
+def encode(sample: Sample, settings: PrepSettings) -> Encoded:
+    """The bytes to store, or `InputError` naming a picture that cannot be decoded (unless those are skipped)."""
+    if isinstance(sample.picture, np.ndarray):
+        height, width, _ = sample.picture.shape
+        return Encoded(sample.name, sample.label, RAW, width, height, sample.picture.tobytes(), "")
+    data = sample.picture.read()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's remarks on odd files, which the rules below settle
+            return _encode(sample, data, settings)
+    except _BadPicture as error:
+        if settings.on_bad == "skip":
+            return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}")
+        raise InputError(f"{sample.name}: {error}; mend or remove it, or skip such pictures") from None
+
+
+def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
+    try:
+        image = Image.open(io.BytesIO(data))
+        keep = not settings.raw and _keeps_bytes(image, settings.max_size)
+        if keep:
+            image.draft("RGB", (1, 1))  # an eighth of the size: every coefficient is read, few are transformed
+        frames = getattr(image, "n_frames", 1)
+        image.load()
+    except Exception as error:  # Pillow's plugins raise whatever they stumble on
+        raise _BadPicture(_why(data, error)) from None
+    if keep:
+        width, height = JpegImagePlugin.JpegImageFile(io.BytesIO(data)).size
+        return Encoded(sample.name, sample.label, JPEG, width, height, data, "")
+
+    rules = [f"first of {frames} frames"] if frames > 1 else []
+    rules += _named_otherwise(sample.name, image)
+    upright = ImageOps.exif_transpose(image)
+    rules += ["turned upright"] if upright.size != image.size or _turn(image) != 1 else []
+    rgb, rule = _rgb(upright)
+    rules += [rule] if rule else []
+    if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
+        rules.append("odd chroma sampling")
+    stored = shrink(rgb, settings.max_size)
+    body = stored.tobytes() if settings.raw else _jpeg(stored, settings.quality)
+    mode = RAW if settings.raw else JPEG
+    return Encoded(sample.name, sample.label, mode, *stored.size, body, ", ".join(rules))
+
+
+def _keeps_bytes(image: Image.Image, max_size: int) -> bool:
+    return (
+        isinstance(image, JpegImagePlugin.JpegImageFile)
+        and image.format == "JPEG"  # not MPO, which holds several
+        and image.mode == "RGB"
+        and _known_sampling(image)
+        and (max_size == 0 or max(image.size) <= max_size)
+        and _turn(image) == 1
+    )
+
+
+def _turn(image: Image.Image) -> int:
+    return image.getexif().get(ORIENTATION, 1)
+
+
+def _known_sampling(image: JpegImagePlugin.JpegImageFile) -> bool:
+    first, *others = ((h, v) for _, h, v, _ in image.layer)
+    return first in SAMPLINGS and all(other == (1, 1) for other in others)
+
+
+def _named_otherwise(name: str, image: Image.Image) -> list[str]:
+    expected = Image.registered_extensions().get("." + name.rpartition(".")[2].lower())
+    found = "JPEG" if image.format == "MPO" else image.format
+    return [f"a {found} file"] if expected and expected != found else []
+
+
+def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
+    """The picture in RGB, and the rule where its mode was another."""
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image, ""
+    if mode.startswith("I"):
+        levels = np.clip(np.asarray(image), 0, 65_535) >> 8  # Pillow reads 16-bit RGB so too
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB"), "16-bit grey to RGB, high bytes"
+    if image.has_transparency_data:
+        clear = image.convert("RGBA")
+        white = Image.new("RGBA", clear.size, "white")
+        return Image.alpha_composite(white, clear).convert("RGB"), "alpha over white"
+    if mode in ("L", "1"):
+        return image.convert("RGB"), "grey to RGB"
+    if mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
+        return image.convert("RGB"), f"{'palette' if mode == 'P' else mode} to RGB"
+    raise _BadPicture(f"pictures of Pillow's mode {mode} have no rule")
+
+
+def shrink(image: Image.Image, max_size: int) -> Image.Image:
+    """The picture with its longest side at most `max_size` pixels (0: as it is); never enlarged."""
+    longest = max(image.size)
+    if max_size == 0 or longest <= max_size:
+        return image
+    width, height = (max(1, round(side * max_size / longest)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _jpeg(image: Image.Image, quality: int) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def _why(data: bytes, error: Exception) -> str:
+    if not data:
+        return "is empty"
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "is no picture that Pillow can read"
+    return f"cannot be decoded ({str(error).splitlines()[0] if str(error) else type(error).__name__})"

@@ -1,0 +1,194 @@
+"""From a source on disk to a folder of .beton files with a manifest: all of it, or nothing."""
+
+import difflib
+import errno
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.encode import allowed_cpus, encode_all
+from data_prep.manifest import NAME, Manifest, Split, hash_blocks, manifest_json, read_manifest, split_path
+from data_prep.progress import progress, say
+from data_prep.samples import Dataset
+from data_prep.settings import PrepSettings
+from data_prep.write import write_beton
+from pipeline.errors import InputError
+
+
+class Source(NamedTuple):
+    """Where the pictures come from: `data_prep.<module>.read(origin)` lists them."""
+
+    module: str
+    description: str
+    takes_origin: bool = True
+
+
+SOURCES = {
+    "digits": Source("digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
+    "image-folder": Source(
+        "image_folder", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+    ),
+    "imagenet": Source(
+        "imagenet", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
+    ),
+}
+PACKAGES = ("widemix", "numpy", "pillow")
+UNFINISHED = ".unfinished"  # ends the names of files still being written
+
+
+def prepare(
+    source: str,
+    origin: Path | None,
+    to: Path,
+    settings: PrepSettings,
+    *,
+    processes: int | None = None,
+    force: bool = False,
+) -> Manifest:
+    """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
+
+    A folder that holds just this already is left alone; one that holds anything else is an `InputError`, unless
+    `force`. `processes` encode pictures, by default as many as there are allowed CPUs. Raises `InputError` for what
+    the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed; either way, and
+    after Ctrl-C, nothing that this call wrote is left.
+    """
+    described = _source(source)
+    origin = _origin(source, described, origin)
+    done = _already_there(source, origin, to, settings, force)
+    if done is not None:
+        say(f"{to}: already prepared from {done.origin} with these settings")
+        return done
+    dataset = importlib.import_module(f"data_prep.{described.module}").read(origin)
+    in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
+    workers = 1 if in_memory else processes or allowed_cpus()
+    with _workplace(to):
+        return _write(source, origin, to, settings, dataset, workers)
+
+
+def _source(name: str) -> Source:
+    if name in SOURCES:
+        return SOURCES[name]
+    close = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SOURCES)}"
+    raise InputError(f"no source {name!r}; {hint}")
+
+
+def _origin(name: str, source: Source, origin: Path | None) -> Path | None:
+    if not source.takes_origin:
+        if origin is not None:
+            raise InputError(f"{name} is not read from a folder; leave out --from {origin}")
+        return None
+    if origin is None:
+        raise InputError(f"{name} needs --from: {source.description}")
+    if not origin.exists():
+        raise InputError(f"{origin}: no such file or folder to read {name} from")
+    return origin.resolve()
+
+
+def _already_there(
+    source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool
+) -> Manifest | None:
+    """The manifest, if `to` holds just what is asked for; `InputError` if it must not be written to."""
+    if to.exists() and not to.is_dir():
+        raise InputError(f"{to}: is a file, not a folder to write to")
+    if not (to / NAME).exists():
+        others = [path for path in to.iterdir() if path.suffix not in (".beton", UNFINISHED)] if to.exists() else []
+        if others:
+            raise InputError(f"{to}: holds other files ({others[0].name}, ...); name a new or an empty folder")
+        return None
+    try:
+        manifest = read_manifest(to)
+        found = {"source": manifest.source, "from": manifest.origin, **manifest.settings}
+        for name in manifest.splits:
+            split_path(to, name, manifest)
+    except InputError as error:
+        if force:
+            return None
+        raise InputError(f"{error}, with --force") from None
+    wanted = {"source": source, "from": str(origin or source), **settings.as_json()}
+    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    if not differing:
+        return manifest
+    if force:
+        return None
+    name = differing[0]
+    raise InputError(
+        f"{to}: was prepared with {name} {found.get(name)}, not {wanted[name]}; "
+        "name another folder, or give --force to replace it"
+    )
+
+
+@contextmanager
+def _workplace(to: Path) -> Iterator[None]:
+    """The folder while it is written to; takes away again what was created and not finished."""
+    missing = [folder for folder in (to, *to.parents) if not folder.exists()]
+    try:
+        try:
+            to.mkdir(parents=True, exist_ok=True)
+            (to / f"probe{UNFINISHED}").touch()
+        except OSError as error:
+            raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise InputError(f"{to}: the disk is full; nothing was kept") from None
+    finally:
+        for leftover in to.glob(f"*{UNFINISHED}"):
+            leftover.unlink()
+        for folder in missing:
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _write(
+    source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, workers: int
+) -> Manifest:
+    splits: dict[str, Split] = {}
+    exceptions: list[dict[str, str]] = []
+    for name, samples in dataset.splits.items():
+        path = to / f"{name}.beton{UNFINISHED}"
+        encoded = encode_all(samples, settings, workers)
+        try:
+            count, odd = write_beton(path, progress(encoded, len(samples), name), len(samples))
+        finally:
+            encoded.close()
+        if not count:
+            raise InputError(f"{origin}: not one picture of {name} can be decoded")
+        exceptions += odd
+        splits[name] = Split(file=f"{name}.beton", bytes=path.stat().st_size, samples=count, blocks=hash_blocks(path))
+    manifest = Manifest(
+        source=source,
+        origin=str(origin or source),
+        classes=dataset.classes,
+        splits=splits,
+        settings=settings.as_json(),
+        versions={name: version(name) for name in PACKAGES},
+        exceptions=tuple(exceptions),
+    )
+    _publish(to, manifest)
+    return manifest
+
+
+def _publish(to: Path, manifest: Manifest) -> None:
+    """Give the files their names, the manifest last: a folder without one is not prepared."""
+    (to / NAME).unlink(missing_ok=True)
+    for split in manifest.splits.values():
+        os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
+    unfinished = to / f"{NAME}{UNFINISHED}"
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(manifest_json(manifest))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, to / NAME)
+    folder = os.open(to, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

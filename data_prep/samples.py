@@ -1,0 +1,77 @@
+"""What a source hands to the writer: pictures with labels, split by split, none of them read yet."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import InputError
+
+
+class FileSlice(NamedTuple):
+    """Where the bytes of a picture lie: `size` bytes from `offset`, or the rest of the file."""
+
+    path: str
+    offset: int = 0
+    size: int = -1
+
+    def read(self) -> bytes:
+        """The bytes, or `InputError`; fewer than `size` of them is an error too."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset)
+                data = file.read(self.size)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
+        if self.size >= 0 and len(data) < self.size:
+            raise InputError(f"{self.path}: ends at {self.offset + len(data)} bytes, within a picture")
+        return data
+
+
+class Sample(NamedTuple):
+    """A picture yet to be encoded: on disk, or uint8 pixels [height, width, 3] that are stored raw."""
+
+    name: str  # what messages and the manifest call it
+    label: int
+    picture: FileSlice | np.ndarray
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A source that has been listed: class names in label order, and the samples of each split."""
+
+    classes: tuple[str, ...]
+    splits: Mapping[str, Sequence[Sample]]
+
+
+@dataclass(frozen=True)
+class PictureFiles(Sequence[Sample]):
+    """Files under `root` by name; samples are made when asked for, so a million of them stay small."""
+
+    root: Path
+    names: Sequence[str]  # relative to root
+    labels: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index):
+        name = self.names[index]
+        return Sample(name, self.labels[index], FileSlice(f"{self.root}/{name}"))
+
+
+@dataclass(frozen=True)
+class PixelArrays(Sequence[Sample]):
+    """Pictures that lie in memory: uint8 [n, height, width, 3], stored raw."""
+
+    name: str
+    pixels: np.ndarray
+    labels: np.ndarray  # int [n]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return Sample(f"{self.name}[{index}]", int(self.labels[index]), self.pixels[index])

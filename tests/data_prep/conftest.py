@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+
+def picture(seed, width=40, height=30, mode="RGB"):
+    """A smooth random picture, so that JPEG keeps it well."""
+    noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An image folder: 3 classes, 7 training and 2 validation JPEGs each."""
+    root = tmp_path / "pictures"
+    for split, count in (("train", 7), ("val", 2)):
+        for label, name in enumerate(("ant", "bee", "cat")):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                seed = 100 * label + 10 * i + (split == "val")
+                picture(seed, 40 + i, 30 + label).save(root / split / name / f"{i}.JPEG", quality=92)
+    return root

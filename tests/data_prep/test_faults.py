@@ -1,0 +1,109 @@
+"""Real processes: a worker killed, the parent interrupted or killed, the disk full."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import picture
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+PREPARE = """
+    import sys
+    from pathlib import Path
+    from data_prep.prepare import prepare
+    from data_prep.settings import PrepSettings
+
+    if __name__ == "__main__":
+        try:
+            prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=2)
+        except RuntimeError as error:
+            sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def slow_folder(tmp_path):
+    """Pictures that take some seconds: a few large ones under many names."""
+    (tmp_path / "pictures/train/a").mkdir(parents=True)
+    picture(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
+    for i in range(400):
+        os.link(tmp_path / "large.jpg", tmp_path / f"pictures/train/a/{i:03}.jpg")
+    return tmp_path / "pictures"
+
+
+def start(tmp_path, folder):
+    """A preparation in a process of its own, once its two workers are at it; returns it and them."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(PREPARE))
+    process = subprocess.Popen(
+        [sys.executable, script, folder, tmp_path / "new" / "out"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        workers = [p for p in psutil.Process(process.pid).children(recursive=True) if p.cpu_times().user > 0.5]
+        if len(workers) == 2:
+            return process, workers
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    raise AssertionError("the workers never started")
+
+
+def assert_gone(processes):
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+
+
+def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
+    process, workers = start(tmp_path, slow_folder)
+    workers[0].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.splitlines() == ["a process that encodes pictures was killed (out of memory?); start again"]
+    assert not (tmp_path / "new").exists()
+    assert_gone(workers)
+
+
+def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
+    process, workers = start(tmp_path, slow_folder)
+    os.killpg(process.pid, signal.SIGINT)  # the terminal signals the whole group
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert errors.count("Traceback") == 1
+    assert not (tmp_path / "new").exists()
+    assert_gone(workers)
+
+
+def test_workers_leave_with_a_killed_parent(tmp_path, slow_folder):
+    process, workers = start(tmp_path, slow_folder)
+    process.kill()
+    assert_gone(workers)
+    process.communicate()
+    assert not (tmp_path / "new/out/manifest.json").exists()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, folder):
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small]).returncode:
+        pytest.skip("needs root and the right to mount a small tmpfs")
+    try:
+        with pytest.raises(InputError, match="the disk is full"):
+            prepare("image-folder", folder, small / "out", PrepSettings(raw=True), processes=1)
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)

@@ -1,0 +1,130 @@
+"""FFCV itself, the independent reader of what we write. The one module that imports it: that takes seconds."""
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+from conftest import picture
+from PIL import Image
+
+from data_prep import beton
+from data_prep.encode import encode_all
+from data_prep.prepare import prepare
+from data_prep.samples import PictureFiles
+from data_prep.settings import PrepSettings
+from data_prep.write import write_beton
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import torch
+    from ffcv import types
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.reader import Reader
+    from ffcv.transforms import ToTensor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
+
+
+def test_types_are_ffcvs():
+    fields = [RGBImageField(), IntField()]
+    assert types.HeaderType.names[:4] == beton.HEADER.names[:4]
+    for ours, theirs in (
+        (beton.HEADER, types.HeaderType),
+        (beton.FIELD, types.FieldDescType),
+        (beton.IMAGE, fields[0].metadata_type),
+        (beton.SAMPLE, types.get_metadata_type(fields)),
+        (beton.ALLOCATION, types.ALLOC_TABLE_TYPE),
+    ):
+        assert ours.itemsize == theirs.itemsize
+        assert [ours.fields[name] for name in ours.names] == [theirs.fields[name] for name in theirs.names]
+    assert types.CURRENT_VERSION == beton.VERSION
+    assert types.TYPE_ID_HANDLER[beton.INT_FIELD] is IntField
+    assert types.TYPE_ID_HANDLER[beton.IMAGE_FIELD] is RGBImageField
+
+
+def load(path):
+    """All pictures and labels in file order, as FFCV's Loader gives them."""
+    loader = Loader(
+        str(path),
+        batch_size=4,
+        num_workers=1,
+        order=OrderOption.SEQUENTIAL,
+        drop_last=False,
+        os_cache=True,
+        pipelines={"image": [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
+    )
+    batches = [(images.clone(), labels.clone()) for images, labels in loader]
+    images, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+    return images, labels[:, 0]
+
+
+@pytest.fixture
+def odd_files(tmp_path):
+    """JPEGs of every common kind, and two lossless files."""
+    kinds = [
+        ("jpg", {"quality": q, "subsampling": s, "progressive": p})
+        for q in (60, 95)
+        for s in (0, 1, 2)
+        for p in (0, 1)
+    ]
+    kinds += [("png", {}), ("bmp", {})]
+    names = [f"{i}.{suffix}" for i, (suffix, _) in enumerate(kinds)]
+    for i, (name, (_, options)) in enumerate(zip(names, kinds, strict=True)):
+        picture(i).save(tmp_path / name, **options)
+    return PictureFiles(tmp_path, names, range(50, 50 + len(names)))
+
+
+def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files):
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(raw=True), 1), len(odd_files))
+    images, labels = load(tmp_path / "a.beton")
+    assert labels.tolist() == list(odd_files.labels)
+    for image, name in zip(images, odd_files.names, strict=True):
+        assert np.array_equal(image, Image.open(tmp_path / name))
+
+
+def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files):
+    """FFCV asks libturbojpeg for its fast inverse transform, which is some levels off the accurate one."""
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(), 1), len(odd_files))
+    images, labels = load(tmp_path / "a.beton")
+    stored = beton.open_beton(tmp_path / "a.beton")
+    assert labels.tolist() == list(odd_files.labels)
+    for i, (image, name) in enumerate(zip(images, odd_files.names, strict=True)):
+        body = stored.bytes[stored.offset[i] :][: stored.size[i]].tobytes()
+        error = np.abs(image.astype(int) - np.asarray(Image.open(io.BytesIO(body))))
+        assert error.max() <= 8
+        assert error.mean() < 1.5
+        if name.endswith("jpg"):
+            assert body == (tmp_path / name).read_bytes()
+
+
+def test_loader_gives_the_digits(tmp_path):
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()
+    prepare("digits", None, tmp_path / "digits", PrepSettings())
+    counts = {}
+    for split, expected in (("train", 1437), ("test", 360)):
+        images, labels = load(tmp_path / "digits" / f"{split}.beton")
+        assert len(images) == expected
+        for image, label in zip(images, labels, strict=True):
+            counts.setdefault((label, image.tobytes()), []).append(split)
+    source = np.repeat(np.rint(scans.images * 255 / 16).astype(np.uint8)[..., None], 3, axis=3)
+    wanted = [(label, image.tobytes()) for image, label in zip(source, scans.target, strict=True)]
+    assert sorted(wanted) == sorted(key for key, splits in counts.items() for _ in splits)
+    tests = np.array([sum(s.count("test") for (label, _), s in counts.items() if label == d) for d in range(10)])
+    assert np.abs(tests - np.bincount(scans.target) / 5).max() < 1
+
+
+def test_reader_sees_pages_and_samples(tmp_path, folder):
+    manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
+    path = tmp_path / "out" / "train.beton"
+    theirs, ours = Reader(str(path)), beton.open_beton(path)
+    assert theirs.num_samples == len(ours) == manifest.splits["train"].samples == 21
+    assert theirs.field_names == ["image", "label"]
+    assert np.array_equal(theirs.metadata["f0"]["data_ptr"], ours.offset)
+    assert np.array_equal(theirs.metadata["f1"], np.repeat([0, 1, 2], 7))
+    assert np.array_equal(theirs.alloc_table["size"], ours.size)
+    assert (ours.offset // theirs.page_size == (ours.offset + ours.size - 1) // theirs.page_size).all()

@@ -1,0 +1,188 @@
+"""Each rule for odd pictures against Pillow's own reading of them."""
+
+import io
+
+import numpy as np
+import pytest
+from conftest import picture
+from PIL import Image
+
+from data_prep.beton import JPEG, RAW
+from data_prep.picture import encode
+from data_prep.samples import FileSlice, Sample
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+RAW_PIXELS = PrepSettings(raw=True)
+
+
+def encode_file(path, settings=RAW_PIXELS):
+    return encode(Sample(path.name, 3, FileSlice(str(path))), settings)
+
+
+def pixels(encoded):
+    assert encoded.mode == RAW
+    return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"quality": 5}]
+)
+def test_ordinary_jpegs_keep_their_bytes(tmp_path, options):
+    picture(0).save(tmp_path / "a.jpg", **options)
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=40))
+    assert encoded == ("a.jpg", 3, JPEG, 40, 30, (tmp_path / "a.jpg").read_bytes(), "")
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
+def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size):
+    picture(0, *size).save(tmp_path / "a.jpg")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, raw=True))
+    expected = (max(1, round(size[0] * 32 / max(size))), max(1, round(size[1] * 32 / max(size))))
+    assert (encoded.width, encoded.height) == expected
+    with Image.open(tmp_path / "a.jpg") as image:
+        assert np.array_equal(pixels(encoded), image.resize(expected, Image.Resampling.LANCZOS))
+    assert encoded.rule == ""
+    assert encode_file(tmp_path / "a.jpg", PrepSettings(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
+
+
+def test_quality_is_that_of_the_settings(tmp_path):
+    picture(0).save(tmp_path / "a.png")
+    buffer = io.BytesIO()
+    picture(0).save(buffer, "JPEG", quality=77)
+    assert encode_file(tmp_path / "a.png", PrepSettings(quality=77)).data == buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "rule"),
+    [
+        ("a.jpg", "L", "grey to RGB"),
+        ("a.jpg", "CMYK", "CMYK to RGB"),
+        ("a.png", "P", "palette to RGB"),
+        ("a.png", "1", "grey to RGB"),
+        ("a.png", "RGB", ""),
+        ("a.tif", "CMYK", "CMYK to RGB"),
+    ],
+)
+def test_modes_become_what_pillow_makes_of_them(tmp_path, name, mode, rule):
+    picture(1, mode=mode).save(tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        assert image.mode == mode
+        expected = np.asarray(image.convert("RGB"))
+    encoded = encode_file(tmp_path / name)
+    assert np.array_equal(pixels(encoded), expected)
+    assert encoded.rule == rule
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_over_white(tmp_path, mode):
+    image = picture(2, mode=mode)
+    alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+    image.putalpha(Image.fromarray(alpha))
+    image.save(tmp_path / "a.png")
+    colour = np.asarray(picture(2, mode=mode).convert("RGB")).astype(float)
+    weight = alpha[..., None] / 255
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.abs(pixels(encoded) - (colour * weight + 255 * (1 - weight))).max() <= 1
+    assert encoded.rule == "alpha over white"
+
+
+def test_transparent_palette_entries_are_white(tmp_path):
+    image = picture(3, mode="P")
+    image.save(tmp_path / "a.gif", transparency=int(np.asarray(image)[0, 0]))
+    encoded = encode_file(tmp_path / "a.gif")
+    assert pixels(encoded)[0, 0].tolist() == [255, 255, 255]
+    assert encoded.rule == "alpha over white"
+
+
+def test_16_bits_keep_their_high_byte(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.array_equal(pixels(encoded), np.repeat((levels // 256)[..., None], 3, axis=2))
+    assert encoded.rule == "16-bit grey to RGB, high bytes"
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_turned_pictures_stand_upright(tmp_path, turn):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    picture(4).save(tmp_path / "a.jpg", exif=exif)
+    moves = {
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+        7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+        8: lambda a: a.swapaxes(0, 1)[::-1],
+    }
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = moves[turn](np.asarray(image))
+    encoded = encode_file(tmp_path / "a.jpg")
+    assert np.array_equal(pixels(encoded), expected)
+    assert encoded.rule == "turned upright"
+    assert encode_file(tmp_path / "a.jpg", PrepSettings()).rule == "turned upright"
+
+
+def test_a_png_named_jpeg_is_named(tmp_path):
+    picture(5).save(tmp_path / "a.JPEG", "PNG")
+    encoded = encode_file(tmp_path / "a.JPEG")
+    assert np.array_equal(pixels(encoded), picture(5))
+    assert encoded.rule == "a PNG file"
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [picture(i) for i in range(3)]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+    encoded = encode_file(tmp_path / "a.webp")
+    assert np.array_equal(pixels(encoded), frames[0])
+    assert encoded.rule == "first of 3 frames"
+
+
+def test_odd_chroma_sampling_is_encoded_anew(tmp_path):
+    picture(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
+    plain = (tmp_path / "a.jpg").read_bytes()
+    components = plain.index(b"\xff\xc0") + 10  # id, sampling, table: three times
+    patched = bytearray(plain)
+    patched[components + 1 : components + 9 : 3] = b"\x21\x21\x21"
+    (tmp_path / "a.jpg").write_bytes(patched)
+    assert encode_file(tmp_path / "a.jpg").rule == "odd chroma sampling"
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
+    assert encoded.mode == JPEG
+    with Image.open(tmp_path / "a.jpg") as image, Image.open(io.BytesIO(encoded.data)) as stored:
+        assert [sampling for _, *sampling, _ in stored.layer] == [[2, 2], [1, 1], [1, 1]]
+        assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), image)
+
+
+def bad_files(tmp_path):
+    picture(6).save(tmp_path / "whole.jpg")
+    picture(6).save(tmp_path / "whole.png")
+    whole = {suffix: (tmp_path / f"whole.{suffix}").read_bytes() for suffix in ("jpg", "png")}
+    yield "empty.jpg", b""
+    yield "text.jpg", b"not a picture at all"
+    for suffix, data in whole.items():
+        for cut in (20, len(data) // 3, len(data) // 2, len(data) - 40):
+            yield f"cut{cut}.{suffix}", data[:cut]
+
+
+def test_bad_pictures_are_named_or_left_out(tmp_path):
+    for name, data in bad_files(tmp_path):
+        (tmp_path / name).write_bytes(data)
+        for keep in (PrepSettings(), PrepSettings(max_size=8), RAW_PIXELS):
+            with pytest.raises(InputError, match=name):
+                encode_file(tmp_path / name, keep)
+        encoded = encode_file(tmp_path / name, PrepSettings(on_bad="skip"))
+        assert encoded.data == b""
+        assert encoded.rule.startswith("left out: ")
+
+
+def test_a_missing_file_is_never_left_out(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.jpg: cannot be read"):
+        encode_file(tmp_path / "gone.jpg", PrepSettings(on_bad="skip"))
+
+
+@pytest.mark.parametrize("wrong", [{"quality": 0}, {"quality": 101}, {"max_size": -1}, {"on_bad": "ignore"}])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        PrepSettings(**wrong)

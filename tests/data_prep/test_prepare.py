@@ -1,0 +1,141 @@
+"""A whole preparation: what lands, what is refused before anything is created."""
+
+import json
+import shutil
+
+import pytest
+from conftest import picture
+
+from data_prep.beton import open_beton
+from data_prep.manifest import hash_blocks, read_manifest
+from data_prep.prepare import SOURCES, prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+SETTINGS = PrepSettings()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_lands(tmp_path, folder):
+    picture(0, mode="L").save(folder / "train/ant/grey.png")
+    (folder / "val/bee/empty.jpg").touch()
+    out = tmp_path / "a" / "b"
+    manifest = prepare("image-folder", folder, out, PrepSettings(on_bad="skip"), processes=1)
+    assert manifest == read_manifest(out)
+    assert sorted(contents(out)) == ["manifest.json", "train.beton", "val.beton"]
+    assert manifest.classes == ("ant", "bee", "cat")
+    assert {name: split.samples for name, split in manifest.splits.items()} == {"train": 22, "val": 6}
+    assert manifest.exceptions == (
+        {"file": "train/ant/grey.png", "rule": "grey to RGB"},
+        {"file": "val/bee/empty.jpg", "rule": "left out: is empty"},
+    )
+    assert manifest.settings == {"max_size": 512, "quality": 90, "raw": False, "on_bad": "skip"}
+    for name, split in manifest.splits.items():
+        path = out / f"{name}.beton"
+        assert (split.bytes, split.blocks) == (path.stat().st_size, hash_blocks(path))
+        assert len(open_beton(path)) == split.samples
+
+
+def test_the_same_bytes_for_any_number_of_processes(tmp_path, folder):
+    for i in range(60):  # more chunks than one process is given at a time
+        picture(i).save(folder / f"train/bee/more{i}.jpg")
+    one, two = (tmp_path / name for name in ("one", "two"))
+    prepare("image-folder", folder, one, PrepSettings(max_size=32), processes=1)
+    prepare("image-folder", folder, two, PrepSettings(max_size=32), processes=2)
+    assert contents(one) == contents(two)
+
+
+def test_digits_are_the_same_every_time(tmp_path):
+    for name in ("one", "two"):
+        prepare("digits", None, tmp_path / name, SETTINGS)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+def test_a_complete_folder_is_left_alone(tmp_path, folder, capsys):
+    out = tmp_path / "out"
+    first = prepare("image-folder", folder, out, SETTINGS, processes=1)
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert prepare("image-folder", folder, out, SETTINGS, processes=1) == first
+    assert times == {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert "already prepared" in capsys.readouterr().err
+
+
+def test_other_content_is_replaced_only_by_force(tmp_path, folder):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    before = contents(out)
+    small = PrepSettings(max_size=20)
+    for source, origin, settings, word in (
+        ("image-folder", folder, small, "max_size 512, not 20"),
+        ("digits", None, SETTINGS, "source image-folder, not digits"),
+        ("image-folder", folder / "..", SETTINGS, "from .*pictures, not"),
+    ):
+        with pytest.raises(InputError, match=word):
+            prepare(source, origin, out, settings, processes=1)
+    assert contents(out) == before
+    prepare("image-folder", folder, out, small, processes=1, force=True)
+    assert read_manifest(out).settings["max_size"] == 20
+    (out / "val.beton").write_bytes(b"cut")
+    with pytest.raises(InputError, match="has 3 bytes"):
+        prepare("image-folder", folder, out, small, processes=1)
+    prepare("image-folder", folder, out, small, processes=1, force=True)
+    assert len(open_beton(out / "val.beton")) == 6
+
+
+@pytest.mark.parametrize(
+    ("source", "origin", "to", "word"),
+    [
+        ("imagenett", "pictures", "out", "did you mean imagenet?"),
+        ("zzz", "pictures", "out", "there are .*digits"),
+        ("image-folder", "nowhere", "out", "no such file or folder"),
+        ("image-folder", None, "out", "needs --from"),
+        ("digits", "pictures", "out", "leave out --from"),
+        ("image-folder", "file", "out", "none of the folders train"),
+        ("imagenet", "pictures", "out", "not a WordNet id"),
+        ("image-folder", "pictures", "file", "is a file"),
+        ("image-folder", "pictures", "file/out", "cannot be written to"),
+        ("image-folder", "pictures", "pictures", "holds other files"),
+    ],
+)
+def test_wrong_words_create_nothing(tmp_path, folder, source, origin, to, word):
+    (tmp_path / "file").write_text("x")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=word):
+        prepare(source, tmp_path / origin if origin else None, tmp_path / to, SETTINGS, processes=1)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_picture_stops_it_and_leaves_nothing(tmp_path, folder, processes):
+    path = folder / "val/cat/0.JPEG"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(InputError, match=r"val/cat/0\.JPEG"):
+        prepare("image-folder", folder, tmp_path / "a" / "out", SETTINGS, processes=processes)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_split_without_a_good_picture_is_refused(tmp_path, folder):
+    for path in (folder / "val").rglob("*.JPEG"):
+        path.write_bytes(b"")
+    with pytest.raises(InputError, match="not one picture of val"):
+        prepare("image-folder", folder, tmp_path / "out", PrepSettings(on_bad="skip"), processes=1)
+
+
+def test_every_source_is_described():
+    assert {"digits", "image-folder", "imagenet"} <= set(SOURCES)
+    assert all(source.description and "\n" not in source.description for source in SOURCES.values())
+
+
+def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    before = contents(out)
+    (out / "manifest.json").unlink()
+    (out / "train.beton").write_bytes(b"half")
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == before
+    shutil.copy(out / "manifest.json", tmp_path / "kept.json")
+    assert json.loads((tmp_path / "kept.json").read_text())["format"] == 1

@@ -1,0 +1,81 @@
+"""What each source lists."""
+
+import pytest
+from conftest import picture
+
+from data_prep import image_folder, imagenet
+from pipeline.errors import InputError
+
+
+def fill(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture(0).save(root / name, "JPEG")
+
+
+def listed(dataset, split):
+    return [(sample.name, sample.label) for sample in dataset.splits[split]]
+
+
+def test_image_folder_labels_by_the_union_of_class_folders(tmp_path):
+    fill(
+        tmp_path,
+        "train/b/2.JPG",
+        "train/b/1.jpeg",
+        "train/a/sub/x.png",
+        "train/a/y.jpg",
+        "val/c/1.jpg",
+        "val/b/1.jpg",
+    )
+    (tmp_path / "train/a/notes.txt").touch()
+    (tmp_path / "train/a/.hidden.jpg").touch()
+    (tmp_path / "train/.cache").mkdir()
+    dataset = image_folder.read(tmp_path)
+    assert dataset.classes == ("a", "b", "c")
+    train = [("train/a/sub/x.png", 0), ("train/a/y.jpg", 0), ("train/b/1.jpeg", 1), ("train/b/2.JPG", 1)]
+    assert listed(dataset, "train") == train
+    assert listed(dataset, "val") == [("val/b/1.jpg", 1), ("val/c/1.jpg", 2)]
+    assert dataset.splits["val"][1].picture.read() == (tmp_path / "val/c/1.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        ((), "none of the folders train, val and test"),
+        (("train/",), "holds no class folders"),
+        (("train/a/",), "holds no pictures"),
+    ],
+)
+def test_empty_folders_are_refused(tmp_path, make, word):
+    for name in make:
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(InputError, match=word):
+        image_folder.read(tmp_path)
+
+
+def test_imagenet_follows_wnids_txt(tmp_path):
+    fill(tmp_path, "train/n00000002/a.JPEG", "train/n00000001/b.JPEG", "val/n00000002/c.JPEG")
+    sorted_labels = [("train/n00000001/b.JPEG", 0), ("train/n00000002/a.JPEG", 1)]
+    assert listed(imagenet.read(tmp_path), "train") == sorted_labels
+    (tmp_path / "wnids.txt").write_text("n00000009\tnewt\n\nn00000002\ttench\nn00000001 goldfish, carp\n")
+    dataset = imagenet.read(tmp_path)
+    assert dataset.classes == ("n00000009", "n00000002", "n00000001")
+    assert listed(dataset, "train") == [("train/n00000001/b.JPEG", 2), ("train/n00000002/a.JPEG", 1)]
+    assert listed(dataset, "val") == [("val/n00000002/c.JPEG", 1)]
+
+
+@pytest.mark.parametrize(
+    ("wnids", "folder", "word"),
+    [
+        ("", "train/tench", "not a WordNet id"),
+        ("n00000001\n", "train/n00000002", r"is not in .*wnids\.txt"),
+        ("n00000001\nn00000001\n", "train/n00000001", "n00000001 stands twice"),
+        ("tench n00000001\n", "train/n00000001", "'tench' is no WordNet id"),
+    ],
+)
+def test_imagenet_refuses_other_names(tmp_path, wnids, folder, word):
+    fill(tmp_path, f"{folder}/a.JPEG")
+    if wnids:
+        (tmp_path / "wnids.txt").write_text(wnids)
+    with pytest.raises(InputError, match=word):
+        imagenet.read(tmp_path)
