@@ -1,6 +1,6 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
-from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash
+from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash, suggest
 from pipeline.recipe.schema import Recipe, check_world
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "load_recipe",
     "parse_recipe",
     "recipe_hash",
+    "suggest",
 ]

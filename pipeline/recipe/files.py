@@ -117,7 +117,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _override(values: dict[str, Any], name: str, text: str) -> None:
     known = keys()
     if name not in known:
-        raise InputError(f"--{name}: no such key{_suggest(name, known)}")
+        raise InputError(f"--{name}: no such key{suggest(name, known)}")
     section, leaf = name.split(".")
     try:
         value = yaml.load(text, _Yaml)
@@ -129,13 +129,14 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
 
 
 def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin: str) -> str:
-    first, *others = error.errors(include_url=False)
+    # A key that nobody knows explains one that is missing, and not the other way round.
+    first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     name = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         table = keys() if "." in name else dict.fromkeys(Recipe.model_fields)
-        return f"{where}: unknown key {name}{_suggest(name, table)}{more}"
+        return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing":
         return f"{where}: {name} is missing{more}"
     message = first["msg"].removeprefix("Value error, ")
@@ -144,7 +145,8 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
 
 
-def _suggest(name: str, table: Iterable[str]) -> str:
+def suggest(name: str, table: Iterable[str]) -> str:
+    """A half sentence that names the nearest of the known keys."""
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]

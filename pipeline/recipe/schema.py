@@ -94,7 +94,7 @@ class TrainSection(Section):
     global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
     accumulation: Positive = key(1, "micro-batches that each rank sums its gradient over")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "arithmetic of the network; weights stay in fp32")
-    seed: Annotated[int, Field(ge=0)] = key(0, "of the weights, the order, augmentation and mixing")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
     keep: Positive = key(2, "newest checkpoints to keep")

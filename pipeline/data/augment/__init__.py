@@ -1,0 +1,1 @@
+"""What a training picture undergoes between its crop and the model."""

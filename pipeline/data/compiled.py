@@ -1,0 +1,27 @@
+"""How this project compiles with numba: no GIL, no fast-math, kept on disk.
+
+numba's own cache does not see a change in a function that a cached one calls from another file, so the folder
+is named after the sources and versions that the code was made from.
+"""
+
+import functools
+import hashlib
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+import numba
+
+
+def _cache_folder() -> Path:
+    digest = hashlib.sha256(version("ffcv").encode())
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "widemix" / f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+
+
+if not os.environ.get("NUMBA_CACHE_DIR"):
+    numba.config.CACHE_DIR = str(_cache_folder())
+
+jit = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")

@@ -1,0 +1,153 @@
+"""Pictures from a .beton: which box of each, then decode, crop, resize and flip with FFCV's compiled library.
+
+The boxes are drawn first, by plain functions, so that what a picture undergoes can be tested apart from pixels.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import llvmlite.binding
+import numba
+import numpy as np
+from numba import types
+
+from data_prep.beton import JPEG, Beton
+from pipeline.data.compiled import jit
+from pipeline.data.random import CROP, FLIP, key, uniform
+from pipeline.errors import InputError
+
+
+def _ffcv_library() -> str:
+    """FFCV's shared library, found without importing FFCV (4 s, for a numba dictionary made at import)."""
+    spec = importlib.util.find_spec("ffcv")
+    folder = Path(spec.origin).parent if spec and spec.origin else None
+    found = sorted(folder.glob("_libffcv*.so")) if folder else []
+    if not found:
+        raise InputError("FFCV's compiled library is missing; `widemix doctor` says how to mend it")
+    return str(found[0])
+
+
+# By symbol name instead of ctypes pointer, so that numba can keep the compiled code on disk.
+llvmlite.binding.load_library_permanently(_ffcv_library())
+_imdecode = types.ExternalFunction(
+    "imdecode",
+    types.int32(
+        *(types.uintp, types.uint64, types.uint32, types.uint32),  # source, bytes, height, width
+        *(types.uintp, types.uint32, types.uint32, types.uint32, types.uint32),  # target, height, width, x, y
+        *(types.uint32, types.uint32, types.boolean, types.boolean),  # scale, crop?, flip?
+    ),
+)
+_resize = types.ExternalFunction("resize", types.void(*[types.int64] * 11))
+
+
+@jit
+def random_boxes(samples, height, width, seed, epoch, scale, ratio, hflip):
+    """Random-resized crops by torchvision's law, keyed by sample: int64 [B, 5], (top, left, height, width, flip)."""
+    boxes = np.empty((len(samples), 5), np.int64)
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    for b in range(len(samples)):
+        full_height, full_width = height[samples[b]], width[samples[b]]
+        stream = key(seed, epoch, samples[b], CROP)
+        box = boxes[b]
+        box[:4] = _fallback(full_height, full_width, ratio)
+        for attempt in range(10):
+            area = full_height * full_width * (scale[0] + (scale[1] - scale[0]) * uniform(stream, 4 * attempt))
+            aspect = np.exp(low + (high - low) * uniform(stream, 4 * attempt + 1))
+            w, h = int(round(np.sqrt(area * aspect))), int(round(np.sqrt(area / aspect)))
+            if 0 < w <= full_width and 0 < h <= full_height:
+                box[0] = int(uniform(stream, 4 * attempt + 2) * (full_height - h + 1))
+                box[1] = int(uniform(stream, 4 * attempt + 3) * (full_width - w + 1))
+                box[2], box[3] = h, w
+                break
+        box[4] = uniform(key(seed, epoch, samples[b], FLIP), 0) < hflip
+    return boxes
+
+
+@jit
+def _fallback(height, width, ratio):
+    """The largest centre crop whose aspect lies within `ratio`."""
+    h, w = height, width
+    if width / height < ratio[0]:
+        h = int(round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        w = int(round(height * ratio[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, share: float) -> np.ndarray:
+    """The centre square of `share` times the shorter side: int64 [B, 5], as `random_boxes`."""
+    h, w = height[samples], width[samples]
+    side = np.maximum((share * np.minimum(h, w)).astype(np.int64), 1)
+    return np.stack([(h - side) // 2, (w - side) // 2, side, side, np.zeros_like(side)], axis=1)
+
+
+def decode(beton: Beton, samples: np.ndarray, boxes: np.ndarray, pictures: np.ndarray, threads: int) -> None:
+    """Fill `pictures`, uint8 [B, side, side, 3], with the boxes of `samples`. `InputError` names a damaged sample."""
+    if len(samples) and not (samples.min() >= 0 and samples.max() < len(beton)):
+        raise InputError(f"{beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(beton)}")
+    kernel = _decode_parallel if threads > 1 else _decode_serial
+    if threads > 1:
+        numba.set_num_threads(threads)
+    damaged = np.zeros(len(samples), np.bool_)
+    tables = (beton.mode, beton.height, beton.width, beton.offset, beton.size)
+    kernel(beton.bytes, *tables, samples, boxes, pictures, damaged, threads)
+    if damaged.any():
+        raise InputError(
+            f"{beton.path}: sample {int(samples[damaged.argmax()])} is not a whole JPEG; prepare the folder again"
+        )
+
+
+def _decode(data, mode, height, width, offset, size, samples, boxes, pictures, damaged, chunks):
+    side = pictures.shape[1]
+    for chunk in numba.prange(chunks):
+        scratch = np.empty(0, np.uint8)
+        for b in range(chunk, len(samples), chunks):
+            sample = samples[b]
+            h, w = height[sample], width[sample]
+            pixels = data.ctypes.data + offset[sample]
+            if mode[sample] == JPEG:
+                if scratch.size < 3 * h * w:
+                    scratch = np.empty(3 * h * w, np.uint8)
+                target = scratch.ctypes.data
+                damaged[b] = _imdecode(pixels, size[sample], h, w, target, h, w, 0, 0, 1, 1, False, False) != 0
+                pixels = target
+            top, left, crop_h, crop_w, flip = boxes[b]
+            picture = pictures[b]
+            _resize(
+                *(0, pixels, h, w, top, top + crop_h, left, left + crop_w),
+                *(picture.ctypes.data, side, side),
+            )
+            if flip:
+                _flip(picture)
+
+
+@jit
+def _flip(picture):
+    side = picture.shape[1]
+    for row in range(side):
+        for column in range(side // 2):
+            for channel in range(3):
+                kept = picture[row, column, channel]
+                picture[row, column, channel] = picture[row, side - 1 - column, channel]
+                picture[row, side - 1 - column, channel] = kept
+
+
+_decode_serial = jit(_decode)
+_decode_parallel = jit(_decode, parallel=True)
+
+
+def safe_threading() -> bool:
+    """Whether numba found a threading layer that two loaders of one process may share."""
+    try:
+        numba.config.THREADING_LAYER = "threadsafe"
+        numba.set_num_threads(numba.get_num_threads())
+        _probe(np.zeros(2))
+        return True
+    except ValueError:
+        return False
+
+
+@jit(parallel=True)
+def _probe(numbers):
+    for i in numba.prange(len(numbers)):
+        numbers[i] += 1

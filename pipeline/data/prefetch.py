@@ -1,0 +1,73 @@
+"""Runs an iterator on a thread, some items ahead: nothing it raises is lost, and it ends when its reader does."""
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+_END = object()
+_POLL = 0.1  # seconds between looks at the stop flag
+
+
+class Prefetch(Generic[Item]):
+    """Iterate over `source` with up to `ahead` items ready. Use it in a `with` block, or call `close`."""
+
+    def __init__(self, source: Iterator[Item], ahead: int):
+        self._ready: queue.Queue[Any] = queue.Queue(ahead)
+        self._stop = threading.Event()
+        self.waited = 0.0  # seconds in which the reader found nothing ready
+        # The thread holds no reference to self: an iterator that was dropped is collected, and stops the thread.
+        self._thread = threading.Thread(target=_run, args=(source, self._ready, self._stop), daemon=True)
+        weakref.finalize(self, self._stop.set)
+        self._thread.start()
+
+    def __iter__(self) -> "Prefetch[Item]":
+        return self
+
+    def __next__(self) -> Item:
+        if self._stop.is_set():
+            raise StopIteration
+        asked = time.perf_counter()
+        item, error = self._ready.get()
+        self.waited += time.perf_counter() - asked
+        if error is not None:
+            self.close()
+            raise error
+        if item is _END:
+            self.close()
+            raise StopIteration
+        return item
+
+    def __enter__(self) -> "Prefetch[Item]":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the thread and wait for it; returns once it is gone."""
+        self._stop.set()
+        self._thread.join()
+
+
+def _run(source: Iterator, ready: queue.Queue, stop: threading.Event) -> None:
+    try:
+        for item in source:
+            if not _put(ready, (item, None), stop):
+                return
+        _put(ready, (_END, None), stop)
+    except BaseException as error:
+        _put(ready, (None, error), stop)
+
+
+def _put(ready: queue.Queue, entry: tuple, stop: threading.Event) -> bool:
+    while not stop.is_set():
+        try:
+            ready.put(entry, timeout=_POLL)
+            return True
+        except queue.Full:
+            continue
+    return False

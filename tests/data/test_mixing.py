@@ -1,0 +1,47 @@
+"""mixup and CutMix: timm's, draw for draw, and blind to the world size."""
+
+import numpy as np
+import pytest
+import torch
+from timm.data import Mixup
+
+from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.data.random import MIX, key
+from pipeline.recipe.schema import AugmentSection
+
+GROUP, CLASSES = 8, 10
+
+
+def batch(size):
+    numbers = torch.Generator().manual_seed(0)
+    return torch.randn(size, 3, 12, 12, generator=numbers), torch.randint(CLASSES, (size,), generator=numbers)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 1.0), (0.8, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("prob", [0.5, 1.0])
+def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, prob):
+    section = AugmentSection(mixup=mixup, cutmix=cutmix, mixup_prob=prob, mix_group=GROUP, smoothing=0.1)
+    timms = Mixup(mixup, cutmix, prob=prob, switch_prob=0.5, label_smoothing=0.1, num_classes=CLASSES)
+    for step in range(40):
+        images, labels = batch(GROUP)
+        ours = images.clone()
+        targets = mix_groups(ours, soft_labels(labels, CLASSES, 0.1), section, seed=3, step=step, first_group=5)
+        np.random.seed(key(3, step, 5, MIX) & 0xFFFFFFFF)
+        expected_images, expected_targets = timms(images, labels)
+        torch.testing.assert_close(ours, expected_images)
+        torch.testing.assert_close(targets, expected_targets)
+
+
+def test_two_halves_mix_as_the_whole():
+    section = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=GROUP)
+    images, labels = batch(4 * GROUP)
+    whole, halves = images.clone(), images.clone()
+    targets = soft_labels(labels, CLASSES, 0.0)
+    expected = mix_groups(whole, targets, section, 1, 2, first_group=0)
+    parts = [
+        mix_groups(halves[half], targets[half], section, 1, 2, first)
+        for half, first in ((slice(0, 2 * GROUP), 0), (slice(2 * GROUP, None), 2))
+    ]
+    assert torch.equal(halves, whole)
+    assert torch.equal(torch.cat(parts), expected)
+    assert not torch.equal(whole, images)

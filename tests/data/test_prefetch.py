@@ -1,0 +1,53 @@
+"""The decoding thread: nothing lost, nothing left behind."""
+
+import gc
+import threading
+
+import pytest
+
+from pipeline.data.prefetch import Prefetch
+
+
+def test_items_come_in_order_and_the_thread_ends():
+    with Prefetch(iter(range(100)), ahead=3) as items:
+        assert list(items) == list(range(100))
+        assert list(items) == []
+    assert not items._thread.is_alive()
+
+
+def test_an_exception_reaches_the_reader_after_the_items_before_it():
+    def source():
+        yield 1
+        raise RuntimeError("sample 7 is damaged")
+
+    with Prefetch(source(), ahead=3) as items:
+        assert next(items) == 1
+        with pytest.raises(RuntimeError, match="sample 7"):
+            next(items)
+        with pytest.raises(StopIteration):
+            next(items)
+
+
+def test_it_reads_no_further_ahead_than_told():
+    seen = []
+    with Prefetch((seen.append(i) or i for i in range(100)), ahead=2) as items:
+        for expected in range(10):
+            assert next(items) == expected
+            assert max(seen) <= expected + 4  # one in hand, two ready, one being put
+
+
+def test_a_thousand_early_exits_leave_no_thread():
+    before = threading.active_count()
+    for _ in range(1000):
+        with Prefetch(iter(range(100)), ahead=2) as items:
+            next(items)
+    assert threading.active_count() == before
+
+
+def test_a_dropped_iterator_frees_its_thread():
+    items = Prefetch(iter(range(100)), ahead=2)
+    thread = items._thread
+    del items
+    gc.collect()
+    thread.join(timeout=5)
+    assert not thread.is_alive()

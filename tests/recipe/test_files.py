@@ -1,0 +1,150 @@
+"""Recipe files: what they say, what they refuse, and in which words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.errors import InputError
+from pipeline.recipe import check_world, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(path for path in ROOT.glob("recipes/*/*.yaml") if path.parent.name != "base")
+DIGITS = ROOT / "recipes/digits/rp_mixer.yaml"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(path, write):
+    recipe = load_recipe(path)
+    assert load_recipe(write(dump_recipe(recipe))) == recipe
+
+
+def test_imagenet_recipes_say_what_the_paper_says():
+    recipe = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml")
+    assert (recipe.optim.name, recipe.optim.lr, recipe.optim.weight_decay) == ("adamw", 1e-3, 0.05)
+    assert (recipe.train.epochs, recipe.train.global_batch) == (300, 32 * 4 * 32)
+    assert (recipe.schedule.warmup_epochs, recipe.schedule.warmup_lr, recipe.schedule.min_lr) == (5, 1e-6, 1e-5)
+    augment = recipe.augment
+    assert (augment.auto_augment, augment.re_prob, augment.smoothing) == ("rand-m9-mstd0.5-inc1", 0.25, 0.1)
+    assert (augment.mixup, augment.cutmix, augment.mixup_switch_prob) == (0.8, 1.0, 0.5)
+    check_world(recipe, 128)
+
+
+def test_extends_merges_mappings_and_replaces_the_rest(write):
+    write("augment: {scale: [0.5, 1.0], hflip: 0.0}\ntrain: {epochs: 3, global_batch: 8}", "base.yaml")
+    path = write(
+        "extends: base.yaml\naugment: {scale: [0.1, 0.2]}\ndata: {path: x, num_classes: 2, image_size: 8}\n"
+        "model: {kind: s_mixer, patch_size: 2, tokens: 16, channels: 4, depth: 1}\noptim: {lr: 1e-3}"
+    )
+    recipe = load_recipe(path)
+    assert recipe.augment.scale == (0.1, 0.2)
+    assert recipe.augment.hflip == 0.0
+    assert recipe.optim.lr == 0.001  # YAML 1.1 alone would read a string
+
+
+def test_overrides_are_yaml_and_win():
+    overrides = [("train.epochs", "7"), ("optim.betas", "[0.8, 0.9]"), ("augment.auto_augment", "null")]
+    recipe = load_recipe(DIGITS, overrides)
+    assert (recipe.train.epochs, recipe.optim.betas, recipe.augment.auto_augment) == (7, (0.8, 0.9), None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([("trian.epochs", "7")], "--trian.epochs: no such key; did you mean train.epochs?"),
+        ([("train.epoch", "7")], "did you mean train.epochs?"),
+        ([("train.epochs", "many")], "the command line: train.epochs 'many': input should be a valid integer"),
+        ([("train.epochs", "-1")], "greater than 0"),
+        ([("data.image_size", "9")], "model.patch_size 2 does not divide data.image_size 9; 3, 9 would"),
+        ([("model.tokens", "17")], "have 16 tokens"),
+        ([("train.global_batch", "60")], "= 16; 48 or 64 would"),
+        ([("train.accumulation", "3")], "= 48; 48 or 96 would"),
+        ([("schedule.warmup_epochs", "30")], "must be shorter than train.epochs 30"),
+        ([("schedule.min_lr", "1")], "schedule.min_lr 1 exceeds optim.lr"),
+        ([("augment.mix_group", "15")], "must be even"),
+        ([("augment.scale", "[0.9, 0.2]")], "must rise within (0, 1]"),
+        ([("model.expansion", "null")], "either expansion, or both"),
+        ([("model.token_hidden", "8")], "say the same thing"),
+        ([("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")], "false first step"),
+        ([("train.epochs", "[")], "--train.epochs [: not valid YAML"),
+        ([("optim.lr", ".nan")], "finite number"),
+    ],
+)
+def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
+    with pytest.raises(InputError) as caught:
+        load_recipe(DIGITS, overrides)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tarin: {epochs: 1}", "unknown key tarin; did you mean train?"),
+        ("train: {epochs: 1, epochs: 2}", "the key 'epochs' stands twice"),
+        ("train: {epochs: 1, glob_batch: 2}", "unknown key train.glob_batch; did you mean train.global_batch?"),
+        ("- a\n- b", "a recipe is a mapping of sections"),
+        ("train: [", "not valid YAML, line 1"),
+        ("extends: nowhere.yaml", "no such recipe"),
+        ("extends: recipe.yaml", "extends itself"),
+        ("extends: [a, b]", "extends takes the path of one recipe"),
+        ("data: !!python/object/apply:os.system ['true']", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_named(write, text, words):
+    path = write(text)
+    with pytest.raises(InputError) as caught:
+        load_recipe(path)
+    assert words in str(caught.value)
+    assert str(path.parent) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistyped_path_names_the_nearest_recipe():
+    with pytest.raises(InputError, match=r"did you mean .*rp_mixer\.yaml\?"):
+        load_recipe(ROOT / "recipes/digits/rp_mixr.yaml")
+
+
+def test_validation_never_changes_a_value():
+    values = yaml.safe_load(dump_recipe(load_recipe(DIGITS)))
+    assert parse_recipe(values).model_dump(mode="json") == values
+
+
+def test_hash_and_differences_follow_the_values():
+    one, other = load_recipe(DIGITS), load_recipe(DIGITS, [("optim.lr", "0.5"), ("log.every", "3")])
+    assert differences(one, other) == ["optim.lr", "log.every"]
+    assert recipe_hash(one) != recipe_hash(other)
+    assert recipe_hash(one) == recipe_hash(load_recipe(DIGITS))
+
+
+@pytest.mark.parametrize(("world", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
+def test_the_batch_falls_into_whole_groups_on_every_rank(world, fits):
+    recipe = load_recipe(DIGITS)  # 64 pictures in groups of 16
+    if fits:
+        check_world(recipe, world)
+    else:
+        with pytest.raises(ValueError, match="does not divide"):
+            check_world(recipe, world)
+
+
+def test_a_wrong_recipe_never_imports_torch():
+    code = (
+        "import sys\nfrom pipeline.cli import main\n"
+        f"sys.argv = ['widemix', 'train', {str(DIGITS)!r}, '--train.epoch', '3']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert answer.stdout.split() == ["2", "False"]
+    assert answer.stderr == "error: --train.epoch: no such key; did you mean train.epochs?\n"
