@@ -1,0 +1,81 @@
+"""PyTorch's DistributedDataParallel: fp32 weights, autocast for bf16 and fp16."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.data.loader import Batch
+from pipeline.engine.contract import (
+    State,
+    StepResult,
+    read_model,
+    read_optimizer,
+    soft_cross_entropy,
+    write_optimizer,
+)
+from pipeline.recipe.schema import OptimSection, TrainSection
+from pipeline.topology import Topology
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class DDPEngine:
+    """See `contract.Engine`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        optim: OptimSection,
+        train: TrainSection,
+        topology: Topology,
+    ):
+        self.module = module
+        self.optimizer = optimizer
+        self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
+        self.device = topology.device
+        self.dtype = _DTYPES[train.precision]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
+        self.model = DistributedDataParallel(
+            module,
+            device_ids=[topology.device] if topology.device.type == "cuda" else None,
+            forward_sync_buffers=False,  # permutations never change
+            gradient_as_bucket_view=True,
+        )
+
+    def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.model.train()
+        loss = torch.zeros((), device=self.device)
+        for i, batch in enumerate(batches):
+            with ExitStack() as stack:
+                if i < len(batches) - 1:
+                    stack.enter_context(self.model.no_sync())
+                with self.evaluate_mode():
+                    logits = self.model(batch.images)
+                part = soft_cross_entropy(logits, batch.targets) / len(batches)
+                self.scaler.scale(part).backward()
+            loss += part.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, norm.detach())
+
+    def evaluate_mode(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+
+    def state(self) -> State:
+        scalars = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
+        return State(read_model(self.module), read_optimizer(self.module, self.optimizer), scalars)
+
+    def load(self, state: State) -> None:
+        self.module.load_state_dict(state.model)
+        write_optimizer(state.optimizer, self.module, self.optimizer)
+        if self.scaler.is_enabled() and "loss_scale" in state.scalars:
+            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": state.scalars["loss_scale"]})

@@ -1,0 +1,141 @@
+"""When to step, log, evaluate, save and stop."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline import checkpoint
+from pipeline.checkpoint import Position
+from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.engine import Engine, StepResult
+from pipeline.evaluate import evaluate
+from pipeline.metrics import Record, peak_memory, weight_norm
+from pipeline.progress import Progress
+from pipeline.recipe import Recipe
+from pipeline.signals import StopRequest
+from pipeline.topology import Agreement, Topology, mean_over_ranks
+
+
+class Diverged(RuntimeError):
+    """The loss or the gradient is no longer a number."""
+
+
+@dataclass
+class Window:
+    """The steps since the last line of metrics.jsonl, on the device until they are asked for."""
+
+    first_step: int
+    losses: list[torch.Tensor] = field(default_factory=list)
+    norms: list[torch.Tensor] = field(default_factory=list)
+    began: float = field(default_factory=time.perf_counter)
+    waited: float = 0.0  # seconds in which the step had no batch
+    paused: float = 0.0  # seconds of evaluation and saving, which are not training
+
+    def add(self, result: StepResult, waited: float) -> None:
+        self.losses.append(result.loss)
+        self.norms.append(result.grad_norm)
+        self.waited += waited
+
+    def summary(self, global_batch: int, fp16: bool) -> dict[str, float]:
+        """Means over steps and ranks; `Diverged` names the first step that was not finite. Every rank calls it."""
+        losses, norms = mean_over_ranks(torch.stack([torch.stack(self.losses), torch.stack(self.norms)]).double())
+        finite = losses.isfinite() if fp16 else losses.isfinite() & norms.isfinite()  # fp16 skips such a gradient
+        if not finite.all():
+            bad = int((~finite).nonzero()[0])
+            what = "gradient norm" if losses[bad].isfinite() else "loss"
+            raise Diverged(
+                f"the {what} is {norms[bad] if what != 'loss' else losses[bad]:g} at step {self.first_step + bad + 1}"
+            )
+        seconds = time.perf_counter() - self.began - self.paused
+        return {
+            "loss": losses.mean().item(),
+            "grad_norm": norms[-1].item(),
+            "images_per_s": len(losses) * global_batch / seconds,
+            "data_wait": self.waited / seconds,
+        }
+
+
+@dataclass
+class Run:
+    """What one call of the loop works on."""
+
+    recipe: Recipe
+    folder: Path
+    topology: Topology
+    engine: Engine
+    train: TrainLoader
+    evaluation: EvalLoader
+    schedule: Callable[[int], float]
+    record: Record | None  # on rank 0
+    progress: Progress
+
+
+def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any] | None:
+    """Train from `step` to the end; the last evaluation, or None when stopped on purpose with a checkpoint."""
+    section, per_epoch = run.recipe.train, run.train.steps
+    last = min(section.epochs * per_epoch, section.max_steps or math.inf)
+    began, agreement = time.perf_counter() - seconds, Agreement()
+    window, result = Window(step), None
+
+    while step < last:
+        epoch = step // per_epoch
+        with run.train.batches(epoch, first_step=step % per_epoch) as batches:
+            while step < min((epoch + 1) * per_epoch, last):
+                waited = batches.waited
+                parts = list(islice(batches, section.accumulation))
+                waited = batches.waited - waited
+                lr = run.schedule(step)
+                if step == 0 and run.record and run.recipe.log.images:
+                    run.record.picture(parts[0].images[: run.recipe.log.images], run.recipe.data, step=1)
+                window.add(run.engine.step(parts, lr), waited)
+                step += 1
+
+                stopping = agreement.poll(stop.requested)
+                ends_epoch = step % per_epoch == 0
+                saving = (
+                    stopping or step == last or (step % section.save_every == 0 if section.save_every else ends_epoch)
+                )
+                if saving or step % run.recipe.log.every == 0:
+                    line = window.summary(section.global_batch, section.precision == "fp16")
+                    _log(run, step, line | {"lr": lr, "split": "train"})
+                    window = Window(step)
+                paused = time.perf_counter()
+                if step == last or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0):
+                    result = evaluate(
+                        run.engine.module, run.engine.evaluate_mode(), run.evaluation, run.recipe.data.num_classes
+                    )
+                    _log(run, step, result | {"split": "eval"})
+                if saving:
+                    _save(run, step, time.perf_counter() - began)
+                window.paused += time.perf_counter() - paused
+                if stopping and step < last:
+                    agreement.finish()
+                    return None
+    agreement.finish()
+    if result is None:  # nothing was left to do but to measure
+        result = evaluate(run.engine.module, run.engine.evaluate_mode(), run.evaluation, run.recipe.data.num_classes)
+    return result | {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _log(run: Run, step: int, values: dict[str, Any]) -> None:
+    line = {"step": step, "epoch": round(step / run.train.steps, 4), **values}
+    if values["split"] == "train":
+        line |= {"weight_norm": weight_norm(run.engine.module), "memory_gb": peak_memory(run.topology.device)}
+    if run.record:
+        run.record.write(line)
+    run.progress.show(line)
+
+
+def _save(run: Run, step: int, seconds: float) -> None:
+    state = run.engine.state()
+    if run.topology.is_main:
+        position = Position(
+            step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json")
+        )
+        checkpoint.save(run.folder, state, position, run.recipe.train.keep)

@@ -1,0 +1,88 @@
+"""The record of a run: metrics.jsonl, and TensorBoard drawn from the same lines."""
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.recipe import Recipe, dump_recipe
+
+
+class Record:
+    """Lines of metrics.jsonl and their curves, on rank 0. Lines beyond `step` belong to a run that was cut off."""
+
+    def __init__(self, run: Path, step: int, tensorboard: bool):
+        path = run / "metrics.jsonl"
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+            shadow = path.with_name(".metrics.jsonl")
+            shadow.write_text("".join(f"{line}\n" for line in kept))
+            shadow.rename(path)
+        self._lines = path.open("a", buffering=1)
+        self._board = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run / "tb"), purge_step=step + 1 if step else None)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._lines.write(json.dumps(line) + "\n")
+        if self._board:
+            for name, value in line.items():
+                if name not in ("step", "split"):
+                    self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
+
+    def describe(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """The recipe and the environment as text."""
+        if self._board:
+            self._board.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
+            self._board.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
+
+    def picture(self, images: torch.Tensor, section, step: int) -> None:
+        """A grid of pictures [B, 3, H, W] as the model sees them, their normalisation undone."""
+        if self._board:
+            from torchvision.utils import make_grid
+
+            mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
+            pixels = (images.float().cpu() * std + mean).clamp(0, 1)
+            zoom = max(1, 64 // pixels.shape[-1])
+            pixels = pixels.repeat_interleave(zoom, -1).repeat_interleave(zoom, -2)
+            self._board.add_image("train/pictures", make_grid(pixels, nrow=8), step)
+
+    def finish(self, recipe: Recipe, result: dict[str, Any]) -> None:
+        """The run's settings beside its result, for TensorBoard's table of runs."""
+        if self._board:
+            settings = {
+                f"{section}.{key}": value if isinstance(value, (int, float, str, bool)) else str(value)
+                for section, values in recipe.model_dump(mode="json").items()
+                for key, value in values.items()
+            }
+            figures = {f"result/{name}": result[name] for name in ("top1", "top5", "loss")}
+            self._board.add_hparams(settings, figures, run_name=".")
+
+    def close(self) -> None:
+        self._lines.close()
+        if self._board:
+            self._board.close()
+
+
+def weight_norm(module: nn.Module) -> float:
+    """The Euclidean norm of all weights together."""
+    return nn.utils.get_total_norm([p.detach() for p in module.parameters()]).item()
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB at most so far: of the GPU's allocations, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError):  # the last line of a run that was killed while writing it
+        return float("inf")

@@ -1,0 +1,50 @@
+"""What a person sees while it trains: one line on rank 0, or plain lines where there is no terminal."""
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Shows the lines of the record as they come; silent on ranks other than 0."""
+
+    def __init__(self, enabled: bool, first_step: int, last_step: int):
+        self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
+        self._last = last_step
+        self._began, self._first = time.perf_counter(), first_step
+        self._accuracy = ""
+        self._bar: Bar | None = None
+        if enabled and self._console.is_terminal:
+            columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=self._console, refresh_per_second=4)
+            self._task = self._bar.add_task("starting", total=last_step, completed=first_step)
+            self._bar.start()
+
+    def show(self, line: dict[str, Any]) -> None:
+        if line["split"] == "eval":
+            self._accuracy = f"  top-1 {line['top1']:.2f} %"
+            text = f"step {line['step']}  eval loss {line['loss']:.4f}{self._accuracy}  top-5 {line['top5']:.2f} %"
+            self._console.print(text, highlight=False)
+            return
+        text = (
+            f"epoch {line['epoch']:.2f}  step {line['step']}/{self._last}  loss {line['loss']:.4f}  "
+            f"{line['images_per_s']:,.0f} images/s  data wait {100 * line['data_wait']:.0f} %"
+        )
+        if self._bar:
+            self._bar.update(self._task, completed=line["step"], description=text + self._accuracy)
+        else:
+            done = line["step"] - self._first
+            left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
+            self._console.print(f"{text}  {_clock(left)} left", highlight=False)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02d}:{int(seconds % 60):02d}"

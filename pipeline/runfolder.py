@@ -1,0 +1,131 @@
+"""The run folder (recipe, environment, metrics, tb/, checkpoints/, done.json) and who may write there."""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from pipeline import checkpoint
+from pipeline.checkpoint import Checkpoint
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
+from pipeline.topology import Topology
+
+# What may differ between two starts of one run: nothing here moves a loss by more than rounding.
+_FREE = re.compile(
+    r"engine\.|log\.|eval\.|data\.(path|workers|batches_ahead)$|train\.(max_steps|save_every|keep|accumulation)$"
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What rank 0 found: from which checkpoint to go on, and the result if the run was already finished."""
+
+    folder: Path
+    checkpoint: Checkpoint | None
+    done: dict[str, Any] | None
+
+
+def default_folder(recipe_path: Path) -> Path:
+    return Path("runs") / f"{recipe_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def claim(folder: Path, recipe: Recipe, resume: str, topology: Topology) -> tuple[Start, TextIO]:
+    """Make the folder ours, on rank 0: `InputError` if it is somebody else's. Keep the lock file open."""
+    _refuse_strangers(folder, recipe, resume)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a")
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written to ({error.strerror}); name another with --run-dir") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir") from None
+    origin = _origin(folder, recipe, resume)
+    done = folder / "done.json"
+    finished = json.loads(done.read_text()) if done.exists() else None
+    write_whole(folder / "recipe.yaml", dump_recipe(recipe))
+    write_whole(folder / "environment.json", json.dumps(environment(topology), indent=1) + "\n")
+    return Start(folder, origin, finished), lock
+
+
+def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
+    """Write done.json, the sign that the run is complete."""
+    done = {**result, "recipe": recipe_hash(recipe)}
+    write_whole(folder / "done.json", json.dumps(done, indent=1) + "\n")
+    return done
+
+
+def environment(topology: Topology) -> dict[str, Any]:
+    """Where and with what the run was started."""
+    packages = ("widemix", "torch", "torchvision", "timm", "deepspeed", "ffcv", "numba", "numpy", "pillow")
+    device = torch.cuda.get_device_name(topology.device) if topology.device.type == "cuda" else platform.processor()
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "command": sys.argv,
+        "ranks": topology.world,
+        "device": f"{topology.device.type} {device}".strip(),
+        "allowed_cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "commit": _commit(),
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that appears whole or not at all."""
+    shadow = path.with_name(f".{path.name}")
+    shadow.write_text(text)
+    shadow.replace(path)
+
+
+def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder with --run-dir")
+    present = [p.name for p in folder.iterdir() if p.name != ".lock"] if folder.exists() else []
+    if not present:
+        return
+    ours = folder / "recipe.yaml"
+    if not ours.exists():
+        raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
+    if resume != "auto":
+        raise InputError(
+            f"{folder}: holds a run already; --resume {resume} needs a new folder, name it with --run-dir"
+        )
+    changed = [name for name in differences(load_recipe(ours), recipe) if not _FREE.match(name)]
+    if changed:
+        raise InputError(
+            f"{folder}: was started with another recipe ({', '.join(changed[:3])} differ); "
+            "name another folder with --run-dir"
+        )
+
+
+def _origin(folder: Path, recipe: Recipe, resume: str) -> Checkpoint | None:
+    if resume == "never":
+        return None
+    if resume == "auto":
+        return checkpoint.newest(folder)
+    found = checkpoint.find(Path(resume))
+    theirs = parse_recipe(found.position.recipe, default_origin=str(found.path))
+    if theirs.model != recipe.model:
+        changed = [name for name in differences(theirs, recipe) if name.startswith("model.")]
+        raise InputError(f"{found.path}: is of another model ({', '.join(changed)} differ)")
+    return found
+
+
+def _commit() -> str | None:
+    folder = Path(__file__).parent
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -1,0 +1,118 @@
+"""Start a run: the only file that knows all. `python -m pipeline.train RECIPE ...` is what launchers start."""
+
+import argparse
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
+from pipeline.recipe import Recipe, check_world
+
+
+def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
+    """Train a recipe on the ranks that some launcher started. Every rank calls it."""
+    # Heavy imports wait until the recipe has been found right.
+    import torch
+
+    from pipeline import runfolder, topology
+    from pipeline.data.loader import EvalLoader, TrainLoader
+    from pipeline.engine import build_engine
+    from pipeline.loop import Run, fit
+    from pipeline.metrics import Record
+    from pipeline.models.registry import build_model
+    from pipeline.optim import build_optimizer
+    from pipeline.progress import Progress
+    from pipeline.schedule import build_schedule
+    from pipeline.signals import StopRequest
+
+    here = topology.read_topology()
+    check_world(recipe, here.world)
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest())
+        topology.start(here, recipe.engine.timeout)
+        stack.callback(topology.stop)
+        torch.set_num_threads(topology.share_cpus(here))
+
+        section = recipe.train
+        loader = TrainLoader(
+            recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here
+        )
+        evaluation = EvalLoader(recipe.data, recipe.eval.batch, here)
+        start = topology.on_main(
+            here, lambda: _claim(stack, run_dir or runfolder.default_folder(recipe_path), recipe, resume, here)
+        )
+        last = min(section.epochs * loader.steps, section.max_steps or section.epochs * loader.steps)
+        step = start.checkpoint.position.step if start.checkpoint else 0
+        if start.done and step >= last:
+            _say(here, f"{start.folder}: already complete, top-1 {start.done['top1']:.2f} %")
+            return Exit.DONE
+
+        torch.manual_seed(section.seed)
+        module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(here.device)
+        optimizer = build_optimizer(recipe.optim, module)
+        engine = build_engine(recipe.engine, module, optimizer, recipe.optim, section, here)
+        if start.checkpoint:
+            engine.load(start.checkpoint.load())
+            _say(here, f"{start.folder}: going on from {start.checkpoint.path} at step {step} of {last}")
+        else:
+            _say(here, f"{start.folder}: training {recipe_path} for {last} steps on {here.world} ranks")
+
+        record = Record(start.folder, step, recipe.log.tensorboard) if here.is_main else None
+        progress = Progress(here.is_main, step, last)
+        stack.callback(progress.close)
+        if record:
+            stack.callback(record.close)
+            record.describe(recipe, runfolder.environment(here))
+        schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, section.epochs)
+        run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress)
+        result = fit(run, step, start.checkpoint.position.seconds if start.checkpoint else 0.0, stop)
+        if result is None:
+            _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
+            return Exit.AGAIN
+        if record:
+            done = runfolder.finish(start.folder, recipe, result)
+            record.finish(recipe, done)
+            _say(here, f"{start.folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
+    return Exit.DONE
+
+
+def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here):
+    """Rank 0 claims the run folder and holds its lock until the run ends."""
+    from pipeline.runfolder import claim
+
+    start, lock = claim(folder, recipe, resume, here)
+    stack.callback(lock.close)
+    return start
+
+
+def _say(here, text: str) -> None:
+    if here.is_main:
+        print(text, file=sys.stderr, flush=True)
+
+
+def add_arguments(parser: Parser) -> None:
+    add_recipe_arguments(parser)
+    parser.add_argument("--run-dir", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto: go on from the run folder's newest complete checkpoint; never: refuse a used folder; "
+        "PATH: start a new folder from that checkpoint or run (default: auto)",
+    )
+
+
+def train_from_arguments(arguments: argparse.Namespace) -> Exit:
+    recipe = load_from_arguments(arguments)
+    return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))
+
+
+def main() -> None:
+    parser = Parser(prog="python -m pipeline.train", description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK says it
+    sys.exit(run_command(parser, train_from_arguments))
+
+
+if __name__ == "__main__":
+    main()
