@@ -49,8 +49,10 @@ class Window:
         if not finite.all():
             bad = int((~finite).nonzero()[0])
             what = "gradient norm" if losses[bad].isfinite() else "loss"
+            value = norms[bad] if losses[bad].isfinite() else losses[bad]
             raise Diverged(
-                f"the {what} is {norms[bad] if what != 'loss' else losses[bad]:g} at step {self.first_step + bad + 1}"
+                f"the {what} is {value:g} at step {self.first_step + bad + 1}, and nothing was saved since; "
+                "lower optim.lr, lengthen schedule.warmup_epochs or set optim.clip_grad"
             )
         seconds = time.perf_counter() - self.began - self.paused
         return {

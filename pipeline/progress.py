@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+_EVERY = 5.0  # seconds between plain lines
+
 
 class Progress:
     """Shows the lines of the record as they come; silent on ranks other than 0."""
@@ -16,6 +18,7 @@ class Progress:
         self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
         self._last = last_step
         self._began, self._first = time.perf_counter(), first_step
+        self._shown = 0.0
         self._accuracy = ""
         self._bar: Bar | None = None
         if enabled and self._console.is_terminal:
@@ -36,7 +39,8 @@ class Progress:
         )
         if self._bar:
             self._bar.update(self._task, completed=line["step"], description=text + self._accuracy)
-        else:
+        elif time.perf_counter() - self._shown > _EVERY or line["step"] == self._last:
+            self._shown = time.perf_counter()
             done = line["step"] - self._first
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
             self._console.print(f"{text}  {_clock(left)} left", highlight=False)

@@ -16,7 +16,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.engine import build_engine
+    from pipeline.engine import build_engine, check_device
     from pipeline.loop import Run, fit
     from pipeline.metrics import Record
     from pipeline.models.registry import build_model
@@ -27,6 +27,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
 
     here = topology.read_topology()
     check_world(recipe, here.world)
+    check_device(recipe.engine, recipe.train, here)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         topology.start(here, recipe.engine.timeout)

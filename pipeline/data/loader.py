@@ -99,7 +99,7 @@ class TrainLoader:
         self.global_batch, self.accumulation = global_batch, accumulation
         self.share = global_batch // topology.world // accumulation  # pictures in a micro-batch
         self.steps = steps_per_epoch(len(self.pictures.beton), global_batch)
-        self.policy = Policy(augment.auto_augment, section.image_size, section.mean) if augment.auto_augment else None
+        self.policy = _policy(augment.auto_augment, section)
         if self.steps == 0:
             raise InputError(
                 f"train.global_batch {global_batch} exceeds the {len(self.pictures.beton)} samples of split "

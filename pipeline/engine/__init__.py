@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
+from pipeline.errors import InputError
 from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
 from pipeline.topology import Topology
 
@@ -26,4 +27,12 @@ def build_engine(
     return DeepSpeedEngine(module, optimizer, section, optim, train, topology)
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine"]
+def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:
+    """`InputError` where an engine cannot train in this precision on this device."""
+    if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
+        raise InputError(
+            "train.precision fp16: DeepSpeed has none on a CPU; take bf16, or engine.kind ddp, or a machine with a GPU"
+        )
+
+
+__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device"]

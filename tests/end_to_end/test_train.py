@@ -1,0 +1,154 @@
+"""The same curve whatever the ranks, the engine, the launcher and the interruptions: real processes, real signals."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import ROOT, SMALL, Command, train_lines
+
+EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every", "2")
+LAST = 4 * (1437 // 64)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory) -> Path:
+    """One rank, DDP, from start to end."""
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    recipe = "recipes/digits/rp_mixer.yaml"
+    code, output = Command("train", recipe, "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS).wait()
+    assert code == 0, output
+    return run
+
+
+def assert_same_curve(run: Path, reference: Path, tolerance: float) -> None:
+    found, expected = train_lines(run), train_lines(reference)
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
+    for name in ("loss", "grad_norm", "lr"):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours[name] == pytest.approx(theirs[name], rel=tolerance), f"{name} at step {ours['step']}"
+    ours, theirs = (json.loads((folder / "done.json").read_text()) for folder in (run, reference))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
+    assert ours["top1"] == pytest.approx(theirs["top1"], abs=0.3)  # one picture of 360
+
+
+def finish(command: Command) -> None:
+    code, output = command.wait()
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("--ranks", "2"), id="two ranks"),
+        pytest.param(("--ranks", "2", "--engine.kind", "deepspeed"), id="ZeRO 1"),
+    ],
+)
+def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options):
+    finish(train("run", *EPOCHS, *options))
+    assert_same_curve(tmp_path / "run", undisturbed, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(("--ranks", "2"), ("--ranks", "1"), id="two ranks, then one"),
+        pytest.param(
+            ("--ranks", "2", "--engine.kind", "deepspeed"),
+            ("--ranks", "1"),
+            id="ZeRO 1 on two ranks, then DDP on one",
+        ),
+    ],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp_path, first, second):
+    run = tmp_path / "run"
+    command = train("run", *EPOCHS, "--train.save_every", "5", *first)
+    command.wait_for_step(run, 33)  # within the second epoch
+    command.kill()
+    assert not (run / "done.json").exists()
+    finish(train("run", *EPOCHS, "--train.save_every", "5", *second))
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks"),
+    [pytest.param(signal.SIGTERM, "2", id="SIGTERM"), pytest.param(signal.SIGINT, "1", id="Ctrl-C")],
+)
+def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_path, number, ranks):
+    run = tmp_path / "run"
+    command = train("run", *EPOCHS, "--ranks", ranks)
+    command.wait_for_step(run, 25)
+    command.signal(number)
+    code, output = command.wait()
+    assert code == 75, output
+    assert "stopped with a checkpoint" in output
+    last = train_lines(run)[-1]["step"]
+    assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
+    assert last < LAST
+    finish(train("run", *EPOCHS))
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    before = (run / "metrics.jsonl").read_bytes()
+    code, output = train("run", *EPOCHS).wait()
+    assert code == 0, output
+    assert "already complete" in output
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(undisturbed, run)
+    (run / "done.json").unlink()
+    (run / f"checkpoints/{LAST:08d}/COMPLETE").unlink()
+    code, output = train("run", *EPOCHS).wait()
+    assert code == 0, output
+    assert f"at step {LAST - LAST // 4} of {LAST}" in output
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_path):
+    code, output = train(
+        "run", *EPOCHS, "--optim.lr", "1e30", "--optim.name", "sgd", "--optim.clip_grad", "null"
+    ).wait()
+    assert code == 1
+    assert "error: the loss is nan at step" in output
+    assert "lower optim.lr" in output
+    assert "Traceback" not in output
+    assert not list((tmp_path / "run").glob("checkpoints/*/COMPLETE"))
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launcher):
+    run = tmp_path / "run"
+    words = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
+    if launcher == "torchrun":
+        head = ("--standalone", "--nproc-per-node", "2", "-m", "pipeline.train")
+        command = Command(*head, *words, module="torch.distributed.run")
+    else:
+        head = ("--num_gpus", "2", "--module", "pipeline.train")
+        command = Command(*head, *words, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})
+    finish(command)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digits, undisturbed, tmp_path):
+    weights = load_file(undisturbed / f"checkpoints/{LAST:08d}/model.safetensors")
+    assert "head.weight" in weights
+    figures = tmp_path / "figures.json"
+    code, output = Command("eval", undisturbed, "--json", figures).wait()
+    assert code == 0, output
+    found, done = json.loads(figures.read_text()), json.loads((undisturbed / "done.json").read_text())
+    assert {name: done[name] for name in found} == pytest.approx(found, rel=1e-5)
+
+
+def test_python_m_starts_need_no_launcher():
+    code, output = Command("--help", module="pipeline.train").wait()
+    assert code == 0
+    assert "--train.global_batch" in output

@@ -1,0 +1,184 @@
+"""Every engine against one plain PyTorch loop that shares nothing with it but the model and the batches."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+
+from pipeline.data.loader import Batch
+from pipeline.engine import build_engine, check_device
+from pipeline.errors import InputError
+from pipeline.models.registry import build_model
+from pipeline.optim import build_optimizer
+from pipeline.recipe import load_recipe
+from pipeline.topology import read_topology
+from tests.conftest import ROOT
+
+STEPS, BATCH = 12, 32
+# DeepSpeed's own imports warn of things that are not ours to mend.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def alone():
+    """One rank for the whole module: DeepSpeed keeps the first process group that it meets."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("LOCAL_RANK", "0")
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+        dist.destroy_process_group()
+
+
+@dataclass
+class Case:
+    """A small recipe, its model as first drawn, and fixed batches."""
+
+    recipe: object
+    batches: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def model(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        return build_model(self.recipe.model, 8, 10)
+
+    def engine(self):
+        recipe, model = self.recipe, self.model()
+        optimizer = build_optimizer(recipe.optim, model)
+        return build_engine(recipe.engine, model, optimizer, recipe.optim, recipe.train, read_topology())
+
+    def parts(self, step: int) -> list[Batch]:
+        images, targets = self.batches[step]
+        size = BATCH // self.recipe.train.accumulation
+        pairs = zip(images.split(size), targets.split(size), strict=True)
+        return [Batch(x, y, np.arange(size)) for x, y in pairs]
+
+
+def case(*overrides: tuple[str, str]) -> Case:
+    fixed = [("model.depth", "2"), ("train.global_batch", str(BATCH))]
+    recipe = load_recipe(ROOT / "recipes/digits/rp_mixer.yaml", [*fixed, *overrides])
+    numbers = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(BATCH, 3, 8, 8, generator=numbers), torch.rand(BATCH, 10, generator=numbers).softmax(-1))
+        for _ in range(STEPS)
+    ]
+    return Case(recipe, batches)
+
+
+def rate(step: int) -> float:
+    return 1e-3 * (1 + step % 3)
+
+
+def plain(given: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of a loop that any textbook could hold."""
+    model, section = given.model(), given.recipe.optim
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if section.name == "sgd":
+        optimizer = torch.optim.SGD(groups, lr=1.0, momentum=section.momentum, nesterov=True)
+    else:
+        optimizer = torch.optim.AdamW(groups, lr=1.0, betas=section.betas, eps=section.eps)
+    losses = []
+    for step, (images, targets) in enumerate(given.batches):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        loss = cross_entropy(model(images), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        if section.clip_grad:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), section.clip_grad)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
+    return [engine.step(given.parts(step), rate(step)).loss.item() for step in steps]
+
+
+def kind(name: str) -> list[tuple[str, str]]:
+    engine, _, stage = name.partition(" ")
+    return [("engine.kind", engine)] + ([("engine.zero_stage", stage)] if stage else [])
+
+
+ENGINES = ["ddp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param([], id="adamw, clipped"),
+        pytest.param([("optim.clip_grad", "null"), ("train.accumulation", "2")], id="accumulated"),
+        pytest.param([("optim.name", "sgd"), ("optim.weight_decay", "0.01")], id="nesterov"),
+    ],
+)
+def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
+    given = case(*kind(name), *overrides)
+    expected, weights = plain(given)
+    engine = given.engine()
+    assert run(engine, given) == pytest.approx(expected, rel=2e-6)
+    found = engine.state().model
+    for key, value in weights.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tolerance"),
+    [("ddp", "bf16", 5e-3), ("ddp", "fp16", 1e-3), ("deepspeed 1", "bf16", 5e-3), ("deepspeed 2", "bf16", 5e-3)],
+)
+def test_half_precision_stays_near_the_plain_loop(name, precision, tolerance):
+    given = case(*kind(name), ("train.precision", precision))
+    expected, _ = plain(given)
+    found = run(given.engine(), given)
+    assert found == pytest.approx(expected, rel=tolerance)
+    assert found != pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_gradient_norm_is_that_of_the_plain_loop(name):
+    given = case(*kind(name))
+    model = given.model()
+    images, targets = given.batches[0]
+    cross_entropy(model(images), targets).backward()
+    expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+    result = given.engine().step(given.parts(0), rate(0))
+    assert result.grad_norm.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("writer", ENGINES)
+@pytest.mark.parametrize("reader", ENGINES)
+def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
+    expected = run(case().engine(), case())
+    given = case(*kind(writer))
+    engine = given.engine()
+    before = run(engine, given, range(5))
+    other = case(*kind(reader)).engine()
+    run(other, given, range(3))  # whatever it had done is forgotten
+    other.load(engine.state())
+    assert before + run(other, given, range(5, STEPS)) == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize(("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("deepspeed 1", "bf16")])
+def test_half_precision_resumes_exactly(name, precision):
+    given = case(*kind(name), ("train.precision", precision))
+    expected = run(given.engine(), given)
+    engine = given.engine()
+    before = run(engine, given, range(5))
+    other = given.engine()
+    other.load(engine.state())
+    assert before + run(other, given, range(5, STEPS)) == expected
+
+
+def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():
+    recipe = case(*kind("deepspeed 1"), ("train.precision", "fp16")).recipe
+    with pytest.raises(InputError, match="take bf16, or engine.kind ddp"):
+        check_device(recipe.engine, recipe.train, read_topology())
