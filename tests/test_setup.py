@@ -135,8 +135,8 @@ def test_another_python_asked_for_by_name_gets_its_own_environment(project: Proj
     project.set_up()
     assert project.set_up(environ={"PYTHON": "python3"}).stdout == ""
     # The environment says of itself that it is of another version, as one from before would.
-    sitecustomize = next((project.folder / ".venv").glob("lib/python*/site-packages")) / "sitecustomize.py"
-    sitecustomize.write_text("import sys; sys.version_info = (3, 99, 0, 'final', 0)")
+    packages = next((project.folder / ".venv").glob("lib/python*/site-packages"))
+    (packages / "older.pth").write_text("import sys; sys.version_info = (3, 99, 0, 'final', 0)")
     assert project.set_up(environ={"PYTHON": "python3"}).returncode == 0
     assert len(project.calls("venv")) == 2
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def requirements(distribution: str) -> list[Requirement]:
 
 def _pip() -> str:
     inside = sys.executable.startswith(os.getcwd() + os.sep)
-    return f"{os.path.relpath(sys.executable) if inside else sys.executable} -m pip"
+    return f"{shlex.quote(os.path.relpath(sys.executable) if inside else sys.executable)} -m pip"
 
 
 def _asked(names: tuple[str, ...]) -> str:

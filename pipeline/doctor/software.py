@@ -30,7 +30,7 @@ def check_packages() -> Finding:
     """Versions: what widemix asks for, and what each of those asks for in its turn (numba of numpy, ...)."""
     ours = requirements("widemix")
     if not ours:
-        return Finding("widemix itself is not installed", "note", f"{sys.executable} -m pip install -e '.[dev]'")
+        return Finding("widemix itself is not installed", "note", install("-e", ".[dev]"))
     askers = ["widemix", *(r.name for r in ours)]
     wrong = {
         str(r): f"{asker} wants {r}, {has}" for asker in askers for r in requirements(asker) if (has := unmet(r))
