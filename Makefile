@@ -1,0 +1,20 @@
+# make demo    set up, then the main job on handwritten digits
+# make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
+# make check   set up, then ruff and mypy
+# The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
+
+.PHONY: demo test check setup
+
+demo: setup
+	.venv/bin/python -m launch.demo
+
+test: setup
+	.venv/bin/python -m pytest $(ARGS)
+
+check: setup
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m mypy
+
+setup:
+	@sh launch/setup.sh

@@ -1,0 +1,108 @@
+"""The doctor's checks of the machine: disk, memory, CPUs, and what a container or a Slurm job leaves of them."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.doctor.finding import Check, Finding
+
+GIB = 1 << 30
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def check_disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    if not os.access(".", os.W_OK):
+        return Finding(f"{os.getcwd()} cannot be written", "missing", "cd to a folder that can be")
+    if free < GIB:
+        return Finding(f"{free / GIB:.2f} GiB free in {os.getcwd()}", "missing", "cd to a folder with 1 GiB free")
+    return Finding(f"{free / GIB:.0f} GiB free in {os.getcwd()}")
+
+
+def check_shared_memory(folder: str = "/dev/shm") -> Finding:
+    if not os.path.isdir(folder):
+        return Finding(f"no {folder}: several GPUs on a machine cannot talk through NCCL", "note", f"mount {folder}")
+    free = shutil.disk_usage(folder).free
+    if free < GIB:  # Docker's default of 64 MiB is too small for NCCL
+        found = f"{free / GIB:.2f} GiB free in {folder}: small for several GPUs"
+        return Finding(found, "note", "docker run --shm-size=8g ..., or mount -o remount,size=8g /dev/shm")
+    return Finding(f"{free / GIB:.0f} GiB free in {folder}")
+
+
+def check_cpus() -> Finding:
+    allowed, every, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
+    found = f"{allowed} of {every} allowed" + (f", {quota:g} by cgroup quota" if quota else "")
+    if quota and quota < allowed:
+        return Finding(f"{found}: more threads than that wait", "note", f"--data.workers {max(1, int(quota))}")
+    if allowed < every:
+        return Finding(found, "note", "if that was not meant: srun --cpus-per-task=N, or docker run --cpus=N")
+    return Finding(found)
+
+
+def check_memory() -> Finding:
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
+    usable = min(total, limit or total)
+    found = f"{usable / GIB:.0f} GiB" + (f" by cgroup limit, of {total / GIB:.0f}" if usable < total else "")
+    if usable < 4 * GIB:  # a rank takes 1 GiB before the first picture
+        return Finding(f"{found}: little for two ranks", "note", "train with one rank")
+    return Finding(found)
+
+
+def check_open_files() -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < 1024:  # RLIM_INFINITY is -1
+        return Finding(f"{limit} at a time: little", "note", "ulimit -n 4096")
+    return Finding(f"{'any number' if limit < 0 else limit} at a time")
+
+
+CHECKS = {
+    "disk": Check(check_disk),
+    "shared memory": Check(check_shared_memory),
+    "CPUs": Check(check_cpus),
+    "memory": Check(check_memory),
+    "open files": Check(check_open_files),
+}
+
+
+def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
+    """CPUs' worth of time that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
+    quotas = []
+    for folder in _cgroups("cpu", root, own):
+        words = [
+            *_words(folder / "cpu.max"),
+            *_words(folder / "cpu.cfs_quota_us"),
+            *_words(folder / "cpu.cfs_period_us"),
+        ]
+        if len(words) == 2 and words[0] not in ("max", "-1"):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
+    """Bytes that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
+    names = ("memory.max", "memory.limit_in_bytes")
+    words = [word for folder in _cgroups("memory", root, own) for name in names for word in _words(folder / name)]
+    return min((int(word) for word in words if word != "max"), default=None)
+
+
+def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """The folders that limit this process: its own cgroup and all above it."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            base = root / controller if controllers else root  # version 1 has a tree for each controller
+            inside = base / path.lstrip("/")
+            yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,324 @@
+"""Each check against the thing that it reports, brought about for real wherever a test may."""
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from pipeline.doctor import CHECKS, Finding, examine, machine, software
+from pipeline.doctor.machine import cpu_quota, memory_limit
+
+PIP = r"\S*bin/python\S* -m pip install"
+
+
+def look(what: str) -> Finding:
+    return examine(CHECKS[what])
+
+
+def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"} | environ
+    )
+
+
+# The whole command, in processes of its own.
+
+
+def test_where_the_tests_run_training_can_run() -> None:
+    script = "import sys; from pipeline.doctor import run_doctor; code = run_doctor()"
+    run = python(f"{script}; assert 'ffcv' not in sys.modules; sys.exit(code)")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stderr == ""
+    lines = run.stdout.splitlines()
+    assert lines[0].split() == ["state", "what", "found,", "and", "its", "cure"]
+    assert lines[-1] == "Training can run here."
+    assert max(map(len, lines)) <= 100
+    for what in CHECKS:
+        assert re.search(rf"^(ok|note) +{what} ", run.stdout, re.MULTILINE), what
+
+
+def test_where_nothing_is_installed_it_says_so_and_exits_1() -> None:
+    blocked = ("torch", "torchvision", "cv2", "ffcv", "deepspeed", "timm", "torchmetrics")
+    script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from pipeline.doctor import run_doctor"
+    run = python(f"{script}; sys.exit(run_doctor())", NUMBA_THREADING_LAYER="workqueue")
+    assert run.returncode == 1
+    assert run.stderr == ""
+    rows = ("torch", "torchvision", "GPUs", "NCCL", "FFCV", "OpenCV", "numba threads", "DeepSpeed", "timm")
+    for what in (*rows, "torchmetrics", "TensorBoard"):
+        assert re.search(rf"^missing +{what} ", run.stdout, re.MULTILINE), what
+    assert re.search(r"^ok +disk ", run.stdout, re.MULTILINE)
+    assert " ".join(run.stdout.split()).endswith(", torchmetrics, TensorBoard.")
+
+
+# Packages.
+
+
+@pytest.mark.parametrize(
+    ("what", "module", "requirement"),
+    [
+        ("torch", "torch", "torch>="),
+        ("FFCV", "ffcv", "ffcv>="),
+        ("OpenCV", "cv2", "opencv-python>="),
+        ("DeepSpeed", "deepspeed", "deepspeed>="),
+        ("timm", "timm", "timm>="),
+        ("torchmetrics", "torchmetrics", "torchmetrics>="),
+        ("TensorBoard", "torch.utils.tensorboard", "tensorboard>="),
+    ],
+)
+def test_a_package_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, what: str, module: str, requirement: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    finding = look(what)
+    assert finding.state == "missing"
+    assert re.fullmatch(f"{PIP} '{requirement}[0-9.]+'", finding.cure)
+
+
+def test_a_package_that_breaks_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "timm.py").write_text("raise OSError('libgone.so.1: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = look("timm")
+    assert (finding.state, finding.found) == ("missing", "OSError: libgone.so.1: cannot open shared object file")
+    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'timm>=[0-9.]+'", finding.cure)
+
+
+def install_metadata(folder: Path, name: str, version: str, *requires: str) -> None:
+    metadata = folder / f"{name}-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {line}" for line in requires)]
+    metadata.write_text("\n".join(lines) + "\n")
+
+
+def test_numba_that_does_not_know_this_numpy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_metadata(tmp_path, "numpy", "99.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = look("packages")
+    assert finding.state == "note"
+    assert re.search(r"numba wants numpy<[0-9.]+,>=[0-9.]+, found 99\.0", finding.found)
+    assert re.search(r"pip install .*'numpy<[0-9.]+,>=[0-9.]+'", finding.cure)
+
+
+def test_a_requirement_of_a_requirement_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_metadata(tmp_path, "torchmetrics", "99.0", "nowhere>=3", "elsewhere; extra == 'more'")
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = look("packages")
+    assert (finding.state, finding.found) == ("missing", "torchmetrics wants nowhere>=3, not installed")
+    assert re.fullmatch(f"{PIP} 'nowhere>=3'", finding.cure)
+
+
+# torch and the GPUs.
+
+
+def test_torchvision_built_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import torchvision
+
+    monkeypatch.setattr(torchvision.version, "cuda", 11080)
+    finding = look("torchvision")
+    assert finding.state == "note"
+    assert finding.found.endswith(f"built for CUDA 11.8, torch for {torch.version.cuda}")
+
+
+def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert look("torch").state == "note"
+    assert look("GPUs").state == "note"
+    monkeypatch.setattr(software, "driver_cuda", lambda: (13, 2))
+    assert look("GPUs") == Finding(
+        "the driver runs CUDA 13.2, torch is built without CUDA", "missing", look("torch").cure
+    )
+
+
+def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
+    """With a driver library whose version is set here, before torch's own."""
+    source = '#include <stdlib.h>\nint cuDriverGetVersion(int *v) { *v = atoi(getenv("DRIVER")); return 0; }\n'
+    (tmp_path / "cuda.c").write_text(source)
+    subprocess.run(
+        ["g++", "-x", "c", "-shared", "-fPIC", tmp_path / "cuda.c", "-o", tmp_path / "libcuda.so.1"], check=True
+    )
+    script = "import os; from pipeline.doctor import CHECKS, examine\n"
+    script += (
+        "for os.environ['DRIVER'] in ('12040', '99000'): print(*vars(examine(CHECKS['GPUs'])).values(), sep='|')"
+    )
+    run = python(script, LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    old, bare = run.stdout.splitlines()
+    assert re.fullmatch(r"the driver runs CUDA 12\.4, torch is built for ([0-9.]+)\|missing\|install .* CUDA \1", old)
+    assert bare.startswith("the driver runs CUDA 99.0, but no GPU is visible")
+    assert bare.endswith("|note|unset CUDA_VISIBLE_DEVICES")
+
+
+def test_gpus_are_listed_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    device = namedtuple("device", "name total_memory")
+    devices = [device("H200", 140 << 30), device("H200", 140 << 30), device("T4", 15 << 30)]
+    monkeypatch.setattr(software, "driver_cuda", lambda: (99, 1))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
+    assert look("GPUs") == Finding("2 x H200 (140 GiB), 1 x T4 (15 GiB); the driver runs CUDA 99.1")
+
+
+@pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (2, "missing")])
+def test_torch_without_nccl(monkeypatch: pytest.MonkeyPatch, gpus: int, state: str) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert look("NCCL").state == state
+
+
+# FFCV and what it stands on.
+
+
+@pytest.mark.parametrize(
+    ("library", "content", "says"),
+    [
+        (None, b"", "its compiled library is missing"),
+        ("_libffcv.cpython-38-x86_64-linux-gnu.so", b"", r"compiled for another Python: _libffcv\.cpython-38-.*"),
+        (f"_libffcv{sysconfig.get_config_var('EXT_SUFFIX')}", b"cut short", "OSError: .*_libffcv.*"),
+    ],
+)
+def test_ffcv_whose_library_is_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str | None, content: bytes, says: str
+) -> None:
+    (tmp_path / "ffcv").mkdir()
+    (tmp_path / "ffcv/__init__.py").write_text("raise AssertionError('the doctor imported FFCV')")
+    if library:
+        (tmp_path / "ffcv" / library).write_bytes(content)
+    monkeypatch.delitem(sys.modules, "ffcv", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    finding = look("FFCV")
+    assert finding.state == "missing"
+    assert re.fullmatch(says, finding.found)
+    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'ffcv>=[0-9.]+'", finding.cure)
+
+
+def test_opencv_without_the_systems_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert look("OpenCV").cure == "apt-get install --no-install-recommends libgl1 libglib2.0-0"
+
+
+@pytest.mark.parametrize(
+    ("layer", "state", "cure"),
+    [
+        ("omp", "ok", ""),
+        ("workqueue", "missing", "unset NUMBA_THREADING_LAYER NUMBA_THREADING_LAYER_PRIORITY"),
+        ("nonsense", "missing", "apt-get install --no-install-recommends libtbb12"),
+    ],
+)
+def test_numbas_threading_layer(monkeypatch: pytest.MonkeyPatch, layer: str, state: str, cure: str) -> None:
+    monkeypatch.setenv("NUMBA_THREADING_LAYER", layer)
+    finding = look("numba threads")
+    assert (finding.state, finding.cure) == (state, cure)
+    assert layer in finding.found
+
+
+def test_deepspeed_without_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look("DeepSpeed").state == "ok"
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    finding = look("DeepSpeed")
+    assert finding.state == "note"
+    assert re.fullmatch(f"{PIP} 'ninja>=[0-9.]+'", finding.cure)
+
+
+# The machine.
+
+
+def test_a_disk_that_is_too_small_and_one_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look("disk").state == "ok"
+    assert f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free" in look("disk").found
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "free")(100 << 20))
+        assert (look("disk").state, look("shared memory").state) == ("missing", "note")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert look("disk").state == "missing"
+
+
+def test_no_shared_memory(tmp_path: Path) -> None:
+    assert machine.check_shared_memory(str(tmp_path / "none")).state == "note"
+
+
+def test_cpus_that_this_process_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed, every = os.sched_getaffinity(0), os.cpu_count()
+    monkeypatch.setattr(machine, "cpu_quota", lambda: None)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        finding = look("CPUs")
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert finding.found == f"1 of {every} allowed"
+    assert finding.state == ("note" if every and every > 1 else "ok")
+
+
+def test_a_cpu_quota_under_the_allowed_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
+    finding = look("CPUs")
+    assert (finding.state, finding.cure) == ("note", "--data.workers 1")
+
+
+def test_a_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_limit", lambda: 3 << 30)
+    finding = look("memory")
+    assert finding.state == "note"
+    assert finding.found.startswith("3 GiB by cgroup limit, of ")
+
+
+def test_a_low_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        assert look("open files") == Finding("512 at a time: little", "note", "ulimit -n 4096")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def cgroups(root: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    (root / "own").write_text(f"{own}\n")
+    return root, root / "own"
+
+
+def test_limits_of_cgroups_2_hold_from_any_level(tmp_path: Path) -> None:
+    files = {
+        "job/cpu.max": "150000 100000",
+        "job/step/cpu.max": "max 100000",
+        "job/memory.max": "max",
+        "job/step/memory.max": "4096",
+        "other/memory.max": "1",
+    }
+    given = cgroups(tmp_path, "0::/job/step", files)
+    assert (cpu_quota(*given), memory_limit(*given)) == (1.5, 4096)
+
+
+def test_limits_of_cgroups_1(tmp_path: Path) -> None:
+    files = {
+        "cpu/job/cpu.cfs_quota_us": "50000",
+        "cpu/job/cpu.cfs_period_us": "100000",
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/job/memory.limit_in_bytes": "8192",
+    }
+    given = cgroups(tmp_path, "4:memory:/job\n2:cpu,cpuacct:/job\n0::/", files)
+    assert (cpu_quota(*given), memory_limit(*given)) == (0.5, 8192)
+
+
+def test_no_cgroups_no_limits(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path, tmp_path / "none") is None
+    assert memory_limit(tmp_path, tmp_path / "none") is None
