@@ -22,21 +22,30 @@ from pipeline.errors import InputError
 
 
 class Source(NamedTuple):
-    """Where the pictures come from: `data_prep.<module>.read(origin)` lists them."""
+    """Where the pictures come from. The function `reader` of `data_prep` lists them: origin -> Dataset."""
 
-    module: str
+    reader: str  # "module.function", imported when it is called
     description: str
     takes_origin: bool = True
 
 
 SOURCES = {
-    "digits": Source("digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
+    "digits": Source("digits.read", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
     "image-folder": Source(
-        "image_folder", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+        "image_folder.read", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
     ),
     "imagenet": Source(
-        "imagenet", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
+        "imagenet.read", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
     ),
+    "cifar10": Source("cifar.cifar10", "CIFAR-10, python or binary version, tar.gz or unpacked"),
+    "cifar100": Source(
+        "cifar.cifar100", "CIFAR-100 with its fine labels, python or binary version, tar.gz or unpacked"
+    ),
+    "mnist": Source("mnist.read", "MNIST in its four idx files, .gz or unpacked"),
+    "svhn": Source(
+        "svhn.read", "SVHN cropped digits: train_32x32.mat, test_32x32.mat, extra_32x32.mat, those there are"
+    ),
+    "stl10": Source("stl10.read", "STL-10 in its binary files, unpacked: train, test, folds and unlabelled"),
 }
 PACKAGES = ("widemix", "numpy", "pillow")
 UNFINISHED = ".unfinished"  # ends the names of files still being written
@@ -64,7 +73,7 @@ def prepare(
     if done is not None:
         say(f"{to}: already prepared from {done.origin} with these settings")
         return done
-    dataset = importlib.import_module(f"data_prep.{described.module}").read(origin)
+    dataset = _list(described, origin)
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or allowed_cpus()
     with _workplace(to):
@@ -77,6 +86,11 @@ def _source(name: str) -> Source:
     close = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SOURCES)}"
     raise InputError(f"no source {name!r}; {hint}")
+
+
+def _list(source: Source, origin: Path | None) -> Dataset:
+    module, function = source.reader.split(".")
+    return getattr(importlib.import_module(f"data_prep.{module}"), function)(origin)
 
 
 def _origin(name: str, source: Source, origin: Path | None) -> Path | None:
@@ -151,7 +165,7 @@ def _write(
     source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, workers: int
 ) -> Manifest:
     splits: dict[str, Split] = {}
-    exceptions: list[dict[str, str]] = []
+    exceptions = list(dataset.exceptions)
     for name, samples in dataset.splits.items():
         path = to / f"{name}.beton{UNFINISHED}"
         encoded = encode_all(samples, settings, workers)

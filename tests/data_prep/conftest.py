@@ -3,14 +3,19 @@ import pytest
 from PIL import Image, ImageFilter
 
 
-def picture(seed, width=40, height=30, mode="RGB"):
-    """A smooth random picture, so that JPEG keeps it well."""
-    noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+@pytest.fixture
+def picture():
+    """`picture(seed, width, height, mode)`: a smooth random picture, so that JPEG keeps it well."""
+
+    def make(seed, width=40, height=30, mode="RGB"):
+        noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
+        return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+
+    return make
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, picture):
     """An image folder: 3 classes, 7 training and 2 validation JPEGs each."""
     root = tmp_path / "pictures"
     for split, count in (("train", 7), ("val", 2)):

@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import picture
 from PIL import Image
 
 from data_prep import beton
@@ -62,7 +61,7 @@ def load(path):
 
 
 @pytest.fixture
-def odd_files(tmp_path):
+def odd_files(tmp_path, picture):
     """JPEGs of every common kind, and two lossless files."""
     kinds = [
         ("jpg", {"quality": q, "subsampling": s, "progressive": p})
