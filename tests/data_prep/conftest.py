@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from data_prep.write import BetonWriter
+
 
 @pytest.fixture
 def picture():
@@ -25,3 +27,18 @@ def folder(tmp_path, picture):
                 seed = 100 * label + 10 * i + (split == "val")
                 picture(seed, 40 + i, 30 + label).save(root / split / name / f"{i}.JPEG", quality=92)
     return root
+
+
+@pytest.fixture
+def write_beton():
+    """`write_beton(path, encoded)` writes a whole file; returns the samples written and the exceptions."""
+
+    def write(path, encoded):
+        encoded = list(encoded)
+        with BetonWriter(path, path.with_suffix(".journal"), len(encoded)) as writer:
+            for item in encoded:
+                writer.add(item)
+            writer.finish()
+        return writer.count, writer.exceptions
+
+    return write
