@@ -15,6 +15,7 @@ from data_prep.manifest import NAME, Manifest, Split, hash_blocks, read_manifest
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
+from data_prep.subset import take_subset
 from data_prep.workplace import UNFINISHED, data_path, journal_path, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
@@ -72,7 +73,7 @@ def prepare(
         tidy(to)
         say(f"{to}: already prepared from {done.origin} with these settings")
         return done
-    dataset = _list(described, origin)
+    dataset = take_subset(_list(described, origin), settings)
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or allowed_cpus()
     with workplace(to, _plan(source, origin, settings, dataset), force):

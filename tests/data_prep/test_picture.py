@@ -181,7 +181,22 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         encode_file(tmp_path / "gone.jpg", PrepSettings(on_bad="skip"))
 
 
-@pytest.mark.parametrize("wrong", [{"quality": 0}, {"quality": 101}, {"max_size": -1}, {"on_bad": "ignore"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quality": 0},
+        {"quality": 101},
+        {"max_size": -1},
+        {"on_bad": "ignore"},
+        {"fraction": 0.0},
+        {"fraction": 1.01},
+        {"holdout": 1.0},
+        {"holdout": -0.1},
+        {"per_class": -1},
+        {"per_class": 5, "fraction": 0.5},
+        {"fraction": float("nan")},
+    ],
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         PrepSettings(**wrong)
