@@ -22,19 +22,21 @@ def allowed_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def encode_all(samples: Sequence[Sample], settings: PrepSettings, processes: int) -> Generator[Encoded]:
-    """Every sample encoded, in order. One process works in this one; more are started afresh (forkserver).
+def encode_all(
+    samples: Sequence[Sample], settings: PrepSettings, processes: int, start: int = 0
+) -> Generator[Encoded]:
+    """The samples from number `start` on, encoded, in order. One process means this one; more are started afresh.
 
     Raises what `encode` raises, and `RuntimeError` when a worker process dies. Close the iterator to stop early.
     """
     if processes == 1:
-        yield from (encode(sample, settings) for sample in samples)
+        yield from (encode(samples[i], settings) for i in range(start, len(samples)))
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     pool = ProcessPoolExecutor(processes, context, initializer=_start_worker)
     try:
-        yield from _in_order(pool, samples, settings, window=processes * AHEAD)
+        yield from _in_order(pool, samples, settings, start, window=processes * AHEAD)
     except BrokenProcessPool:
         raise RuntimeError("a process that encodes pictures was killed (out of memory?); start again") from None
     finally:
@@ -42,11 +44,11 @@ def encode_all(samples: Sequence[Sample], settings: PrepSettings, processes: int
 
 
 def _in_order(
-    pool: ProcessPoolExecutor, samples: Sequence[Sample], settings: PrepSettings, window: int
+    pool: ProcessPoolExecutor, samples: Sequence[Sample], settings: PrepSettings, start: int, window: int
 ) -> Iterator[Encoded]:
     under_way: deque[Future[list[Encoded]]] = deque()
-    for start in range(0, len(samples), CHUNK):
-        chunk = [samples[i] for i in range(start, min(start + CHUNK, len(samples)))]
+    for first in range(start, len(samples), CHUNK):
+        chunk = [samples[i] for i in range(first, min(first + CHUNK, len(samples)))]
         under_way.append(pool.submit(_encode_chunk, chunk, settings))
         if len(under_way) == window:
             yield from under_way.popleft().result()

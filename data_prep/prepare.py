@@ -1,45 +1,53 @@
-"""From a source on disk to a folder of .beton files with a manifest: all of it, or nothing."""
+"""From a source on disk to a folder of .beton files with a manifest: whole, or to be gone on with."""
 
 import difflib
-import errno
+import hashlib
 import importlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data_prep.encode import allowed_cpus, encode_all
-from data_prep.manifest import NAME, Manifest, Split, hash_blocks, manifest_json, read_manifest, split_path
+from data_prep.manifest import NAME, Manifest, Split, hash_blocks, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
-from data_prep.write import write_beton
+from data_prep.subset import take_subset
+from data_prep.workplace import UNFINISHED, data_path, journal_path, publish, tidy, workplace
+from data_prep.write import BetonWriter
 from pipeline.errors import InputError
 
 
 class Source(NamedTuple):
-    """Where the pictures come from: `data_prep.<module>.read(origin)` lists them."""
+    """Where the pictures come from. The function `reader` of `data_prep` lists them: origin -> Dataset."""
 
-    module: str
+    reader: str  # "module.function", imported when it is called
     description: str
     takes_origin: bool = True
 
 
 SOURCES = {
-    "digits": Source("digits", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
+    "digits": Source("digits.read", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
     "image-folder": Source(
-        "image_folder", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+        "image_folder.read", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
     ),
     "imagenet": Source(
-        "imagenet", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
+        "imagenet.read", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
     ),
+    "cifar10": Source("cifar.cifar10", "CIFAR-10, python or binary version, tar.gz or unpacked"),
+    "cifar100": Source(
+        "cifar.cifar100", "CIFAR-100 with its fine labels, python or binary version, tar.gz or unpacked"
+    ),
+    "mnist": Source("mnist.read", "MNIST in its four idx files, .gz or unpacked"),
+    "svhn": Source(
+        "svhn.read", "SVHN cropped digits: train_32x32.mat, test_32x32.mat, extra_32x32.mat, those there are"
+    ),
+    "stl10": Source("stl10.read", "STL-10 in its binary files, unpacked: train, test, folds and unlabelled"),
 }
 PACKAGES = ("widemix", "numpy", "pillow")
-UNFINISHED = ".unfinished"  # ends the names of files still being written
 
 
 def prepare(
@@ -55,19 +63,20 @@ def prepare(
 
     A folder that holds just this already is left alone; one that holds anything else is an `InputError`, unless
     `force`. `processes` encode pictures, by default as many as there are allowed CPUs. Raises `InputError` for what
-    the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed; either way, and
-    after Ctrl-C, nothing that this call wrote is left.
+    the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed. Either way, and
+    after Ctrl-C or a kill, the folder is as it was, or the same call goes on where this one stopped.
     """
     described = _source(source)
     origin = _origin(source, described, origin)
     done = _already_there(source, origin, to, settings, force)
     if done is not None:
+        tidy(to)
         say(f"{to}: already prepared from {done.origin} with these settings")
         return done
-    dataset = importlib.import_module(f"data_prep.{described.module}").read(origin)
+    dataset = take_subset(_list(described, origin), settings)
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or allowed_cpus()
-    with _workplace(to):
+    with workplace(to, _plan(source, origin, settings, dataset), force):
         return _write(source, origin, to, settings, dataset, workers)
 
 
@@ -77,6 +86,11 @@ def _source(name: str) -> Source:
     close = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.4)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SOURCES)}"
     raise InputError(f"no source {name!r}; {hint}")
+
+
+def _list(source: Source, origin: Path | None) -> Dataset:
+    module, function = source.reader.split(".")
+    return getattr(importlib.import_module(f"data_prep.{module}"), function)(origin)
 
 
 def _origin(name: str, source: Source, origin: Path | None) -> Path | None:
@@ -124,45 +138,43 @@ def _already_there(
     )
 
 
-@contextmanager
-def _workplace(to: Path) -> Iterator[None]:
-    """The folder while it is written to; takes away again what was created and not finished."""
-    missing = [folder for folder in (to, *to.parents) if not folder.exists()]
-    try:
-        try:
-            to.mkdir(parents=True, exist_ok=True)
-            (to / f"probe{UNFINISHED}").touch()
-        except OSError as error:
-            raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise InputError(f"{to}: the disk is full; nothing was kept") from None
-    finally:
-        for leftover in to.glob(f"*{UNFINISHED}"):
-            leftover.unlink()
-        for folder in missing:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
+def _plan(source: str, origin: Path | None, settings: PrepSettings, dataset: Dataset) -> dict[str, Any]:
+    """All that the bytes depend on, but for the pictures' own: equal where one process goes on from another."""
+    listing = {}
+    for name, samples in dataset.splits.items():
+        names = hashlib.blake2b(digest_size=16)
+        for sample in samples:
+            names.update(f"{sample.name}\0{sample.label}\n".encode("utf-8", "surrogateescape"))
+        listing[name] = [len(samples), names.hexdigest()]
+    return {
+        "source": source,
+        "from": str(origin or source),
+        **settings.as_json(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "listing": listing,
+    }
 
 
 def _write(
     source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, workers: int
 ) -> Manifest:
     splits: dict[str, Split] = {}
-    exceptions: list[dict[str, str]] = []
+    exceptions = list(dataset.exceptions)
     for name, samples in dataset.splits.items():
-        path = to / f"{name}.beton{UNFINISHED}"
-        encoded = encode_all(samples, settings, workers)
-        try:
-            count, odd = write_beton(path, progress(encoded, len(samples), name), len(samples))
-        finally:
-            encoded.close()
-        if not count:
-            raise InputError(f"{origin}: not one picture of {name} can be decoded")
-        exceptions += odd
-        splits[name] = Split(file=f"{name}.beton", bytes=path.stat().st_size, samples=count, blocks=hash_blocks(path))
+        path = data_path(to, name)
+        with (
+            BetonWriter(path, journal_path(to, name), len(samples)) as writer,
+            closing(encode_all(samples, settings, workers, writer.taken)) as encoded,
+        ):
+            for item in progress(encoded, len(samples), name, done=writer.taken):
+                writer.add(item)
+            if not writer.count:
+                raise InputError(f"{origin}: not one picture of {name} can be decoded")
+            writer.finish()
+        exceptions += writer.exceptions
+        splits[name] = Split(
+            file=f"{name}.beton", bytes=path.stat().st_size, samples=writer.count, blocks=hash_blocks(path)
+        )
     manifest = Manifest(
         source=source,
         origin=str(origin or source),
@@ -172,23 +184,5 @@ def _write(
         versions={name: version(name) for name in PACKAGES},
         exceptions=tuple(exceptions),
     )
-    _publish(to, manifest)
+    publish(to, manifest)
     return manifest
-
-
-def _publish(to: Path, manifest: Manifest) -> None:
-    """Give the files their names, the manifest last: a folder without one is not prepared."""
-    (to / NAME).unlink(missing_ok=True)
-    for split in manifest.splits.values():
-        os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
-    unfinished = to / f"{NAME}{UNFINISHED}"
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(manifest_json(manifest))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, to / NAME)
-    folder = os.open(to, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

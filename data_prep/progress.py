@@ -17,13 +17,18 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def progress(items: Iterable[Item], total: int, name: str, unit: str = "images") -> Iterator[Item]:
-    """The items, while standard error shows how many of `total` have passed, at what rate, and the time left."""
+def progress(items: Iterable[Item], total: int, name: str, unit: str = "images", done: int = 0) -> Iterator[Item]:
+    """The items, while standard error shows how many of `total` have passed, at what rate, and the time left.
+
+    `done` of them had passed before.
+    """
     console = Console(stderr=True)
-    return _bar(items, total, name, unit, console) if console.is_terminal else _lines(items, total, name, unit)
+    if console.is_terminal:
+        return _bar(items, total, name, unit, done, console)
+    return _lines(items, total, name, unit, done)
 
 
-def _bar(items: Iterable[Item], total: int, name: str, unit: str, console: Console) -> Iterator[Item]:
+def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, console: Console) -> Iterator[Item]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -32,19 +37,20 @@ def _bar(items: Iterable[Item], total: int, name: str, unit: str, console: Conso
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(name, total=total, rate="")
+        task = bar.add_task(name, total=total, completed=done, rate="")
         started = time.monotonic()
         for count, item in enumerate(items, start=1):
             yield item
             rate = count / max(time.monotonic() - started, 1e-9)
-            bar.update(task, completed=count, rate=f"{rate:,.0f} {unit}/s")
+            bar.update(task, completed=done + count, rate=f"{rate:,.0f} {unit}/s")
 
 
-def _lines(items: Iterable[Item], total: int, name: str, unit: str) -> Iterator[Item]:
+def _lines(items: Iterable[Item], total: int, name: str, unit: str, done: int) -> Iterator[Item]:
     started = said = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item
         now = time.monotonic()
         if now - said >= EVERY:
             said, rate = now, count / (now - started)
-            say(f"{name}: {count:,} of {total:,}, {rate:,.0f} {unit}/s, {(total - count) / rate:,.0f} s left")
+            left = total - done - count
+            say(f"{name}: {total - left:,} of {total:,}, {rate:,.0f} {unit}/s, {left / rate:,.0f} s left")

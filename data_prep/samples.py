@@ -40,10 +40,11 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source that has been listed: class names in label order, and the samples of each split."""
+    """A source that has been listed: class names in label order, the samples of each split, what was odd."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Sequence[Sample]]
+    exceptions: tuple[dict[str, str], ...] = ()  # files that are not what they should be: {"file", "rule"}
 
 
 @dataclass(frozen=True)

@@ -1,52 +1,114 @@
-"""Encoded samples -> a .beton of FFCV's format, written in sample order and never left half done.
+"""Encoded samples -> a .beton of FFCV's format, in sample order, by a writer that can be killed and started again.
 
 FFCV's own writer hangs for ever when a worker dies, places samples by whichever process came first, and cannot keep
 a JPEG's own bytes. Here one process writes, so the file depends on the samples and settings alone.
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from data_prep.beton import ALLOCATION, FIELD, FIELDS, HEADER, SAMPLE, VERSION
+from data_prep.journal import Journal
 from data_prep.picture import Encoded
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
+SHARD = 64 << 20  # bytes of data between two journal lines: the most that a kill can cost
 
 
-def write_beton(path: Path, encoded: Iterable[Encoded], expected: int) -> tuple[int, list[dict[str, str]]]:
-    """Write up to `expected` samples to a new file and flush it to disk.
+class BetonWriter:
+    """Writes the samples that `add` is given, from number `taken` on, to a file that `finish` completes.
 
-    Returns the number written and the exceptions, `{"file", "rule"}`. Samples without data are left out. The header
-    comes last: a file whose writing was cut short has none and opens nowhere.
+    At every 64 MiB the data are flushed to disk and the journal says so; a writer on the same files takes up there.
+    The header comes last: a file that was never finished has none, and opens nowhere. Use as a context manager.
     """
-    samples = np.zeros(expected, SAMPLE)
-    table = np.zeros(expected, ALLOCATION)
-    exceptions: list[dict[str, str]] = []
-    count = 0
-    with path.open("wb", buffering=PAGE) as file:
-        position = _next_page(_tables_end(expected))
-        file.seek(position)
-        for item in encoded:
-            if item.rule:
-                exceptions.append({"file": item.name, "rule": item.rule})
-            if not item.data:
-                continue
-            position = _place(file, position, item)
-            samples[count] = ((item.mode, item.width, item.height, position), item.label)
-            table[count] = (count, position, len(item.data))
-            position += len(item.data)
-            count += 1
-        file.write(table[:count].tobytes())
-        file.seek(0)
-        file.write(_header(count, position) + _fields() + samples[:count].tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    return count, exceptions
+
+    def __init__(self, path: Path, journal: Path, expected: int) -> None:
+        self.journal = Journal(journal)
+        self.samples = np.zeros(expected, SAMPLE)
+        self.table = np.zeros(expected, ALLOCATION)
+        self.exceptions: list[dict[str, str]] = []
+        self.taken = 0  # samples behind us, those left out included
+        self.count = 0  # samples written
+        self.position = _next_page(_tables_end(expected))
+        self._recover(path.stat().st_size if path.exists() else 0)
+        self.saved = (self.count, self.position, len(self.exceptions))
+        self.file = path.open("r+b" if self.taken else "wb", buffering=PAGE)
+        if self.taken:
+            self.file.truncate(self.position)
+        self.file.seek(self.position)
+
+    def __enter__(self) -> "BetonWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def add(self, item: Encoded) -> None:
+        """Write the next sample; one without data is left out."""
+        self.taken += 1
+        if item.rule:
+            self.exceptions.append({"file": item.name, "rule": item.rule})
+        if not item.data:
+            return
+        self._place(item)
+        self.samples[self.count] = ((item.mode, item.width, item.height, self.position), item.label)
+        self.table[self.count] = (self.count, self.position, len(item.data))
+        self.position += len(item.data)
+        self.count += 1
+        if self.position - self.saved[1] >= SHARD:
+            self._save()
+
+    def finish(self) -> None:
+        """Write the tables and the header, and flush the file to disk."""
+        self.file.write(self.table[: self.count].tobytes())
+        self.file.truncate()
+        self.file.seek(0)
+        self.file.write(_header(self.count, self.position) + _fields() + self.samples[: self.count].tobytes())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def _place(self, item: Encoded) -> None:
+        """Write the bytes here, or at the next page when they would cross into it."""
+        if len(item.data) > PAGE:
+            raise InputError(
+                f"{item.name}: takes {len(item.data)} bytes and a page of the file holds {PAGE}; "
+                f"give a maximal size (longest side, pixels)"
+            )
+        if self.position % PAGE + len(item.data) > PAGE:
+            self.position = _next_page(self.position)
+            self.file.seek(self.position)
+        self.file.write(item.data)
+
+    def _save(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        count, _, exceptions = self.saved
+        image, label = (self.samples[field][count : self.count] for field in ("f0", "f1"))
+        columns = [image["mode"], image["width"], image["height"], label, image["data_ptr"]]
+        columns.append(self.table["size"][count : self.count])
+        rows = list(zip(*(column.tolist() for column in columns), strict=True))
+        self.journal.append({"taken": self.taken, "rows": rows, "exceptions": self.exceptions[exceptions:]})
+        self.saved = (self.count, self.position, len(self.exceptions))
+
+    def _recover(self, size: int) -> None:
+        """Take up what the journal tells of and the file, of `size` bytes, does hold."""
+        kept = 0
+        for line in self.journal.lines():
+            *_, position, length = line["rows"][-1]
+            if position + length > size:
+                break
+            for mode, width, height, label, place, length in line["rows"]:
+                self.samples[self.count] = ((mode, width, height, place), label)
+                self.table[self.count] = (self.count, place, length)
+                self.position = place + length
+                self.count += 1
+            self.exceptions += line["exceptions"]
+            self.taken = line["taken"]
+            kept += 1
+        self.journal.rewind(kept)
 
 
 def _tables_end(count: int) -> int:
@@ -55,20 +117,6 @@ def _tables_end(count: int) -> int:
 
 def _next_page(position: int) -> int:
     return -(-position // PAGE) * PAGE
-
-
-def _place(file: BinaryIO, position: int, item: Encoded) -> int:
-    """Write the bytes at `position`, or at the next page when they would cross into it; return where."""
-    if len(item.data) > PAGE:
-        raise InputError(
-            f"{item.name}: takes {len(item.data)} bytes and a page of the file holds {PAGE}; "
-            f"give a maximal size (longest side, pixels)"
-        )
-    if position % PAGE + len(item.data) > PAGE:
-        position = _next_page(position)
-        file.seek(position)
-    file.write(item.data)
-    return position
 
 
 def _header(count: int, table: int) -> bytes:

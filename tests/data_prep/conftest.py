@@ -2,15 +2,22 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-
-def picture(seed, width=40, height=30, mode="RGB"):
-    """A smooth random picture, so that JPEG keeps it well."""
-    noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
-    return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+from data_prep.write import BetonWriter
 
 
 @pytest.fixture
-def folder(tmp_path):
+def picture():
+    """`picture(seed, width, height, mode)`: a smooth random picture, so that JPEG keeps it well."""
+
+    def make(seed, width=40, height=30, mode="RGB"):
+        noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
+        return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+
+    return make
+
+
+@pytest.fixture
+def folder(tmp_path, picture):
     """An image folder: 3 classes, 7 training and 2 validation JPEGs each."""
     root = tmp_path / "pictures"
     for split, count in (("train", 7), ("val", 2)):
@@ -20,3 +27,18 @@ def folder(tmp_path):
                 seed = 100 * label + 10 * i + (split == "val")
                 picture(seed, 40 + i, 30 + label).save(root / split / name / f"{i}.JPEG", quality=92)
     return root
+
+
+@pytest.fixture
+def write_beton():
+    """`write_beton(path, encoded)` writes a whole file; returns the samples written and the exceptions."""
+
+    def write(path, encoded):
+        encoded = list(encoded)
+        with BetonWriter(path, path.with_suffix(".journal"), len(encoded)) as writer:
+            for item in encoded:
+                writer.add(item)
+            writer.finish()
+        return writer.count, writer.exceptions
+
+    return write

@@ -5,29 +5,31 @@ import pytest
 
 from data_prep.beton import ALLOCATION, FIELD, HEADER, JPEG, RAW, SAMPLE, open_beton
 from data_prep.picture import Encoded
-from data_prep.write import PAGE, write_beton
+from data_prep.write import PAGE
 from pipeline.errors import InputError
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
 
 
-def write(path, count=3):
-    samples = [Encoded(str(i), i, RAW, 2, 3, bytes(range(i, i + 18)), "") for i in range(count)]
-    assert write_beton(path, samples, count) == (count, [])
-    return path
+@pytest.fixture
+def whole(tmp_path, write_beton):
+    """A file of three raw pictures, 2 x 3 pixels."""
+    samples = [Encoded(str(i), i, RAW, 2, 3, bytes(range(i, i + 18)), "") for i in range(3)]
+    assert write_beton(tmp_path / "a.beton", samples) == (3, [])
+    return tmp_path / "a.beton"
 
 
-def test_round_trip(tmp_path):
-    beton = open_beton(write(tmp_path / "a.beton"))
+def test_round_trip(whole):
+    beton = open_beton(whole)
     assert beton.label.tolist() == [0, 1, 2]
     for i in range(3):
         assert beton.bytes[beton.offset[i] :][:18].tolist() == list(range(i, i + 18))
 
 
-def test_a_left_out_sample_takes_no_place(tmp_path):
+def test_a_left_out_sample_takes_no_place(tmp_path, write_beton):
     samples = [Encoded("a", 4, JPEG, 5, 6, b"abc", ""), Encoded("b", 0, RAW, 0, 0, b"", "left out: is empty")]
     samples.append(Encoded("c", 7, JPEG, 8, 9, b"defg", "grey to RGB"))
-    written = write_beton(tmp_path / "a.beton", samples, 3)
+    written = write_beton(tmp_path / "a.beton", samples)
     rules = [{"file": "b", "rule": "left out: is empty"}, {"file": "c", "rule": "grey to RGB"}]
     assert written == (2, rules)
     beton = open_beton(tmp_path / "a.beton")
@@ -38,27 +40,27 @@ def test_a_left_out_sample_takes_no_place(tmp_path):
     ]
 
 
-def test_no_sample_crosses_a_page(tmp_path):
+def test_no_sample_crosses_a_page(tmp_path, write_beton):
     samples = [
         Encoded(str(i), i, JPEG, 1, 1, bytes([i]) * size, "") for i, size in enumerate((PAGE - 10, 11, 10, PAGE))
     ]
-    write_beton(tmp_path / "a.beton", samples, 4)
+    write_beton(tmp_path / "a.beton", samples)
     beton = open_beton(tmp_path / "a.beton")
     assert beton.offset.tolist() == [PAGE, 2 * PAGE, 2 * PAGE + 11, 3 * PAGE]
     assert beton.bytes[3 * PAGE :][:PAGE].tobytes() == b"\3" * PAGE
 
 
-def test_a_picture_larger_than_a_page_is_refused(tmp_path):
+def test_a_picture_larger_than_a_page_is_refused(tmp_path, write_beton):
     with pytest.raises(InputError, match=r"huge\.png: takes 8388609 bytes"):
-        write_beton(tmp_path / "a.beton", [Encoded("huge.png", 0, JPEG, 1, 1, bytes(PAGE + 1), "")], 1)
+        write_beton(tmp_path / "a.beton", [Encoded("huge.png", 0, JPEG, 1, 1, bytes(PAGE + 1), "")])
 
 
-def test_every_cut_is_refused(tmp_path):
-    whole = write(tmp_path / "a.beton").read_bytes()
+def test_every_cut_is_refused(tmp_path, whole):
+    data = whole.read_bytes()
     tables = TABLES + 3 * SAMPLE.itemsize
-    cuts = [*range(0, tables, 7), *range(tables, len(whole) - 300, 1 << 20), *range(len(whole) - 300, len(whole))]
+    cuts = [*range(0, tables, 7), *range(tables, len(data) - 300, 1 << 20), *range(len(data) - 300, len(data))]
     path = tmp_path / "cut.beton"
-    path.write_bytes(whole)
+    path.write_bytes(data)
     for cut in reversed(cuts):
         with path.open("r+b") as file:
             file.truncate(cut)
@@ -85,8 +87,8 @@ def test_every_cut_is_refused(tmp_path):
         (ALLOCATION, -72, 1, "size", 0, "sample 1 does not lie"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path, kind, start, row, field, value, word):
-    path = write(tmp_path / "a.beton")
+def test_damaged_tables_are_refused(kind, start, row, field, value, word, whole):
+    path = whole
     start += path.stat().st_size if start < 0 else 0
     damaged = np.memmap(path, kind, "r+", start, (3 if kind != HEADER else 1,))
     damaged[field][row] = value
@@ -96,9 +98,9 @@ def test_damaged_tables_are_refused(tmp_path, kind, start, row, field, value, wo
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, PAGE, 5])
-def test_sizes_that_reach_beyond_or_overlap_are_refused(tmp_path, size):
+def test_sizes_that_reach_beyond_or_overlap_are_refused(tmp_path, size, write_beton):
     path = tmp_path / "a.beton"
-    write_beton(path, [Encoded(str(i), i, JPEG, 2, 3, bytes(4), "") for i in range(3)], 3)
+    write_beton(path, [Encoded(str(i), i, JPEG, 2, 3, bytes(4), "") for i in range(3)])
     table = np.memmap(path, ALLOCATION, "r+", path.stat().st_size - 72, (3,))
     table["size"][1] = size
     table.flush()
@@ -106,8 +108,8 @@ def test_sizes_that_reach_beyond_or_overlap_are_refused(tmp_path, size):
         open_beton(path)
 
 
-def test_bytes_after_the_end_are_refused(tmp_path):
-    path = write(tmp_path / "a.beton")
+def test_bytes_after_the_end_are_refused(whole):
+    path = whole
     with path.open("ab") as file:
         file.write(b"\0")
     with pytest.raises(InputError, match="after its allocation table"):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import picture
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
@@ -32,7 +31,7 @@ PREPARE = """
 
 
 @pytest.fixture
-def slow_folder(tmp_path):
+def slow_folder(tmp_path, picture):
     """Pictures that take some seconds: a few large ones under many names."""
     (tmp_path / "pictures/train/a").mkdir(parents=True)
     picture(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)

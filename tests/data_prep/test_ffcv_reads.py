@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-from conftest import picture
 from PIL import Image
 
 from data_prep import beton
@@ -13,7 +12,6 @@ from data_prep.encode import encode_all
 from data_prep.prepare import prepare
 from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
-from data_prep.write import write_beton
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -62,7 +60,7 @@ def load(path):
 
 
 @pytest.fixture
-def odd_files(tmp_path):
+def odd_files(tmp_path, picture):
     """JPEGs of every common kind, and two lossless files."""
     kinds = [
         ("jpg", {"quality": q, "subsampling": s, "progressive": p})
@@ -77,17 +75,17 @@ def odd_files(tmp_path):
     return PictureFiles(tmp_path, names, range(50, 50 + len(names)))
 
 
-def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files):
-    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(raw=True), 1), len(odd_files))
+def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files, write_beton):
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(raw=True), 1))
     images, labels = load(tmp_path / "a.beton")
     assert labels.tolist() == list(odd_files.labels)
     for image, name in zip(images, odd_files.names, strict=True):
         assert np.array_equal(image, Image.open(tmp_path / name))
 
 
-def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files):
+def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_beton):
     """FFCV asks libturbojpeg for its fast inverse transform, which is some levels off the accurate one."""
-    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(), 1), len(odd_files))
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(), 1))
     images, labels = load(tmp_path / "a.beton")
     stored = beton.open_beton(tmp_path / "a.beton")
     assert labels.tolist() == list(odd_files.labels)

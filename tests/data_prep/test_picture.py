@@ -4,7 +4,6 @@ import io
 
 import numpy as np
 import pytest
-from conftest import picture
 from PIL import Image
 
 from data_prep.beton import JPEG, RAW
@@ -28,14 +27,14 @@ def pixels(encoded):
 @pytest.mark.parametrize(
     "options", [{}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"quality": 5}]
 )
-def test_ordinary_jpegs_keep_their_bytes(tmp_path, options):
+def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, picture):
     picture(0).save(tmp_path / "a.jpg", **options)
     encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=40))
     assert encoded == ("a.jpg", 3, JPEG, 40, 30, (tmp_path / "a.jpg").read_bytes(), "")
 
 
 @pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
-def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size):
+def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size, picture):
     picture(0, *size).save(tmp_path / "a.jpg")
     encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, raw=True))
     expected = (max(1, round(size[0] * 32 / max(size))), max(1, round(size[1] * 32 / max(size))))
@@ -46,7 +45,7 @@ def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size):
     assert encode_file(tmp_path / "a.jpg", PrepSettings(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
 
 
-def test_quality_is_that_of_the_settings(tmp_path):
+def test_quality_is_that_of_the_settings(tmp_path, picture):
     picture(0).save(tmp_path / "a.png")
     buffer = io.BytesIO()
     picture(0).save(buffer, "JPEG", quality=77)
@@ -64,7 +63,7 @@ def test_quality_is_that_of_the_settings(tmp_path):
         ("a.tif", "CMYK", "CMYK to RGB"),
     ],
 )
-def test_modes_become_what_pillow_makes_of_them(tmp_path, name, mode, rule):
+def test_modes_become_what_pillow_makes_of_them(tmp_path, name, mode, rule, picture):
     picture(1, mode=mode).save(tmp_path / name)
     with Image.open(tmp_path / name) as image:
         assert image.mode == mode
@@ -75,7 +74,7 @@ def test_modes_become_what_pillow_makes_of_them(tmp_path, name, mode, rule):
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_alpha_is_laid_over_white(tmp_path, mode):
+def test_alpha_is_laid_over_white(tmp_path, mode, picture):
     image = picture(2, mode=mode)
     alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
     image.putalpha(Image.fromarray(alpha))
@@ -87,7 +86,7 @@ def test_alpha_is_laid_over_white(tmp_path, mode):
     assert encoded.rule == "alpha over white"
 
 
-def test_transparent_palette_entries_are_white(tmp_path):
+def test_transparent_palette_entries_are_white(tmp_path, picture):
     image = picture(3, mode="P")
     image.save(tmp_path / "a.gif", transparency=int(np.asarray(image)[0, 0]))
     encoded = encode_file(tmp_path / "a.gif")
@@ -104,7 +103,7 @@ def test_16_bits_keep_their_high_byte(tmp_path):
 
 
 @pytest.mark.parametrize("turn", range(2, 9))
-def test_turned_pictures_stand_upright(tmp_path, turn):
+def test_turned_pictures_stand_upright(tmp_path, turn, picture):
     exif = Image.Exif()
     exif[0x0112] = turn
     picture(4).save(tmp_path / "a.jpg", exif=exif)
@@ -125,14 +124,14 @@ def test_turned_pictures_stand_upright(tmp_path, turn):
     assert encode_file(tmp_path / "a.jpg", PrepSettings()).rule == "turned upright"
 
 
-def test_a_png_named_jpeg_is_named(tmp_path):
+def test_a_png_named_jpeg_is_named(tmp_path, picture):
     picture(5).save(tmp_path / "a.JPEG", "PNG")
     encoded = encode_file(tmp_path / "a.JPEG")
     assert np.array_equal(pixels(encoded), picture(5))
     assert encoded.rule == "a PNG file"
 
 
-def test_an_animation_gives_its_first_frame(tmp_path):
+def test_an_animation_gives_its_first_frame(tmp_path, picture):
     frames = [picture(i) for i in range(3)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
     encoded = encode_file(tmp_path / "a.webp")
@@ -140,7 +139,7 @@ def test_an_animation_gives_its_first_frame(tmp_path):
     assert encoded.rule == "first of 3 frames"
 
 
-def test_odd_chroma_sampling_is_encoded_anew(tmp_path):
+def test_odd_chroma_sampling_is_encoded_anew(tmp_path, picture):
     picture(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
     plain = (tmp_path / "a.jpg").read_bytes()
     components = plain.index(b"\xff\xc0") + 10  # id, sampling, table: three times
@@ -155,7 +154,7 @@ def test_odd_chroma_sampling_is_encoded_anew(tmp_path):
         assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), image)
 
 
-def bad_files(tmp_path):
+def bad_files(tmp_path, picture):
     picture(6).save(tmp_path / "whole.jpg")
     picture(6).save(tmp_path / "whole.png")
     whole = {suffix: (tmp_path / f"whole.{suffix}").read_bytes() for suffix in ("jpg", "png")}
@@ -166,8 +165,8 @@ def bad_files(tmp_path):
             yield f"cut{cut}.{suffix}", data[:cut]
 
 
-def test_bad_pictures_are_named_or_left_out(tmp_path):
-    for name, data in bad_files(tmp_path):
+def test_bad_pictures_are_named_or_left_out(tmp_path, picture):
+    for name, data in bad_files(tmp_path, picture):
         (tmp_path / name).write_bytes(data)
         for keep in (PrepSettings(), PrepSettings(max_size=8), RAW_PIXELS):
             with pytest.raises(InputError, match=name):
@@ -182,7 +181,22 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         encode_file(tmp_path / "gone.jpg", PrepSettings(on_bad="skip"))
 
 
-@pytest.mark.parametrize("wrong", [{"quality": 0}, {"quality": 101}, {"max_size": -1}, {"on_bad": "ignore"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quality": 0},
+        {"quality": 101},
+        {"max_size": -1},
+        {"on_bad": "ignore"},
+        {"fraction": 0.0},
+        {"fraction": 1.01},
+        {"holdout": 1.0},
+        {"holdout": -0.1},
+        {"per_class": -1},
+        {"per_class": 5, "fraction": 0.5},
+        {"fraction": float("nan")},
+    ],
+)
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         PrepSettings(**wrong)

@@ -1,25 +1,29 @@
-"""What each source lists."""
+"""What class folders become."""
 
 import pytest
-from conftest import picture
 
 from data_prep import image_folder, imagenet
 from pipeline.errors import InputError
 
 
-def fill(root, *names):
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        picture(0).save(root / name, "JPEG")
+@pytest.fixture
+def fill(tmp_path, picture):
+    """`fill(name, ...)` puts a JPEG under each name."""
+
+    def make(*names):
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            picture(0).save(tmp_path / name, "JPEG")
+
+    return make
 
 
 def listed(dataset, split):
     return [(sample.name, sample.label) for sample in dataset.splits[split]]
 
 
-def test_image_folder_labels_by_the_union_of_class_folders(tmp_path):
+def test_image_folder_labels_by_the_union_of_class_folders(tmp_path, fill):
     fill(
-        tmp_path,
         "train/b/2.JPG",
         "train/b/1.jpeg",
         "train/a/sub/x.png",
@@ -53,8 +57,8 @@ def test_empty_folders_are_refused(tmp_path, make, word):
         image_folder.read(tmp_path)
 
 
-def test_imagenet_follows_wnids_txt(tmp_path):
-    fill(tmp_path, "train/n00000002/a.JPEG", "train/n00000001/b.JPEG", "val/n00000002/c.JPEG")
+def test_imagenet_follows_wnids_txt(tmp_path, fill):
+    fill("train/n00000002/a.JPEG", "train/n00000001/b.JPEG", "val/n00000002/c.JPEG")
     sorted_labels = [("train/n00000001/b.JPEG", 0), ("train/n00000002/a.JPEG", 1)]
     assert listed(imagenet.read(tmp_path), "train") == sorted_labels
     (tmp_path / "wnids.txt").write_text("n00000009\tnewt\n\nn00000002\ttench\nn00000001 goldfish, carp\n")
@@ -73,8 +77,8 @@ def test_imagenet_follows_wnids_txt(tmp_path):
         ("tench n00000001\n", "train/n00000001", "'tench' is no WordNet id"),
     ],
 )
-def test_imagenet_refuses_other_names(tmp_path, wnids, folder, word):
-    fill(tmp_path, f"{folder}/a.JPEG")
+def test_imagenet_refuses_other_names(tmp_path, wnids, folder, word, fill):
+    fill(f"{folder}/a.JPEG")
     if wnids:
         (tmp_path / "wnids.txt").write_text(wnids)
     with pytest.raises(InputError, match=word):

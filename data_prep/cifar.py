@@ -1,0 +1,135 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009) in the python and binary versions: 32 x 32 pixels, stored raw."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.official import Layout, read_files
+from data_prep.samples import Dataset, PixelArrays
+from pipeline.errors import InputError
+
+PIXELS = 3 * 32 * 32
+
+CIFAR10_PYTHON = Layout(
+    "cifar-10-batches-py",
+    "cifar-10-python.tar.gz",
+    {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+        "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+    },
+)
+CIFAR10_BINARY = Layout(
+    "cifar-10-batches-bin",
+    "cifar-10-binary.tar.gz",
+    dict.fromkeys([*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", "batches.meta.txt"], ""),
+    "c32a1d4ab5d03f1284b67883e8d87530",
+)
+CIFAR100_PYTHON = Layout(
+    "cifar-100-python",
+    "cifar-100-python.tar.gz",
+    {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+        "meta": "7973b15100ade9c7d40fb424638fde48",
+    },
+)
+CIFAR100_BINARY = Layout(
+    "cifar-100-binary",
+    "cifar-100-binary.tar.gz",
+    dict.fromkeys(["train.bin", "test.bin", "fine_label_names.txt"], ""),
+    "03b5dce01913d631647c71ecec9e9cb8",
+)
+
+
+class _Keys(NamedTuple):
+    """Where CIFAR-10 and CIFAR-100 differ."""
+
+    labels: str  # key of a pickled batch
+    names: str  # key of the pickled meta file
+    label_bytes: int  # before the pixels of a binary record; the last of them is the (fine) label
+
+
+CIFAR10 = _Keys("labels", "label_names", 1)
+CIFAR100 = _Keys("fine_labels", "fine_label_names", 2)
+
+
+def cifar10(origin: Path) -> Dataset:
+    """50,000 training and 10,000 test pictures of 10 classes, in the official order."""
+    return _read(origin, CIFAR10, CIFAR10_PYTHON, CIFAR10_BINARY)
+
+
+def cifar100(origin: Path) -> Dataset:
+    """50,000 training and 10,000 test pictures of the 100 fine classes, in the official order."""
+    return _read(origin, CIFAR100, CIFAR100_PYTHON, CIFAR100_BINARY)
+
+
+def _read(origin: Path, keys: _Keys, python: Layout, binary: Layout) -> Dataset:
+    layout, files, notes = read_files(origin, (python, binary))
+    *batches, meta = files
+    if layout is python:
+        parts = {name: _pickled_batch(name, files[name], keys) for name in batches}
+        classes = tuple(_unpickle(meta, files[meta])[keys.names])
+    else:
+        parts = {name: _binary_batch(name, files[name], keys) for name in batches}
+        classes = tuple(files[meta].decode("ascii").split())
+    for name, (_, labels) in parts.items():
+        if labels.min() < 0 or labels.max() >= len(classes):
+            raise InputError(f"{name}: has labels outside of 0 to {len(classes) - 1}; fetch it again")
+    *train, test = parts.values()
+    pixels, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+    splits = {"train": _pictures("train", pixels, labels), "test": _pictures("test", *test)}
+    return Dataset(classes, splits, notes)
+
+
+def _pictures(name: str, pixels: np.ndarray, labels: np.ndarray) -> PixelArrays:
+    return PixelArrays(name, pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
+
+
+def _binary_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.ndarray]:
+    record = keys.label_bytes + PIXELS
+    if not data or len(data) % record:
+        raise InputError(f"{name}: has {len(data)} bytes, not a multiple of {record}; fetch it again")
+    records = np.frombuffer(data, np.uint8).reshape(-1, record)
+    return records[:, keys.label_bytes :], records[:, keys.label_bytes - 1].astype(np.int64)
+
+
+def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.ndarray]:
+    batch = _unpickle(name, data)
+    pixels, labels = batch.get("data"), np.asarray(batch.get(keys.labels))
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (len(labels), PIXELS)):
+        raise InputError(f"{name}: is not a batch of {PIXELS} bytes a picture and as many {keys.labels}")
+    return pixels, labels.astype(np.int64)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle may run any code; this one makes NumPy arrays, and refuses the rest."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed: dict[tuple[str, str], Any] = {
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+            ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
+        }
+        if (module, name) in allowed:
+            return allowed[module, name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _unpickle(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        found = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
+        if not isinstance(found, dict):
+            raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise InputError(f"{name}: is not one of CIFAR's pickles ({error}); fetch it again") from None
+    return found

@@ -1,0 +1,46 @@
+"""MNIST (LeCun et al. 1998) in its four idx files, compressed or not: 28 x 28 grey levels, stored raw as RGB."""
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.official import Layout, read_files
+from data_prep.samples import Dataset, PixelArrays
+from pipeline.errors import InputError
+
+GZ = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+LAYOUTS = [Layout("MNIST/raw", "", files) for files in (GZ, dict.fromkeys((name[:-3] for name in GZ), ""))]
+
+
+def read(origin: Path) -> Dataset:
+    """60,000 training and 10,000 test pictures, in the official order."""
+    _, files, notes = read_files(origin, LAYOUTS)
+    train, train_labels, test, test_labels = (_idx(name, data) for name, data in files.items())
+    splits = {}
+    for name, grey, labels in (("train", train, train_labels), ("test", test, test_labels)):
+        if grey.shape != (len(labels), 28, 28) or not labels.size or labels.max() > 9:
+            raise InputError(
+                f"{origin}: the {name} files have shapes {grey.shape} and {labels.shape}; fetch them again"
+            )
+        splits[name] = PixelArrays(name, np.broadcast_to(grey[..., None], (*grey.shape, 3)), labels)
+    return Dataset(tuple("0123456789"), splits, notes)
+
+
+def _idx(name: str, data: bytes) -> np.ndarray:
+    """An idx file: two zeros, type 8 (uint8), the number of axes, their big-endian lengths, the values."""
+    try:
+        body = gzip.decompress(data) if name.endswith(".gz") else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{name}: cannot be decompressed ({error}); fetch it again") from None
+    axes = body[3] if body[:3] == b"\0\0\x08" and len(body) > 3 else 0
+    shape = [int.from_bytes(body[i : i + 4]) for i in range(4, 4 + 4 * axes, 4)]
+    if not axes or len(body) != 4 + 4 * axes + np.prod(shape, dtype=int):
+        raise InputError(f"{name}: is no idx file of bytes, or is cut short; fetch it again")
+    return np.frombuffer(body, np.uint8, offset=4 + 4 * axes).reshape(shape)

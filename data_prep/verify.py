@@ -1,0 +1,69 @@
+"""Every byte of a prepared folder against its manifest: FFCV's files carry no checksum of their own."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.beton import Beton, open_beton
+from data_prep.manifest import BLOCK, Split, hash_block, read_manifest
+from data_prep.progress import progress
+from pipeline.errors import InputError
+
+RANGES = 10  # of sample numbers, in one line
+
+
+def verify(folder: Path) -> list[str]:
+    """One line for each damage found, naming the block and the samples in it; `InputError` without a manifest."""
+    manifest = read_manifest(folder)
+    return [line for name, split in manifest.splits.items() for line in _verify(folder / split.file, name, split)]
+
+
+def _verify(path: Path, name: str, split: Split) -> list[str]:
+    if not path.is_file():
+        return [f"{path}: is missing"]
+    size = path.stat().st_size
+    lines = [f"{path}: has {size} bytes, the manifest says {split.bytes}"] if size != split.bytes else []
+    beton = None
+    try:
+        beton = open_beton(path)
+        if len(beton) != split.samples:
+            lines.append(f"{path}: holds {len(beton)} samples, the manifest says {split.samples}")
+    except InputError as error:
+        lines.append(str(error))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = pool.map(lambda block: _hash(path, block), range(len(split.blocks)))
+        for block, digest in enumerate(progress(found, len(split.blocks), name, "blocks")):
+            if digest != split.blocks[block]:
+                lines.append(_damage(path, block, digest, beton))
+    return lines
+
+
+def _hash(path: Path, block: int) -> str:
+    """The hash, or the system's complaint, which is none."""
+    try:
+        return hash_block(path, block)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _damage(path: Path, block: int, digest: str, beton: Beton | None) -> str:
+    start, stop = block * BLOCK, (block + 1) * BLOCK
+    how = f" ({digest})" if digest.startswith("cannot") else ""
+    line = f"{path}: block {block} (bytes {start} to {stop - 1}) is damaged{how}"
+    if beton is None:
+        return f"{line}; the tables do not say which samples lie there"
+    touched = np.flatnonzero((beton.offset < stop) & (beton.offset + beton.size > start))
+    places = [f"samples {_ranges(touched)}"] if len(touched) else []
+    if start < beton.offset.min() or stop > (beton.offset + beton.size).max():
+        places.append("the tables (labels, sizes, positions) or the space beside them")
+    return f"{line}; in it {' and '.join(places) or 'unused space'}"
+
+
+def _ranges(numbers: np.ndarray) -> str:
+    """Such as `0 to 4, 9`: at most ten runs of consecutive numbers."""
+    runs: Iterable[np.ndarray] = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(words[:RANGES]) + (f" and {len(words) - RANGES} runs more" if len(words) > RANGES else "")

@@ -1,0 +1,160 @@
+"""CIFAR-10 and CIFAR-100 from files in their official layouts."""
+
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from data_prep import cifar
+from data_prep.beton import RAW, open_beton
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+RNG = np.random.RandomState(0)
+
+
+def listed(split):
+    """Pixels [n, height, width, 3] and labels of a split, sample by sample."""
+    samples = [split[i] for i in range(len(split))]
+    return np.stack([sample.picture for sample in samples]), [sample.label for sample in samples]
+
+
+def random_pictures(count):
+    return RNG.randint(0, 256, (count, 32, 32, 3), np.uint8)
+
+
+# A picture is its red, then green, then blue values, row by row.
+
+
+@pytest.fixture
+def cifar_data():
+    parts = {f"data_batch_{i}": (random_pictures(3), [i, 0, 9]) for i in range(1, 6)}
+    return parts | {"test_batch": (random_pictures(2), [7, 8])}
+
+
+def rows(pictures):
+    return np.stack([np.concatenate([picture[..., c].reshape(-1) for c in range(3)]) for picture in pictures])
+
+
+def write_cifar10_python(folder, data, protocol=2):
+    folder.mkdir(parents=True)
+    for name, (pictures, labels) in data.items():
+        batch = {"batch_label": b"x", "labels": labels, "data": rows(pictures)}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+    names = [f"class{i}" for i in range(10)]
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=protocol))
+
+
+def write_cifar10_binary(folder, data):
+    folder.mkdir(parents=True)
+    for name, (pictures, labels) in data.items():
+        records = [bytes([label]) + row.tobytes() for label, row in zip(labels, rows(pictures), strict=True)]
+        (folder / f"{name}.bin").write_bytes(b"".join(records))
+    (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)))
+
+
+def assert_is_cifar10(dataset, data):
+    *train, (test_pictures, test_labels) = data.values()
+    pictures, labels = listed(dataset.splits["train"])
+    assert np.array_equal(pictures, np.concatenate([part for part, _ in train]))
+    assert labels == [label for _, part in train for label in part]
+    pictures, labels = listed(dataset.splits["test"])
+    assert np.array_equal(pictures, test_pictures)
+    assert labels == test_labels
+    assert dataset.classes == tuple(f"class{i}" for i in range(10))
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+@pytest.mark.parametrize("where", ["folder", "above", "tar", "above tar"])
+def test_cifar10_in_every_form(tmp_path, cifar_data, form, where, capsys):
+    inner, tar = {
+        "python": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+        "binary": ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+    }[form]
+    write = write_cifar10_python if form == "python" else write_cifar10_binary
+    write(tmp_path / "a" / inner, cifar_data)
+    with tarfile.open(tmp_path / tar, "w:gz") as archive:
+        archive.add(tmp_path / "a" / inner, inner)
+    origin = {"folder": f"a/{inner}", "above": "a", "tar": tar, "above tar": "."}[where]
+    dataset = cifar.cifar10(tmp_path / origin)
+    assert_is_cifar10(dataset, cifar_data)
+    # Every file with a known sum is said not to be the official one.
+    known = 7 if form == "python" else int("tar" in where)
+    assert len(dataset.exceptions) == known
+    assert capsys.readouterr().err.count("where the official file has") == known
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_cifar100_reads_fine_labels(tmp_path, form):
+    data = {name: (random_pictures(4), [0, 99, 42, 7], [3, 1, 2, 0]) for name in ("train", "test")}
+    names = [f"class{i}" for i in range(100)]
+    for name, (pictures, fine, coarse) in data.items():
+        if form == "python":
+            batch = {"data": rows(pictures), "fine_labels": fine, "coarse_labels": coarse}
+            (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
+        else:
+            records = [
+                bytes(labels) + row.tobytes() for *labels, row in zip(coarse, fine, rows(pictures), strict=True)
+            ]
+            (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
+    if form == "python":
+        (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=2))
+    else:
+        (tmp_path / "fine_label_names.txt").write_text("\n".join(names))
+    dataset = cifar.cifar100(tmp_path)
+    for name, (pictures, fine, _) in data.items():
+        found, labels = listed(dataset.splits[name])
+        assert np.array_equal(found, pictures)
+        assert labels == fine
+    assert dataset.classes == tuple(names)
+
+
+class Attack:
+    def __reduce__(self):
+        return (print, ("ran",))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "word"),
+    [
+        ("data_batch_3", None, "data_batch_3: cannot be read"),
+        ("data_batch_3", b"", "data_batch_3: is not one of CIFAR's pickles"),
+        ("data_batch_3", pickle.dumps(Attack()), r"it asks for (__builtin__|builtins)\.print"),
+        ("data_batch_3", pickle.dumps([1]), "it holds a list"),
+        ("data_batch_3", pickle.dumps({"labels": [1]}), "data_batch_3: is not a batch"),
+        ("test_batch", pickle.dumps({"labels": [10], "data": np.zeros((1, 3072), np.uint8)}), "outside of 0 to 9"),
+    ],
+)
+def test_damaged_cifar_files_are_named(tmp_path, cifar_data, name, data, word, capsys):
+    write_cifar10_python(tmp_path / "c", cifar_data)
+    (tmp_path / "c" / name).unlink()
+    if data is not None:
+        (tmp_path / "c" / name).write_bytes(data)
+    with pytest.raises(InputError, match=word):
+        cifar.cifar10(tmp_path / "c")
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_a_cut_tar_is_refused(tmp_path, cifar_data):
+    write_cifar10_python(tmp_path / "cifar-10-batches-py", cifar_data)
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+    whole = (tmp_path / "c.tar.gz").read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) * 9 // 10):
+        (tmp_path / "c.tar.gz").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"c\.tar\.gz: (cannot be read as a tar|lacks)"):
+            cifar.cifar10(tmp_path / "c.tar.gz")
+
+
+def test_arrays_are_prepared_raw(tmp_path, cifar_data):
+    write_cifar10_python(tmp_path / "c", cifar_data)
+    manifest = prepare("cifar10", tmp_path / "c", tmp_path / "out", PrepSettings())
+    assert len(manifest.exceptions) == 7
+    beton = open_beton(tmp_path / "out" / "test.beton")
+    pictures, labels = cifar_data["test_batch"]
+    assert beton.mode.tolist() == [RAW, RAW]
+    assert beton.label.tolist() == labels
+    for offset, picture in zip(beton.offset, pictures, strict=True):
+        assert beton.bytes[offset:][:3072].tobytes() == picture.tobytes()

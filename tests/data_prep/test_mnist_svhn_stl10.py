@@ -1,0 +1,192 @@
+"""MNIST, SVHN and STL-10 from files in their official layouts, and the real ones where they are at hand."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from data_prep import mnist, stl10, svhn
+from data_prep.matlab import read_arrays
+from pipeline.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+RNG = np.random.RandomState(0)
+
+
+def listed(split):
+    """Pixels [n, height, width, 3] and labels of a split, sample by sample."""
+    samples = [split[i] for i in range(len(split))]
+    return np.stack([sample.picture for sample in samples]), [sample.label for sample in samples]
+
+
+def random_pictures(count, height, width):
+    return RNG.randint(0, 256, (count, height, width, 3), np.uint8)
+
+
+# MNIST
+
+
+def write_mnist(folder, train, test, suffix=".gz"):
+    folder.mkdir(parents=True)
+    for prefix, (grey, labels) in (("train", train), ("t10k", test)):
+        for name, array in ((f"{prefix}-images-idx3-ubyte", grey), (f"{prefix}-labels-idx1-ubyte", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            body = head + array.tobytes()
+            (folder / (name + suffix)).write_bytes(gzip.compress(body) if suffix else body)
+
+
+@pytest.fixture
+def mnist_data():
+    return [(RNG.randint(0, 256, (n, 28, 28), np.uint8), RNG.randint(0, 10, n, np.uint8)) for n in (6, 4)]
+
+
+@pytest.mark.parametrize(("place", "suffix"), [(".", ".gz"), ("MNIST/raw", ""), ("MNIST/raw", ".gz")])
+def test_mnist_in_every_form(tmp_path, mnist_data, place, suffix):
+    write_mnist(tmp_path / "m" / place, *mnist_data, suffix) if place != "." else write_mnist(
+        tmp_path / "m", *mnist_data
+    )
+    dataset = mnist.read(tmp_path / "m")
+    for split, (grey, labels) in zip(("train", "test"), mnist_data, strict=True):
+        found, found_labels = listed(dataset.splits[split])
+        assert all(np.array_equal(found[..., c], grey) for c in range(3))
+        assert found_labels == labels.tolist()
+    assert len(dataset.exceptions) == (4 if suffix else 0)
+
+
+def test_cut_mnist_files_are_named(tmp_path, mnist_data):
+    write_mnist(tmp_path / "m", *mnist_data, "")
+    path = tmp_path / "m" / "t10k-images-idx3-ubyte"
+    whole = path.read_bytes()
+    for cut in (0, 3, 4, 10, 16, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is no idx file"):
+            mnist.read(tmp_path / "m")
+
+
+def test_mnist_is_the_official_one(tmp_path):
+    if not (REAL / "mnist").is_dir():
+        pytest.skip("needs the real MNIST files in ../shared/data/mnist")
+    dataset = mnist.read(REAL / "mnist")
+    assert dataset.exceptions == ()
+    # Counts of each digit as published (LeCun's page, and every tutorial since).
+    assert np.bincount(dataset.splits["train"].labels).tolist() == [
+        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
+    ]  # fmt: skip
+    assert len(dataset.splits["test"]) == 10_000
+
+
+# SVHN
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("label_type", [np.uint8, np.float64])
+def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
+    data = {}
+    for split, count in (("train", 400), ("test", 1)):  # 1.2 MB is more than a piece
+        pictures = random_pictures(count, 32, 32)
+        labels = RNG.randint(1, 11, count)
+        matrix = {"X": pictures.transpose(1, 2, 3, 0), "y": labels.astype(label_type)[:, None]}
+        savemat(tmp_path / f"{split}_32x32.mat", matrix, do_compression=compress)
+        data[split] = pictures, labels
+    dataset = svhn.read(tmp_path)
+    assert list(dataset.splits) == ["train", "test"]
+    for split, (pictures, labels) in data.items():
+        found, found_labels = listed(dataset.splits[split])
+        assert np.array_equal(found, pictures)
+        assert found_labels == [0 if label == 10 else label for label in labels]
+
+
+def test_matlab_arrays_are_what_scipy_writes(tmp_path):
+    types = ["i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8", "i8", "u8"]
+    arrays = {f"a{kind}": RNG.randint(0, 100, (2, 3, 5)).astype(kind) for kind in types}
+    arrays |= {"tiny": np.array([[3]], np.uint8), "four": np.array([[1, 2, 3, 4]], np.uint8)}
+    for compress in (True, False):
+        savemat(tmp_path / "a.mat", arrays, do_compression=compress)
+        found = read_arrays(tmp_path / "a.mat")
+        assert set(found) == set(arrays)
+        for name, array in arrays.items():
+            assert np.array_equal(found[name].T, array)
+            assert found[name].dtype == array.dtype
+
+
+def test_damaged_svhn_files_are_refused(tmp_path):
+    path = tmp_path / "train_32x32.mat"
+    savemat(path, {"X": random_pictures(3, 32, 32).transpose(1, 2, 3, 0), "y": np.ones((3, 1))}, do_compression=True)
+    whole = path.read_bytes()
+    for cut in (0, 100, 128, 130, 300, len(whole) // 2):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match="train_32x32"):
+            svhn.read(tmp_path)
+    savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.full((2, 1), 11)})
+    with pytest.raises(InputError, match="outside of 1 to 10"):
+        svhn.read(tmp_path)
+
+
+def test_real_svhn_labels_match_its_pictures(tmp_path):
+    if not (REAL / "svhn").is_dir():
+        pytest.skip("needs the real SVHN file in ../shared/data/svhn")
+    from scipy.io import loadmat
+
+    dataset = svhn.read(REAL / "svhn")
+    theirs = loadmat(REAL / "svhn" / "train_32x32.mat")
+    found, labels = listed(dataset.splits["train"])
+    assert np.array_equal(found, theirs["X"].transpose(3, 0, 1, 2))
+    assert labels == [int(label) % 10 for label in theirs["y"][:, 0]]
+
+
+# STL-10: each channel by columns.
+
+
+@pytest.fixture
+def stl_data(tmp_path):
+    data = {split: (random_pictures(n, 96, 96), RNG.randint(0, 10, n)) for split, n in (("train", 6), ("test", 2))}
+    for split, (pictures, labels) in data.items():
+        columns = [picture[..., c].T.tobytes() for picture in pictures for c in range(3)]
+        (tmp_path / f"{split}_X.bin").write_bytes(b"".join(columns))
+        (tmp_path / f"{split}_y.bin").write_bytes(bytes((labels + 1).tolist()))
+    return data
+
+
+def test_stl10(tmp_path, stl_data):
+    dataset = stl10.read(tmp_path)
+    assert list(dataset.splits) == ["train", "test"]
+    for split, (pictures, labels) in stl_data.items():
+        found, found_labels = listed(dataset.splits[split])
+        assert np.array_equal(found, pictures)
+        assert found_labels == labels.tolist()
+
+
+def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
+    (tmp_path / "unlabeled_X.bin").write_bytes((tmp_path / "test_X.bin").read_bytes())
+    (tmp_path / "fold_indices.txt").write_text("5 0 \n1 2 3\n")
+    splits = stl10.read(tmp_path).splits
+    assert list(splits) == ["train", "test", "fold0", "fold1", "unlabeled"]
+    pictures, labels = listed(splits["fold0"])
+    assert np.array_equal(pictures, stl_data["train"][0][[5, 0]])
+    assert labels == stl_data["train"][1][[5, 0]].tolist()
+    assert listed(splits["unlabeled"])[1] == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "word"),
+    [
+        ("train_X.bin", b"x", "not a multiple of 27648"),
+        ("test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
+        ("test_y.bin", b"\0\1", r"test_y\.bin: must hold a label"),
+        ("fold_indices.txt", b"6\n", "line 1 must hold indices of 0 to 5"),
+    ],
+)
+def test_damaged_stl10_files_are_named(tmp_path, stl_data, name, data, word):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=word):
+        stl10.read(tmp_path)
+
+
+def test_missing_stl10_files_are_named(tmp_path, stl_data):
+    (tmp_path / "train_y.bin").unlink()
+    (tmp_path / "stl10_binary.tar.gz").touch()
+    with pytest.raises(InputError, match=r"lacks train_y\.bin; unpack stl10_binary\.tar\.gz first"):
+        stl10.read(tmp_path)

@@ -1,0 +1,209 @@
+"""An unfinished preparation goes on where it stopped, and ends in the bytes of an undisturbed one."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from data_prep import encode, write
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+RAW = PrepSettings(raw=True)
+
+# A process that prepares in children, kills each after a random time, and has the next go on.
+KILLS = """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    from data_prep import write
+    from data_prep.prepare import prepare
+    from data_prep.settings import PrepSettings
+
+    write.SHARD = 60_000
+
+    def child(out):
+        pid = os.fork()
+        if pid == 0:
+            prepare("image-folder", Path(sys.argv[1]), out, PrepSettings(raw=True), processes=1)
+            os._exit(0)
+        return pid
+
+    def contents(folder):
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def finish(pid):
+        assert os.waitpid(pid, 0)[1] == 0
+
+    whole = Path(sys.argv[2])
+    finish(child(whole.with_name("warm")))
+    started = time.monotonic()
+    finish(child(whole))
+    needed = time.monotonic() - started
+
+    random, went_on = random.Random(0), 0
+    for kill in range(20):
+        out = whole.with_name(f"out{kill}")
+        pid = child(out)
+        time.sleep(random.uniform(0, needed))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        went_on += any(out.glob("*.journal.unfinished"))
+        finish(child(out))
+        assert contents(out) == contents(whole)
+    assert went_on >= 5, went_on
+"""
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def pictures(tmp_path, picture):
+    """150 training pictures of 3.6 kB each when raw, and 20 to validate."""
+    for split, count in (("train", 150), ("val", 20)):
+        for i in range(count):
+            path = tmp_path / f"pictures/{split}/{'ab'[i % 2]}/{i}.bmp"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture(i).save(path)
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def undisturbed(tmp_path, pictures):
+    prepare("image-folder", pictures, tmp_path / "undisturbed", RAW, processes=1)
+    return contents(tmp_path / "undisturbed")
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(write, "SHARD", 20_000)
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The names of the pictures that were encoded, as they are."""
+    names = []
+
+    def watched(sample, settings):
+        names.append(sample.name)
+        return original(sample, settings)
+
+    original = encode.encode
+    monkeypatch.setattr(encode, "encode", watched)
+    return names
+
+
+def damage(path):
+    """Truncates a picture; returns what mends it."""
+    data = path.read_bytes()
+    path.write_bytes(data[:100])
+    return lambda: path.write_bytes(data)
+
+
+def test_killed_at_random_moments(tmp_path, pictures):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLS))
+    command = [sys.executable, script, pictures, tmp_path / "whole"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, undisturbed, small_shards, encoded):
+    out = tmp_path / "out"
+    mend = damage(pictures / "train/b/101.bmp")
+    with pytest.raises(InputError, match=r"train/b/101\.bmp"):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    before = list(encoded)
+    mend()
+    encoded.clear()
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == undisturbed
+    again = set(before) & set(encoded)
+    assert len(before) > 70
+    assert len(again) <= 20_000 // 3_600 + 1
+
+
+def test_a_source_file_that_went_and_came_back(tmp_path, pictures, undisturbed, small_shards):
+    out = tmp_path / "out"
+    mend = damage(pictures / "val/b/7.bmp")
+    with pytest.raises(InputError, match=r"val/b/7\.bmp"):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    (pictures / "val/b/7.bmp").unlink()
+    with pytest.raises(InputError, match="an unfinished preparation of other pictures"):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    mend()
+    with pytest.raises(InputError, match="an unfinished preparation with quality 90, not 50"):
+        prepare("image-folder", pictures, out, PrepSettings(raw=True, quality=50), processes=1)
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == undisturbed
+
+
+def test_force_starts_anew(tmp_path, pictures, small_shards, encoded):
+    out = tmp_path / "out"
+    mend = damage(pictures / "val/b/7.bmp")
+    with pytest.raises(InputError):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    mend()
+    encoded.clear()
+    manifest = prepare("image-folder", pictures, out, PrepSettings(max_size=8), processes=1, force=True)
+    assert manifest.settings["max_size"] == 8
+    assert len(encoded) == 170
+    assert sorted(contents(out)) == ["manifest.json", "train.beton", "val.beton"]
+
+
+@pytest.mark.parametrize("what", ["journal", "beton"])
+def test_files_torn_by_a_crash(tmp_path, pictures, undisturbed, small_shards, what):
+    out = tmp_path / "out"
+    path = out / f"train.{what}.unfinished"
+    for share in (0.0, 0.3, 0.7, 0.999):
+        mend = damage(pictures / "train/b/99.bmp")
+        with pytest.raises(InputError):
+            prepare("image-folder", pictures, out, RAW, processes=1)
+        os.truncate(path, int(path.stat().st_size * share))
+        mend()
+        prepare("image-folder", pictures, out, RAW, processes=1)
+        assert contents(out) == undisturbed
+        for file in out.iterdir():
+            file.unlink()
+
+
+def test_a_disk_that_was_full(tmp_path, pictures, undisturbed, small_shards, encoded):
+    small = tmp_path / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small]).returncode:
+        pytest.skip("needs root and the right to mount a small tmpfs")
+    try:
+        with pytest.raises(InputError, match="the disk is full; make room"):
+            prepare("image-folder", pictures, small / "out", RAW, processes=1)
+        assert "manifest.json" not in contents(small / "out")
+        subprocess.run(["mount", "-o", "remount,size=3m", small], check=True)
+        before = len(encoded)
+        prepare("image-folder", pictures, small / "out", RAW, processes=1)
+        assert contents(small / "out") == undisturbed
+        assert 0 < len(encoded) - before < 170
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_two_at_once_are_refused(tmp_path, pictures, undisturbed, monkeypatch):
+    out = tmp_path / "out"
+    refused = []
+
+    def meanwhile(sample, settings):
+        if not refused:
+            with pytest.raises(InputError, match="another process is preparing it"):
+                prepare("image-folder", pictures, out, RAW, processes=1)
+            refused.append(True)
+        return original(sample, settings)
+
+    original = encode.encode
+    monkeypatch.setattr(encode, "encode", meanwhile)
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert refused
+    assert contents(out) == undisturbed

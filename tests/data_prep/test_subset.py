@@ -1,0 +1,101 @@
+"""Parts of train: nested, stratified, apart from what is held out."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from data_prep.beton import open_beton
+from data_prep.prepare import prepare
+from data_prep.samples import Dataset, PictureFiles
+from data_prep.settings import PrepSettings, parse_share
+from data_prep.subset import take_subset
+from pipeline.errors import InputError
+
+
+def dataset(sizes):
+    """A dataset of as many samples a class as are asked for."""
+    labels = [label for label, size in enumerate(sizes) for _ in range(size)]
+    names = [f"train/{label}/{i}" for i, label in enumerate(labels)]
+    classes = tuple(str(label) for label in range(len(sizes)))
+    return Dataset(classes, {"train": PictureFiles("", names, labels), "val": PictureFiles("", ["v"], [0])})
+
+
+def names(cut, split="train"):
+    return [sample.name for sample in cut.splits[split]]
+
+
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+shares = st.floats(0.05, 1)
+
+
+@given(sizes, shares, shares, st.floats(0, 0.5), st.integers(0, 3))
+def test_fractions_are_nested_stratified_and_apart_from_the_holdout(sizes, one, other, holdout, seed):
+    whole = dataset(sizes)
+    settings = [PrepSettings(fraction=share, holdout=holdout, seed=seed) for share in sorted((one, other))]
+    assume(not holdout or round(holdout * sum(sizes)))
+    assume(round(settings[0].fraction * (sum(sizes) - round(holdout * sum(sizes)))))
+    cuts = [take_subset(whole, setting) for setting in settings]
+    small, large = (names(cut) for cut in cuts)
+    assert set(small) <= set(large)
+    assert small == [name for name in names(whole) if name in set(small)]  # in the source's order
+    held = names(cuts[0], "holdout") if "holdout" in cuts[0].splits else []
+    assert len(held) == round(holdout * sum(sizes))
+    assert not set(held) & set(large)
+    for part in (small, large, held):
+        got = [sum(name.startswith(f"train/{label}/") for name in part) for label in range(len(sizes))]
+        least = max((count - 1) / size for count, size in zip(got, sizes, strict=True))
+        most = min((count + 1) / size for count, size in zip(got, sizes, strict=True))
+        assert least <= most  # one share of every class, to within a sample
+    assert cuts[0].splits["val"] is whole.splits["val"]
+
+
+def test_another_seed_takes_others():
+    one, other = (names(take_subset(dataset([500]), PrepSettings(fraction=0.1, seed=seed))) for seed in (0, 1))
+    assert len(set(one) & set(other)) < 20
+
+
+def test_a_new_file_hardly_disturbs_the_choice():
+    before = names(take_subset(dataset([500]), PrepSettings(fraction=0.2)))
+    after = names(take_subset(dataset([501]), PrepSettings(fraction=0.2)))
+    assert len(set(before) & set(after)) >= 99
+
+
+def test_per_class_is_nested_and_exact():
+    whole = dataset([20, 30, 9])
+    five, nine = (take_subset(whole, PrepSettings(per_class=count)) for count in (5, 9))
+    assert set(names(five)) <= set(names(nine))
+    assert np.bincount([sample.label for sample in nine.splits["train"]]).tolist() == [9, 9, 9]
+    with pytest.raises(InputError, match="per_class 10: class 2 has 9 samples"):
+        take_subset(whole, PrepSettings(per_class=10))
+
+
+def test_a_source_without_train_cannot_be_cut():
+    with pytest.raises(InputError, match="the source has none"):
+        take_subset(Dataset(("a",), {"val": PictureFiles("", ["v"], [0])}), PrepSettings(fraction=0.5))
+
+
+def test_whole_preparation(tmp_path):
+    manifest = prepare("digits", None, tmp_path / "out", PrepSettings(per_class=10, holdout=0.1))
+    assert {name: split.samples for name, split in manifest.splits.items()} == {
+        "train": 100,
+        "test": 360,
+        "holdout": 144,
+    }
+    assert np.bincount(open_beton(tmp_path / "out" / "train.beton").label).tolist() == [10] * 10
+    with pytest.raises(InputError, match="per_class 10, not 0"):
+        prepare("digits", None, tmp_path / "out", PrepSettings(holdout=0.1))
+
+
+def test_shares():
+    assert parse_share("1%") == parse_share("0.01") == 0.01
+    assert parse_share("100%") == 1
+    for wrong in ("", "%", "one"):
+        with pytest.raises(InputError, match="not a share"):
+            parse_share(wrong)
+
+
+def test_a_part_that_is_none_is_refused():
+    for settings in (PrepSettings(fraction=0.01), PrepSettings(holdout=0.01)):
+        with pytest.raises(InputError, match="of 10 training samples is none at all"):
+            take_subset(dataset([10]), settings)

@@ -1,0 +1,106 @@
+"""Damage of every kind is named by `verify`, and what sizes, layout and counts show is refused at opening."""
+
+import random
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from data_prep.beton import ALLOCATION, FIELD, HEADER, SAMPLE, open_beton
+from data_prep.manifest import read_manifest, split_path
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.verify import verify
+from pipeline.errors import InputError
+
+TABLES = HEADER.itemsize + 2 * FIELD.itemsize
+
+
+@pytest.fixture
+def prepared(tmp_path, folder, monkeypatch):
+    """A small prepared folder of many small blocks and pages."""
+    monkeypatch.setattr("data_prep.manifest.BLOCK", 4096)
+    monkeypatch.setattr("data_prep.verify.BLOCK", 4096)
+    monkeypatch.setattr("data_prep.write.PAGE", 8192)
+    prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
+    return tmp_path / "out"
+
+
+def test_a_whole_folder_has_no_damage(prepared):
+    assert verify(prepared) == []
+
+
+def test_no_manifest_is_an_error(tmp_path):
+    with pytest.raises(InputError, match=r"has no manifest\.json"):
+        verify(tmp_path)
+
+
+def test_blocks_cover_the_file(prepared):
+    for split in read_manifest(prepared).splits.values():
+        assert (len(split.blocks) - 1) * 4096 < split.bytes <= len(split.blocks) * 4096
+
+
+def flip(path, at, rng):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def samples_named(lines):
+    named = set()
+    for runs in re.findall(r"in it samples ([\d, to]+)", " ".join(lines)):
+        for run in runs.split(", "):
+            first, _, last = run.partition(" to ")
+            named |= set(range(int(first), int(last or first) + 1))
+    return named
+
+
+def test_200_corruptions_are_named(prepared, capsys):
+    path = prepared / "train.beton"
+    whole = prepared.with_name("whole.beton")
+    shutil.copy(path, whole)
+    beton, size, rng = open_beton(whole), whole.stat().st_size, random.Random(0)
+    places = {
+        "header": range(HEADER.itemsize),
+        "fields": range(HEADER.itemsize, TABLES),
+        "labels": [TABLES + i * SAMPLE.itemsize + SAMPLE.fields["f1"][1] for i in range(len(beton))],
+        "samples": range(TABLES, TABLES + len(beton) * SAMPLE.itemsize),
+        "pictures": [int(o) + k for o, s in zip(beton.offset, beton.size, strict=True) for k in range(s)],
+        "table": range(size - len(beton) * ALLOCATION.itemsize, size),
+    }
+    kinds = [*places, "cut"]
+    for number in range(200):
+        kind = kinds[number % len(kinds)]
+        shutil.copy(whole, path)
+        at = rng.randrange(size) if kind == "cut" else rng.choice(places[kind])
+        if kind == "cut":
+            with path.open("r+b") as file:
+                file.truncate(at)
+            with pytest.raises(InputError, match="the manifest says"):
+                split_path(prepared, "train", read_manifest(prepared))
+            with pytest.raises(InputError):
+                open_beton(path)
+        else:
+            flip(path, at, rng)
+        lines = verify(prepared)
+        assert any(f"block {at // 4096} " in line for line in lines), (kind, at, lines)
+        if kind == "pictures":
+            hit = np.flatnonzero((beton.offset <= at) & (at < beton.offset + beton.size))
+            assert set(hit.tolist()) <= samples_named(lines), (at, lines)
+        assert all(str(path) in line for line in lines)
+
+
+def test_a_missing_split_and_a_foreign_one_are_named(prepared):
+    (prepared / "train.beton").unlink()
+    assert verify(prepared) == [f"{prepared / 'train.beton'}: is missing"]
+    shutil.copy(prepared / "val.beton", prepared / "train.beton")
+    lines = verify(prepared)
+    assert any("has" in line and "bytes, the manifest says" in line for line in lines)
+    assert any("holds 6 samples, the manifest says 21" in line for line in lines)
+
+
+def test_damage_to_the_last_incomplete_block_is_named(prepared):
+    path = prepared / "val.beton"
+    flip(path, path.stat().st_size - 1, random.Random(1))
+    assert any(f"block {(path.stat().st_size - 1) // 4096} " in line for line in verify(prepared))
