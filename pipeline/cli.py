@@ -17,7 +17,7 @@ def main() -> None:
         description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_prep, _add_train, _add_eval, _add_cost, _add_doctor):
+    for add in (_add_prep, _add_verify, _add_train, _add_eval, _add_cost, _add_doctor):
         add(commands)
     sys.exit(run_command(parser))
 
@@ -29,7 +29,7 @@ def _add_prep(commands) -> None:
         "prep",
         help="prepare a dataset, once",
         description="Write one .beton per split and manifest.json. Files appear whole or not at all.",
-        epilog="sources:\n" + "\n".join(f"  {name:<14}{text}" for name, text in SOURCES.items()),
+        epilog="sources:\n" + "\n".join(f"  {name:<14}{source.description}" for name, source in SOURCES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("source", metavar="SOURCE", help="one of the sources below")
@@ -48,6 +48,15 @@ def _add_prep(commands) -> None:
         default="error",
         help="an undecodable picture ends the preparation, or is left out and listed (default: error)",
     )
+    share = parser.add_argument_group("parts of the training split (seeded, by class, the smaller within the larger)")
+    share.add_argument(
+        "--fraction", metavar="SHARE", default="100%", help="share to keep, 0.1 or 10%% (default: all)"
+    )
+    share.add_argument("--per-class", type=int, default=0, metavar="N", help="samples a class to keep (default: all)")
+    share.add_argument(
+        "--holdout", metavar="SHARE", default="0%", help="share that becomes the split `holdout` (default: none)"
+    )
+    share.add_argument("--seed", type=int, default=0, help="of the choice (default: 0)")
     parser.add_argument("--processes", type=int, help="processes that encode (default: the allowed CPUs)")
     parser.add_argument("--force", action="store_true", help="replace what the folder holds already")
     parser.set_defaults(command=_prep)
@@ -55,9 +64,18 @@ def _add_prep(commands) -> None:
 
 def _prep(arguments: argparse.Namespace) -> Exit:
     from data_prep.prepare import prepare
-    from data_prep.settings import PrepSettings
+    from data_prep.settings import PrepSettings, parse_share
 
-    settings = PrepSettings(arguments.max_size, arguments.quality, arguments.raw, arguments.on_bad)
+    settings = PrepSettings(
+        max_size=arguments.max_size,
+        quality=arguments.quality,
+        raw=arguments.raw,
+        on_bad=arguments.on_bad,
+        fraction=parse_share(arguments.fraction),
+        per_class=arguments.per_class,
+        holdout=parse_share(arguments.holdout),
+        seed=arguments.seed,
+    )
     if arguments.processes is not None and arguments.processes < 1:
         raise InputError(f"--processes {arguments.processes}: must be at least 1")
     manifest = prepare(
@@ -70,6 +88,25 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     if manifest.exceptions:
         print(f"{len(manifest.exceptions)} pictures took a rule; {arguments.to / 'manifest.json'} lists them")
     return Exit.DONE
+
+
+def _add_verify(commands) -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="check a prepared folder",
+        description="Every byte of a prepared folder against its manifest. Names damaged blocks and the samples in "
+        "them, and exits with 1 if there are any.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
+    parser.set_defaults(command=_verify)
+
+
+def _verify(arguments: argparse.Namespace) -> Exit:
+    from data_prep.verify import verify
+
+    damages = verify(arguments.folder)
+    print("\n".join(damages) if damages else f"{arguments.folder}: every byte is as it was written")
+    return Exit.FAILED if damages else Exit.DONE
 
 
 def _add_train(commands) -> None:

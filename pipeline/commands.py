@@ -21,8 +21,8 @@ class Exit(enum.IntEnum):
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are one line, like all others."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, **options):
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str):
         unknown = re.search(r"unrecognized arguments: (--?\S+)", message)

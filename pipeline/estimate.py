@@ -73,8 +73,9 @@ def show(rows: list[Row], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, show_header=False)
-    for column in ({}, {"justify": "right"}, {"style": "dim"}):
-        table.add_column(**column)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
     for row in rows:
         table.add_row(row.name, row.text, row.note)
     Console().print(table)
@@ -85,7 +86,7 @@ def _memory(recipe: Recipe, parameters: int, activations: int, micro: int, gpus:
     engine, half = recipe.engine, recipe.train.precision != "fp32"
     slots = 8 if recipe.optim.name == "adamw" else 4
     if engine.kind == "ddp":
-        weights, note = 8 + slots, "fp32 weights, gradients and optimiser"
+        weights, note = float(8 + slots), "fp32 weights, gradients and optimiser"
     else:
         low = 2 if half else 4
         shared = (4 + slots) / gpus if engine.zero_stage else (slots if not half else 4 + slots)

@@ -9,6 +9,7 @@ import hashlib
 import os
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numba
 
@@ -22,6 +23,6 @@ def _cache_folder() -> Path:
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
-jit = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")
+jit: Any = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")

@@ -5,6 +5,7 @@ The boxes are drawn first, by plain functions, so that what a picture undergoes 
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -29,7 +30,7 @@ def _ffcv_library() -> str:
 
 # By symbol name instead of ctypes pointer, so that numba can keep the compiled code on disk.
 llvmlite.binding.load_library_permanently(_ffcv_library())
-_imdecode = types.ExternalFunction(
+_imdecode: Any = types.ExternalFunction(
     "imdecode",
     types.int32(
         *(types.uintp, types.uint64, types.uint32, types.uint32),  # source, bytes, height, width
@@ -37,7 +38,7 @@ _imdecode = types.ExternalFunction(
         *(types.uint32, types.uint32, types.boolean, types.boolean),  # scale, crop?, flip?
     ),
 )
-_resize = types.ExternalFunction("resize", types.void(*[types.int64] * 11))
+_resize: Any = types.ExternalFunction("resize", types.void(*[types.int64] * 11))
 
 
 @jit
@@ -139,7 +140,7 @@ _decode_parallel = jit(_decode, parallel=True)
 def safe_threading() -> bool:
     """Whether numba found a threading layer that two loaders of one process may share."""
     try:
-        numba.config.THREADING_LAYER = "threadsafe"
+        numba.config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
         numba.set_num_threads(numba.get_num_threads())
         _probe(np.zeros(2))
         return True

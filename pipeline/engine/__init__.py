@@ -30,9 +30,7 @@ def build_engine(
 def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:
     """`InputError` where an engine cannot train in this precision on this device."""
     if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
-        raise InputError(
-            "train.precision fp16: DeepSpeed has none on a CPU; take bf16, or engine.kind ddp, or a machine with a GPU"
-        )
+        raise InputError("train.precision fp16: DeepSpeed has none on a CPU; take bf16, engine.kind ddp, or a GPU")
 
 
 __all__ = ["Engine", "State", "StepResult", "build_engine", "check_device"]

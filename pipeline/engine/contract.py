@@ -52,7 +52,7 @@ def soft_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
 def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The slots of an optimiser that holds the module's own parameters, on the CPU and named as in `State`."""
-    names = {p: name for name, p in module.named_parameters()}
+    names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
     return {
         f"{slot}/{names[p]}": value.detach().cpu().clone()
         for p, slots in optimizer.state.items()

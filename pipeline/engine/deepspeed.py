@@ -6,7 +6,7 @@ DeepSpeed is imported where it is used: importing it takes seconds, and a DDP ru
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,15 +92,12 @@ class DeepSpeedEngine:
         if self.whole:
             return State(model, read_optimizer(self.module, self.optimizer))
         slots: dict[str, torch.Tensor] = {}
-        kept = self.optimizer.state[self._flat(0)]
+        kept = self.optimizer.state[self._slice(0)]
         for name, parameter in self.module.named_parameters():
-            model[name] = self._gather(parameter, lambda flat: flat)
+            model[name] = self._gather(parameter)
             for slot in kept:
-                slots[f"{slot}/{name}"] = (
-                    kept[slot].cpu().clone()
-                    if slot == "step"
-                    else self._gather(parameter, lambda flat, slot=slot: self.optimizer.state[flat][slot])
-                )
+                whole = kept[slot].cpu().clone() if slot == "step" else self._gather(parameter, slot)
+                slots[f"{slot}/{name}"] = whole
         scalars = {"loss_scale": float(self.engine.optimizer.loss_scale)} if self.dtype is torch.float16 else {}
         return State(model, slots, scalars)
 
@@ -110,20 +107,13 @@ class DeepSpeedEngine:
             write_optimizer(state.optimizer, self.module, self.optimizer)
             return
         for name, parameter in self.module.named_parameters():
-            self._scatter(parameter, state.model[name], lambda flat: flat)
+            self._scatter(parameter, state.model[name])
         for key, value in state.optimizer.items():
             slot, name = key.split("/", 1)
             if slot == "step":
-                for group in range(len(self.optimizer.param_groups)):
-                    step = value.to("cpu" if not self.optimizer.defaults.get("fused") else self.device, copy=True)
-                    self.optimizer.state[self._flat(group)]["step"] = step
-                continue
-            parameter = self.module.get_parameter(name)
-            self._scatter(
-                parameter,
-                value,
-                lambda flat, slot=slot: self.optimizer.state[flat].setdefault(slot, torch.zeros_like(flat)),
-            )
+                self._set_step(value)
+            else:
+                self._scatter(self.module.get_parameter(name), value, slot)
         if "loss_scale" in state.scalars and self.dtype is torch.float16:
             self.engine.optimizer.loss_scaler.cur_scale = state.scalars["loss_scale"]
 
@@ -131,34 +121,39 @@ class DeepSpeedEngine:
     # parameter lies where in this rank's slice; it is None where the slice holds none of it. DeepSpeed's own
     # safe_get_full_optimizer_state finds only the first of several groups (0.19.8), hence the few lines here.
 
-    def _flat(self, group: int) -> torch.Tensor:
+    def _slice(self, group: int) -> torch.Tensor:
         return self.optimizer.param_groups[group]["params"][0]
 
     def _fragments(
-        self, parameter: nn.Parameter, whole: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]
+        self, parameter: nn.Parameter, whole: torch.Tensor, slot: str | None
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The part of `whole` that this rank's slice holds, and its place in `of(slice)`; both views."""
-        mapping = parameter._hp_mapping
+        """This rank's part of flat `whole`, and where it keeps that part, among weights or in a slot: two views."""
+        mapping: Any = vars(parameter)["_hp_mapping"]
         if mapping is None:
             return None
+        kept = self._slice(mapping.param_group_index)
+        if slot is not None:
+            kept = self.optimizer.state[kept].setdefault(slot, torch.zeros_like(kept))
         mine, place = mapping.lp_fragment_address, mapping.hp_fragment_address
-        slice_ = of(self._flat(mapping.param_group_index)).detach()
-        return whole.flatten()[mine.start :][: mine.numel], slice_[place.start :][: place.numel]
+        return whole[mine.start :][: mine.numel], kept.detach()[place.start :][: place.numel]
 
-    def _gather(self, parameter: nn.Parameter, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _gather(self, parameter: nn.Parameter, slot: str | None = None) -> torch.Tensor:
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self.device)
-        fragments = self._fragments(parameter, whole, of)
+        fragments = self._fragments(parameter, whole, slot)
         if fragments is not None:
             fragments[0].copy_(fragments[1])
         dist.all_reduce(whole)
         return whole.reshape(parameter.shape).cpu()
 
-    def _scatter(
-        self, parameter: nn.Parameter, whole: torch.Tensor, of: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
-        fragments = self._fragments(parameter, whole, of)
+    def _scatter(self, parameter: nn.Parameter, whole: torch.Tensor, slot: str | None = None) -> None:
+        fragments = self._fragments(parameter, whole.flatten(), slot)
         if fragments is not None:
             fragments[1].copy_(fragments[0])
+
+    def _set_step(self, step: torch.Tensor) -> None:
+        device = self.device if self.optimizer.defaults.get("fused") else "cpu"
+        for group in range(len(self.optimizer.param_groups)):
+            self.optimizer.state[self._slice(group)]["step"] = step.to(device, copy=True)
 
 
 def _import_deepspeed(topology: Topology) -> Any:
