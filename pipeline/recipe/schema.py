@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from pipeline.errors import InputError
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.section import Fraction, Pair, Positive, Section, Triple, key
 
@@ -179,7 +180,7 @@ def _engine_can(recipe: Recipe) -> None:
 
 
 def check_world(recipe: Recipe, world: int) -> None:
-    """The global batch must fall into whole mixing groups on every rank and micro-batch, or `ValueError`."""
+    """The global batch must fall into whole mixing groups on every rank and micro-batch, or `InputError`."""
     batch, accumulation = recipe.train.global_batch, recipe.train.accumulation
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
     unit = world * accumulation * group
@@ -187,7 +188,7 @@ def check_world(recipe: Recipe, world: int) -> None:
         below, above = batch // unit * unit, -(-batch // unit) * unit
         fits = f"{below} or {above}" if below else f"{above}"
         grouped = f" x augment.mix_group {group}" if group > 1 else ""
-        raise ValueError(
+        raise InputError(
             f"train.global_batch {batch} does not divide by {world} ranks x train.accumulation {accumulation}"
             f"{grouped} = {unit}; {fits} would"
         )

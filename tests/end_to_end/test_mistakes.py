@@ -1,0 +1,131 @@
+"""What a user gets wrong: one clear line, exit code 2, nothing created and nothing lost."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT, Command
+
+RECIPE = "recipes/digits/rp_mixer.yaml"
+
+
+def refused(command: Command, words: str) -> None:
+    code, output = command.wait()
+    lines = [line for line in output.splitlines() if line]
+    assert code == 2, output
+    assert len(lines) == 1, output
+    assert lines[0].startswith("error: ")
+    assert words in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "recipes/digits/rp_mixr.yaml"], "did you mean recipes/digits/rp_mixer.yaml?"),
+        (["train", "nowhere/x.yaml"], "nor is there a folder nowhere"),
+        (["train", RECIPE, "--train.epoch", "3"], "did you mean train.epochs?"),
+        (["train", RECIPE, "--epochs", "3"], "did you mean train.epochs?"),
+        (["train", RECIPE, "--train.epochs"], "--train.epochs: needs a value"),
+        (["train", RECIPE, "--ranks", "3"], "does not divide by 3 ranks"),
+        (["train", RECIPE, "--ranks", "-2"], "must be at least 1"),
+        (["train", RECIPE, "--train.global_batch", "60"], "48 or 64 would"),
+        (["trian", RECIPE], "invalid choice: 'trian'"),
+        (["prep", "digit", "--to", "x"], "did you mean digits?"),
+        (["prep", "imagenet", "--from", "nowhere", "--to", "x"], "nowhere"),
+        (["prep", "digits", "--to", "x", "--fraction", "lots"], "is not a share"),
+        (["eval", "nowhere"], "no such run or checkpoint folder"),
+        (["verify", "nowhere"], "no such folder"),
+        (["cost", RECIPE, "--gpus", "0"], "must be at least 1"),
+        (["doctor", "--train.epochs", "3"], "only recipes have keys to override"),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_a_wrong_command_line(words, expected, tmp_path):
+    started = time.monotonic()
+    answer = subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path if not words[1].startswith("recipes") else ROOT,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        check=False,
+    )
+    assert answer.returncode == 2, answer.stderr
+    assert expected in answer.stderr
+    assert answer.stderr.count("\n") == 1, answer.stderr
+    assert answer.stdout == ""
+    assert time.monotonic() - started < 60
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_is_not_there(train, tmp_path):
+    refused(train("run", "--data.path", str(tmp_path / "nothing")), "no such folder; `widemix prep")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_truncated_beton_is_told_once_by_two_ranks(train, digits, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(digits, cut)
+    with (cut / "train.beton").open("r+b") as file:
+        file.truncate(8_600_000)
+    refused(
+        train("run", "--data.path", str(cut), "--ranks", "2"), "train.beton: has 8600000 bytes, the manifest says"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_that_does_not_exist(train, tmp_path):
+    refused(train("run", "--augment.auto_augment", "rnd-m9"), "is not a policy that timm knows")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_something_else(train, tmp_path):
+    thesis = tmp_path / "run" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.write_text("years of work")
+    refused(train("run"), "is not empty and not a run folder")
+    assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
+    assert thesis.read_text() == "years of work"
+
+
+def test_a_folder_that_cannot_be_written(train):
+    refused(train("/proc/run"), "/proc/run: cannot be written to")
+
+
+def test_a_file_where_the_folder_should_be(train, tmp_path):
+    (tmp_path / "run").write_text("a file")
+    refused(train("run"), "is a file; name a folder")
+
+
+def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_path):
+    run = tmp_path / "run"
+    short = ("--train.max_steps", "2")
+    assert train("run", *short).wait()[0] == 0
+    before = {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()}
+    refused(train("run", *short, "--optim.lr", "1e-4"), "was started with another recipe (optim.lr differ)")
+    refused(train("run", *short, "--resume", "never"), "holds a run already")
+    refused(train("fresh", "--resume", str(tmp_path / "nothing")), "no such run or checkpoint folder")
+    refused(
+        train("fresh", "--resume", str(run), "--model.channels", "32"), "is of another model (model.channels differ)"
+    )
+    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
+
+
+def test_a_second_run_on_a_live_folder_is_refused(train, tmp_path):
+    first = train("run", "--train.epochs", "200")
+    first.wait_for_step(tmp_path / "run", 3)
+    refused(train("run", "--train.epochs", "200"), "another run is writing there")
+    first.kill()
+
+
+def test_a_damaged_checkpoint_is_named(train, tmp_path):
+    run = tmp_path / "run"
+    assert train("run", "--train.max_steps", "2").wait()[0] == 0
+    model = run / "checkpoints/00000002/model.safetensors"
+    damaged = bytearray(model.read_bytes())
+    damaged[-5] ^= 1
+    model.write_bytes(damaged)
+    refused(Command("eval", run), "model.safetensors: is damaged")
