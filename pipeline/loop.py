@@ -83,7 +83,8 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
     section, per_epoch = run.recipe.train, run.train.steps
     last = min(section.epochs * per_epoch, section.max_steps or math.inf)
     began, agreement = time.perf_counter() - seconds, Agreement()
-    window, result = Window(step), None
+    window = Window(step)
+    result: dict[str, Any] | None = None
 
     while step < last:
         epoch = step // per_epoch
@@ -103,8 +104,10 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 saving = (
                     stopping or step == last or (step % section.save_every == 0 if section.save_every else ends_epoch)
                 )
-                if saving or step % run.recipe.log.every == 0:
+                logging = stopping or step == last or step % run.recipe.log.every == 0
+                if saving or logging:  # nothing is saved that a loss has not been found finite for
                     line = window.summary(section.global_batch, section.precision == "fp16")
+                if logging:
                     _log(run, step, line | {"lr": lr, "split": "train"})
                     window = Window(step)
                 paused = time.perf_counter()

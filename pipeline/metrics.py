@@ -32,7 +32,7 @@ class Record:
         self._lines.write(json.dumps(line) + "\n")
         if self._board:
             for name, value in line.items():
-                if name not in ("step", "split"):
+                if name not in ("step", "split", "epoch"):
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
 
     def describe(self, recipe: Recipe, environment: dict[str, Any]) -> None:
@@ -50,14 +50,14 @@ class Record:
             pixels = (images.float().cpu() * std + mean).clamp(0, 1)
             zoom = max(1, 64 // pixels.shape[-1])
             pixels = pixels.repeat_interleave(zoom, -1).repeat_interleave(zoom, -2)
-            self._board.add_image("train/pictures", make_grid(pixels, nrow=8), step)
+            self._board.add_image("train/pictures", make_grid(pixels, nrow=8, padding=4, pad_value=0.5), step)
 
     def finish(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """The run's settings beside its result, for TensorBoard's table of runs."""
+        """What the recipe sets beside its result, for TensorBoard's table of runs."""
         if self._board:
             settings = {
                 f"{section}.{key}": value if isinstance(value, (int, float, str, bool)) else str(value)
-                for section, values in recipe.model_dump(mode="json").items()
+                for section, values in recipe.model_dump(mode="json", exclude_defaults=True).items()
                 for key, value in values.items()
             }
             figures = {f"result/{name}": result[name] for name in ("top1", "top5", "loss")}
