@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.recipe.section import Positive, Section, key
+from pipeline.recipe.section import Fraction, Positive, Section, key
 
 
 class ModelSection(Section):
@@ -30,6 +30,17 @@ class ModelSection(Section):
         "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
     )
     permutation_seed: Annotated[int, Field(ge=0)] = key(0, "seed of the random permutations")
+    permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = key(
+        None, "blocks with random permutations, counted from 0; null is all of them"
+    )
+    permuted_mixings: Literal["token", "channel", "both"] = key(
+        "both", "which mixings of these blocks have random permutations"
+    )
+    permuted_layers: Literal["mixing", "each"] = key(
+        "mixing",
+        "mixing: permutations around a mixing MLP (appendix A.2.3); each: around each of its layers (section 5.2)",
+    )
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is left out, the same in all blocks")
 
     @model_validator(mode="after")
     def hidden_widths_are_given_once(self):
@@ -41,3 +52,19 @@ class ModelSection(Section):
         if self.kind == "mixer" and self.expansion is not None and any(hidden):
             raise ValueError("expansion and token_hidden/channel_hidden say the same thing: give one of them")
         return self
+
+    @model_validator(mode="after")
+    def permutations_exist(self):
+        beyond = [number for number in self.permuted_blocks or () if number >= self.depth]
+        if beyond:
+            raise ValueError(f"permuted_blocks {beyond}: a depth of {self.depth} has blocks 0 to {self.depth - 1}")
+        if self.kind == "s_mixer" and self.permuted_layers == "each":
+            raise ValueError("permuted_layers each: an s_mixer has one layer a mixing; leave it out")
+        return self
+
+    @property
+    def hidden_widths(self) -> tuple[int | None, int | None]:
+        """D_S and D_C (gamma * S and gamma * C, rounded), or None for the S-Mixer's single layers."""
+        if self.expansion is None:
+            return self.token_hidden, self.channel_hidden
+        return max(1, round(self.expansion * self.tokens)), max(1, round(self.expansion * self.channels))

@@ -1,0 +1,91 @@
+"""The permuted Kronecker layer of Hayase & Karakida 2024, definition 5.1.
+
+    PK(X; J_1, J_2) = phi[J_2 (I_n (x) W) J_1 vec X]
+
+Every mixing of a Mixer is one: permute the m entries, apply the same small layer to each of n rows, permute back.
+In rows of channels, channel mixing has J_1 = J_2 = I, and token mixing J_1 = J_c, J_2 = J_c^T.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from pipeline.models import permutation
+from pipeline.models.permutation import Permute, Transpose
+
+
+class Permutations(NamedTuple):
+    """What stands before, inside (before phi) and after the layers of one mixing."""
+
+    inward: nn.Module
+    hidden: nn.Module
+    outward: nn.Module
+
+
+def token_permutations() -> Permutations:
+    """The normal token mixing: rows of channels -> rows of tokens -> rows of channels."""
+    return Permutations(Transpose(), nn.Identity(), Transpose())
+
+
+def channel_permutations() -> Permutations:
+    """The normal channel mixing: no permutation at all."""
+    return Permutations(nn.Identity(), nn.Identity(), nn.Identity())
+
+
+def random_permutations(
+    rows: int, widths: Sequence[int], channels: int, key: Sequence[int], each_layer: bool
+) -> Permutations:
+    """Independent random permutations, frozen and saved with the weights.
+
+    `rows` is n and `widths` are those of the layers on a row, first to last; what comes out is in rows of `channels`.
+    With `each_layer` the hidden features are permuted too (section 5.2), else only input and output (appendix
+    A.2.3). Between two layers one permutation does for both of theirs: their product, and phi commutes with it.
+    """
+    first, *hidden, last = widths
+    inward = Permute(permutation.random(rows * first, (*key, 0)), columns=first)
+    outward = Permute(permutation.random(rows * last, (*key, 1)), columns=channels)
+    if not (each_layer and hidden):
+        return Permutations(inward, nn.Identity(), outward)
+    return Permutations(inward, Permute(permutation.random(rows * hidden[0], (*key, 2)), columns=hidden[0]), outward)
+
+
+class MixingLayer(nn.Module):
+    """J_out phi((I (x) W) J_in x): the one-layer mixing of the S-Mixer, [B, S0, C] -> [B, S, C]."""
+
+    def __init__(self, widths: tuple[int, int], permutations: Permutations):
+        super().__init__()
+        self.permute_in = permutations.inward
+        self.fc = nn.Linear(*widths)
+        self.act = nn.GELU()
+        self.permute_out = permutations.outward
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
+        return self.permute_out(self.act(self.fc(x)))
+
+
+class MixingMlp(nn.Module):
+    """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x): the MLP-Mixer's two-layer mixing, [B, S0, C] -> [B, S, C]."""
+
+    def __init__(self, widths: tuple[int, int, int], permutations: Permutations):
+        super().__init__()
+        width, hidden, out = widths
+        self.permute_in = permutations.inward
+        self.fc1 = nn.Linear(width, hidden)
+        self.permute_hidden = permutations.hidden
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, out)
+        self.permute_out = permutations.outward
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
+        x = self.act(self.permute_hidden(self.fc1(x)))
+        return self.permute_out(self.fc2(x))
+
+
+def mixing(widths: Sequence[int], permutations: Permutations) -> nn.Module:
+    """Two widths make a layer, three an MLP."""
+    if len(widths) == 2:
+        return MixingLayer((widths[0], widths[1]), permutations)
+    return MixingMlp((widths[0], widths[1], widths[2]), permutations)

@@ -1,0 +1,105 @@
+"""From a recipe's model section to a network, and from a name in timm's registry to the same network."""
+
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from pipeline.models.mixer import Mixer
+from pipeline.recipe.model import ModelSection
+
+
+def build_model(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    """The section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes]."""
+    return Mixer(img_size=image_size, num_classes=num_classes, **mixer_arguments(section))
+
+
+def mixer_arguments(section: ModelSection) -> dict[str, Any]:
+    """What `Mixer` takes from a section."""
+    token_hidden, channel_hidden = section.hidden_widths
+    return {
+        "patch_size": section.patch_size,
+        "channels": section.channels,
+        "depth": section.depth,
+        "token_hidden": token_hidden,
+        "channel_hidden": channel_hidden,
+        "tokens": section.tokens if section.project_tokens else None,
+        "permutation": section.permutation,
+        "permutation_seed": section.permutation_seed,
+        "permuted_blocks": section.permuted_blocks,
+        "permuted_mixings": section.permuted_mixings,
+        "permuted_layers": section.permuted_layers,
+        "drop_path_rate": section.drop_path,
+    }
+
+
+# Published sizes (Tolstikhin et al. 2021, table 1; Hayase & Karakida 2024, tables 1 and S.3), by picture side.
+# Columns: patch, C, L, D_S, D_C.
+SIZES: dict[int, dict[str, tuple[int, int, int, int, int]]] = {
+    224: {
+        "s32": (32, 512, 8, 256, 2048),
+        "s16": (16, 512, 8, 256, 2048),
+        "b32": (32, 768, 12, 384, 3072),
+        "b16": (16, 768, 12, 384, 3072),
+        "l32": (32, 1024, 24, 512, 4096),
+        "l16": (16, 1024, 24, 512, 4096),
+        "h14": (14, 1280, 32, 640, 5120),
+        "b_w": (14, 588, 8, 1170, 2687),  # gamma = 4.57, as in the text
+        "b_w_table1": (14, 588, 8, 1047, 2405),  # gamma = 4.09, which table 1's Omega and width need
+    },
+    32: {
+        "ss8": (8, 986, 2, 64, 3944),
+        "ss_w": (4, 487, 2, 256, 1948),
+        "ss_w_table1": (4, 467, 2, 256, 1868),  # which table 1's 255 M connections need
+    },
+}
+TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
+
+default_cfgs: dict[str, Any] = {}
+
+
+def _register(name: str, side: int, arguments: dict[str, Any]) -> None:
+    """Put a Mixer into timm's registry under `name`, for pictures of `side` pixels."""
+
+    def entry(pretrained: bool = False, **kwargs):
+        chosen = {"img_size": side, **arguments, **kwargs}
+        feature_cfg = {"out_indices": chosen.pop("out_indices", min(3, chosen["depth"])), "feature_cls": "getter"}
+        return build_model_with_cfg(Mixer, name, pretrained, feature_cfg=feature_cfg, **chosen)
+
+    entry.__name__ = entry.__qualname__ = name
+    default_cfgs.update(
+        generate_default_cfgs(
+            {
+                f"{name}.untrained": {
+                    "num_classes": 1000,
+                    "input_size": (3, side, side),
+                    "fixed_input_size": True,
+                    "crop_pct": 0.875,
+                    "interpolation": "bicubic",
+                    "mean": IMAGENET_DEFAULT_MEAN,
+                    "std": IMAGENET_DEFAULT_STD,
+                    "first_conv": "stem.proj",
+                    "classifier": "head",
+                }
+            }
+        )
+    )
+    register_model(entry)
+
+
+def _register_all() -> None:
+    for side, sizes in SIZES.items():
+        for size, (patch, channels, depth, token_hidden, channel_hidden) in sizes.items():
+            shape = {"patch_size": patch, "channels": channels, "depth": depth}
+            mlp = {"token_hidden": token_hidden, "channel_hidden": channel_hidden}
+            single = {"token_hidden": None, "channel_hidden": None}
+            for prefix, permutation in (("", "commutation"), ("rp_", "random")):
+                for kind, hidden in (("mixer", mlp), ("s_mixer", single)):
+                    name = f"{prefix}{kind}_{size}_{side}"
+                    same = kind == "s_mixer" and size.endswith("table1")  # differs in hidden width alone, or nearly
+                    if name not in TIMM_OWN and not same:
+                        _register(name, side, {**shape, **hidden, "permutation": permutation})
+
+
+_register_all()

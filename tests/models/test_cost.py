@@ -1,0 +1,99 @@
+"""Costs by formula against counted modules, PyTorch's FLOP counter, saved tensors and the papers' figures."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.models import build_model, model_cost
+from pipeline.recipe.model import ModelSection
+from tests.models.test_mixer import SHAPE, VARIANTS
+
+B16 = {
+    "kind": "mixer",
+    "patch_size": 16,
+    "tokens": 196,
+    "channels": 768,
+    "depth": 12,
+    "token_hidden": 384,
+    "channel_hidden": 3072,
+}
+B_W = {"kind": "mixer", "patch_size": 14, "tokens": 256, "channels": 588, "depth": 8, "expansion": 4.57}
+
+
+def saved_bytes(model, x):
+    """Bytes of the tensors that autograd keeps for the backward pass, weights and permutations left out."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    kept = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(x)
+    return sum(kept.values()), output
+
+
+@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+def test_formula_equals_the_counted_network(section):
+    section = ModelSection(**{**SHAPE, **section})
+    model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
+    assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
+    x = torch.randn(4, 3, 4, 4)
+    with FlopCounterMode(display=False) as counter:
+        output = model(x)
+        forward = counter.get_total_flops()
+        output.sum().backward()
+    assert cost.forward_flops * 4 == forward
+    assert cost.training_flops * 4 == counter.get_total_flops()
+    kept, _ = saved_bytes(model, x)
+    assert cost.activation_bytes * 4 == kept
+
+
+@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
+    """Found by differentiating: each mixing layer is made linear and its Jacobian's entries are counted."""
+    section = ModelSection(**{**SHAPE, **section})
+    model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
+    nonzero = entries = layers = 0
+    shapes = {}
+    for name, module in model.named_modules():
+        if name.startswith("blocks") and isinstance(module, torch.nn.Linear) and "skip" not in name:
+            module.register_forward_hook(lambda m, i, o, name=name: shapes.update({name: i[0].shape[1:]}))
+    model(torch.randn(1, 3, 4, 4))
+    for name, shape in shapes.items():
+        jacobian = torch.func.jacrev(model.get_submodule(name))(torch.randn(shape))
+        nonzero += int((jacobian != 0).sum())
+        entries += jacobian.numel()
+        layers += 1
+    assert cost.connections == nonzero
+    assert cost.omega == nonzero / layers
+    assert cost.density == pytest.approx(nonzero / entries, rel=1e-12)
+
+
+def test_published_figures():
+    b16 = model_cost(ModelSection(**B16), 224, 1000)
+    assert b16.parameters == 59_880_472
+    assert b16.omega == pytest.approx(2.60e8, rel=1e-3)
+    assert b16.width == 150_528
+    assert b16.training_flops == pytest.approx(75.4e9, rel=1e-3)
+    assert model_cost(ModelSection(**B16, permutation="random"), 224, 1000) == b16
+
+    text = model_cost(ModelSection(**B_W), 224, 1000)
+    assert text.omega == pytest.approx(2.90e8, rel=2e-3)
+    assert text.hidden_width == pytest.approx(6.88e5, rel=2e-3)
+    assert text.gamma == pytest.approx(4.57, abs=2e-3)
+    table = model_cost(ModelSection(**{**B_W, "expansion": 4.09}), 224, 1000)
+    assert table.omega == pytest.approx(2.6e8, rel=2e-3)
+    assert table.hidden_width == pytest.approx(6.2e5, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("patch", "tokens", "channels", "millions"), [(8, 16, 986, 253), (4, 64, 487, 275), (4, 64, 467, 254)]
+)
+def test_connections_of_the_cifar_mixers(patch, tokens, channels, millions):
+    """SS/8, SS-W as its text has it, and SS-W with the channels that its table's 255 M need."""
+    section = ModelSection(kind="mixer", patch_size=patch, tokens=tokens, channels=channels, depth=2, expansion=4)
+    assert round(model_cost(section, 32, 10).connections / 1e6) == millions

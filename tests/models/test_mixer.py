@@ -1,0 +1,148 @@
+"""Mixers against dense effective matrices, and against timm."""
+
+import pytest
+import timm
+import torch
+
+from pipeline.models import build_model
+from pipeline.models.permutation import commutation
+from pipeline.models.pk import MixingLayer
+from pipeline.recipe.model import ModelSection
+from tests.models.dense import apply_mixer
+
+SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
+MLP, SINGLE = {"kind": "mixer", "expansion": 1.5}, {"kind": "s_mixer"}
+RP = {"permutation": "random", "permutation_seed": 5}
+
+VARIANTS = {
+    "mixer": MLP,
+    "s_mixer": SINGLE,
+    "unequal hidden widths": {"kind": "mixer", "token_hidden": 3, "channel_hidden": 11},
+    "rp_mixer": {**MLP, **RP},
+    "rp_s_mixer": {**SINGLE, **RP},
+    "rp around each layer": {**MLP, **RP, "permuted_layers": "each"},
+    "rp tokens only": {**MLP, **RP, "permuted_mixings": "token"},
+    "rp channels of one block": {**SINGLE, **RP, "permuted_mixings": "channel", "permuted_blocks": [1]},
+    "projected": {**MLP, "project_tokens": True, "tokens": 7},
+    "projected to as many": {**SINGLE, "project_tokens": True},
+    "projected rp": {**MLP, **RP, "project_tokens": True, "tokens": 3, "permuted_layers": "each"},
+}
+
+
+def build(seed=0, **section):
+    """A small Mixer in double precision with no weight left at zero or one."""
+    torch.manual_seed(seed)
+    model = build_model(ModelSection(**{**SHAPE, **section}), image_size=4, num_classes=5).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+def test_equal_to_dense_effective_matrices_forward_and_backward(section):
+    model = build(**section)
+    x = torch.randn(3, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    ours, dense = model(x), apply_mixer(model, x, channels=6)
+    assert torch.allclose(ours, dense, atol=1e-10)
+    weights = [x, *model.parameters()]
+    target = torch.randn_like(ours)
+    for one, other in zip(
+        torch.autograd.grad(ours, weights, target), torch.autograd.grad(dense, weights, target), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
+def test_rp_with_commutation_permutations_is_the_normal_mixer_exactly(kind):
+    normal, permuted = build(**kind), build(**kind, **RP)
+    missing, unexpected = permuted.load_state_dict(normal.state_dict(), strict=False)
+    assert not unexpected
+    assert all(name.endswith("index") for name in missing)
+    for block in permuted.blocks:
+        block.mlp_tokens.permute_in.index.copy_(commutation(4, 6))
+        block.mlp_tokens.permute_out.index.copy_(commutation(6, 4))
+        for module in (block.mlp_channels.permute_in, block.mlp_channels.permute_out):
+            module.index.copy_(torch.arange(24))
+    x = torch.randn(7, 3, 4, 4, dtype=torch.float64)
+    ours, theirs = permuted(x), normal(x)
+    assert torch.equal(ours, theirs)
+    ours.square().sum().backward()
+    theirs.square().sum().backward()
+    for name, parameter in normal.named_parameters():  # summed over the batch in another order
+        assert torch.allclose(parameter.grad, permuted.get_parameter(name).grad, rtol=1e-12, atol=1e-12), name
+    assert torch.equal(permuted.float()(x.float()), normal.float()(x.float()))
+
+
+def test_random_permutations_are_independent_and_travel_with_the_weights():
+    model, other = build(**MLP, **RP), build(seed=1, kind="mixer", expansion=1.5, permutation="random")
+    indices = [buffer for name, buffer in model.named_buffers() if name.endswith("index")]
+    assert len(indices) == 3 * 4
+    assert len({tuple(index.tolist()) for index in indices}) == len(indices)
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    assert not torch.allclose(model(x), other(x))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), other(x))
+
+
+def test_replacing_one_block_draws_what_replacing_all_would_have_drawn_there():
+    one, all_of_them = build(**MLP, **RP, permuted_blocks=[1]), build(**MLP, **RP)
+    names = {name for name, _ in one.named_buffers()}
+    assert names == {name for name, _ in all_of_them.named_buffers() if name.startswith("blocks.1.")}
+    for name in names:
+        assert torch.equal(one.get_buffer(name), all_of_them.get_buffer(name))
+
+
+def test_weights_are_a_function_of_torchs_seed_with_unit_gain():
+    section = ModelSection(kind="mixer", patch_size=4, tokens=64, channels=96, depth=2, expansion=2.0)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        models.append(build_model(section, image_size=32, num_classes=10))
+    assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m in models), strict=True))
+    for name, weight in models[0].named_parameters():
+        if "mlp" in name and name.endswith("weight"):
+            assert weight.std().item() * weight.shape[1] ** 0.5 == pytest.approx(1, abs=0.03), name
+        elif name.endswith("bias") or name == "head.weight":
+            assert not weight.any(), name
+
+
+@pytest.mark.parametrize("name", ["mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224"])
+def test_equal_to_timm_with_timms_weights(name):
+    theirs = timm.create_model(name, num_classes=10).eval()
+    torch.nn.init.normal_(theirs.head.weight, std=0.05)
+    first = theirs.blocks[0]
+    section = ModelSection(
+        kind="mixer",
+        patch_size=theirs.stem.patch_size[0],
+        tokens=theirs.stem.num_patches,
+        channels=theirs.embed_dim,
+        depth=len(theirs.blocks),
+        token_hidden=first.mlp_tokens.fc1.out_features,
+        channel_hidden=first.mlp_channels.fc1.out_features,
+    )
+    ours = build_model(section, image_size=224, num_classes=10).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-5)
+
+
+def test_s_mixer_block_is_the_papers_formula():
+    """U = X + phi(W LN(X)), Y = U + phi(LN(U) V), with X of S rows and C columns."""
+    model = build(**SINGLE)
+    block = model.blocks[0]
+    assert isinstance(block.mlp_tokens, MixingLayer)
+    x = torch.randn(1, 4, 6, dtype=torch.float64)
+    w, v = block.mlp_tokens.fc, block.mlp_channels.fc
+    u = x[0] + torch.nn.functional.gelu(w.weight @ block.norm1(x[0]) + w.bias[:, None])
+    y = u + torch.nn.functional.gelu(block.norm2(u) @ v.weight.T + v.bias)
+    assert torch.allclose(block(x)[0], y, atol=1e-12)
+
+
+def test_stochastic_depth_leaves_evaluation_alone():
+    plain, dropped = build(**MLP), build(**MLP, drop_path=0.5)
+    dropped.load_state_dict(plain.state_dict())
+    x = torch.randn(4, 3, 4, 4, dtype=torch.float64)
+    assert torch.equal(dropped.eval()(x), plain.eval()(x))
+    assert not torch.equal(dropped.train()(x), plain.train()(x))

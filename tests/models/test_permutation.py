@@ -1,0 +1,84 @@
+"""Permutations against explicit matrices."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.models import permutation
+from pipeline.models.permutation import Permute
+
+sizes = st.integers(1, 9)
+seeds = st.integers(0, 2**63)
+
+
+def dense(index):
+    return torch.eye(len(index), dtype=torch.float64)[index.long()]
+
+
+@given(sizes, sizes)
+def test_commutation_takes_a_matrix_to_its_transpose(rows, columns):
+    x = torch.arange(rows * columns).view(rows, columns)
+    assert torch.equal(x.flatten()[permutation.commutation(rows, columns)], x.T.flatten())
+
+
+@given(sizes, seeds, seeds)
+def test_inverse_and_product_are_those_of_the_matrices(size, one, other):
+    a, b = permutation.random(size, one), permutation.random(size, other)
+    assert torch.equal(dense(permutation.inverse(a)), dense(a).T)
+    assert torch.equal(dense(permutation.compose(a, b)), dense(a) @ dense(b))
+    assert torch.equal(permutation.compose(a, permutation.inverse(a)), permutation.identity(size))
+
+
+@given(sizes, sizes, st.integers(0, 2**31))
+def test_commutation_swaps_kronecker_factors(rows, columns, seed):
+    """Equations B.1 and B.3 for row-major vectors: vec(W X V) = (W (x) V^T) vec X, J_c (W (x) I) J_c^T = I (x) W."""
+    generator = torch.Generator().manual_seed(seed)
+    w, x, v = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((rows, rows), (rows, columns), (columns, columns))
+    )
+    assert torch.allclose((w @ x @ v).flatten(), torch.kron(w, v.T.contiguous()) @ x.flatten())
+    j = dense(permutation.commutation(rows, columns))
+    eye = torch.eye(columns, dtype=torch.float64)
+    assert torch.allclose(j @ torch.kron(w, eye) @ j.T, torch.kron(eye, w))
+    assert torch.equal(
+        permutation.inverse(permutation.commutation(rows, columns)), permutation.commutation(columns, rows)
+    )
+
+
+@given(sizes, sizes, st.integers(0, 2**31))
+def test_spectrum_of_a_permuted_kronecker_weight_is_that_of_w(n, size, seed):
+    """Singular values of J2 (I (x) W) J1 are those of W, n times each."""
+    w = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    j1, j2 = (dense(permutation.random(n * size, (seed, use))) for use in (0, 1))
+    effective = j2 @ torch.kron(torch.eye(n, dtype=torch.float64), w) @ j1
+    expected = torch.linalg.svdvals(w).repeat_interleave(n)
+    assert torch.allclose(torch.linalg.svdvals(effective), expected, atol=1e-10)
+
+
+def test_random_is_a_function_of_its_key_and_nearly_uniform():
+    assert torch.equal(permutation.random(50, (1, 2)), permutation.random(50, (1, 2)))
+    assert not torch.equal(permutation.random(50, (1, 2)), permutation.random(50, (2, 1)))
+    counts = torch.zeros(4, 4)
+    for seed in range(2000):
+        counts[torch.arange(4), permutation.random(4, seed).long()] += 1
+    assert (counts / 2000 - 0.25).abs().max() < 0.04  # four standard deviations
+
+
+def test_permute_has_the_gradient_of_its_matrix():
+    index = permutation.random(12, 3)
+    module = Permute(index, columns=4)
+    x = torch.randn(2, 6, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(module(x), (x.flatten(1) @ dense(index).T).view(2, 3, 4))
+    assert torch.autograd.gradcheck(module, x)
+    assert torch.autograd.gradgradcheck(module, x)
+
+
+def test_permute_under_torchscript_and_vmap_is_the_same():
+    module = Permute(permutation.random(12, 3), columns=4)
+    x = torch.randn(5, 2, 6, 2)
+    assert torch.equal(torch.vmap(module)(x), torch.stack([module(one) for one in x]))
+    with pytest.warns(FutureWarning, match="deprecated"):  # but timm's own tests still script their models
+        scripted = torch.jit.script(module)
+    assert torch.equal(scripted(x[0]), module(x[0]))

@@ -1,0 +1,46 @@
+"""Our names in timm's registry."""
+
+import pytest
+import timm
+import torch
+
+from pipeline.models.registry import TIMM_OWN, default_cfgs
+
+PARAMETERS = {  # Tolstikhin et al. 2021, table 1, to the weight
+    "s32": 19_104_624,
+    "b16": 59_880_472,
+    "l16": 208_196_168,
+}
+
+
+@pytest.mark.parametrize("size", PARAMETERS)
+@pytest.mark.parametrize("prefix", ["", "rp_"])
+def test_parameters_are_the_published_ones_and_rp_adds_none(prefix, size):
+    with torch.device("meta"):
+        model = timm.create_model(f"{prefix}mixer_{size}_224")
+    assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[size]
+
+
+def test_timm_keeps_its_own_names():
+    for name in TIMM_OWN:
+        assert name not in default_cfgs
+        with torch.device("meta"):
+            assert type(timm.create_model(name)) is timm.models.mlp_mixer.MlpMixer
+
+
+@pytest.mark.parametrize("name", sorted(default_cfgs))
+def test_every_name_builds_with_its_configuration(name):
+    assert timm.is_model(name)
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert model.pretrained_cfg["architecture"] == name
+    assert model.pretrained_cfg["input_size"][-1] == model.stem.img_size[0] == int(name.rsplit("_", 1)[-1])
+    indices = [key for key in model.state_dict() if key.endswith("index")]
+    assert bool(indices) == name.startswith("rp_")
+
+
+def test_timms_weights_load_into_an_rp_mixer_but_for_the_permutations():
+    theirs, ours = timm.create_model("mixer_s32_224"), timm.create_model("rp_mixer_s32_224")
+    missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
+    assert not unexpected
+    assert {key.rsplit(".", 1)[-1] for key in missing} == {"index"}
