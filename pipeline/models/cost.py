@@ -91,7 +91,11 @@ def mixer_layers(section: ModelSection, image_size: int, num_classes: int) -> li
     token_hidden, channel_hidden = section.hidden_widths
     layers = [Dense(own_tokens, 3 * section.patch_size**2, channels, mixes=False, input_gradient=False)]
     if section.project_tokens:
-        layers.append(Dense(channels, own_tokens, tokens, bias=False, mixes=False, keeps_input=False))
+        # Its input is kept already: by the norm before the token mixing, or by an unpermuted token mixing itself.
+        permuted = section.permutation == "random" and section.permuted_mixings != "channel"
+        permuted = permuted and (section.permuted_blocks is None or 0 in section.permuted_blocks)
+        own_copy = section.norm == "none" and permuted
+        layers.append(Dense(channels, own_tokens, tokens, bias=False, mixes=False, keeps_input=own_copy))
     for block in range(section.depth):
         layers += _mixing(channels, own_tokens if block == 0 else tokens, token_hidden, tokens)
         layers += _mixing(tokens, channels, channel_hidden, channels)
@@ -106,6 +110,8 @@ def _mixing(rows: int, inputs: int, hidden: int | None, outputs: int) -> list[De
 
 def _norms(section: ModelSection, image_size: int) -> tuple[int, int]:
     """Rows that LayerNorms see for a picture, and their parameters: two a block, one at the end, one in the skip."""
+    if section.norm == "none":
+        return 0, 0
     own_tokens = (image_size // section.patch_size) ** 2
     rows = own_tokens + 2 * section.depth * section.tokens + section.project_tokens * section.tokens
     count = 2 * section.depth + 1 + section.project_tokens

@@ -4,19 +4,78 @@ Shapes: B batch, S tokens, C channels, S0 tokens after the patch layer, D hidden
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from timm.layers import DropPath, lecun_normal_
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
-from pipeline.models.pk import channel_permutations, mixing, random_permutations, token_permutations
+from pipeline.errors import InputError
+from pipeline.models.pk import (
+    Permutations,
+    channel_permutations,
+    mixing,
+    random_permutations,
+    token_permutations,
+)
 
-# timm's and the original code's. Hayase & Karakida write 1e-5, which on features of unit variance is 5e-6 apart.
-LayerNorm = partial(nn.LayerNorm, eps=1e-6)
+# timm's eps and the original code's. Hayase & Karakida write 1e-5, which on features of unit variance is 5e-6 apart.
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": partial(nn.LayerNorm, eps=1e-6), "none": nn.Identity}
+
+
+@dataclass(frozen=True)
+class MixerShape:
+    """Everything about the blocks of a Mixer but the tokens that come in.
+
+    token_hidden, channel_hidden: D_S and D_C, or None for the single layers of the S-Mixer.
+    tokens: S. None keeps the tokens that come in; a number gives the first block the skip LN(W X), even where S = S0.
+    permutation: commutation is the normal Mixer, random the RP Mixer, keyed by `permutation_seed`.
+    permuted_blocks: the blocks to permute, from 0; None is all. permuted_mixings: which of their mixings.
+    permuted_layers: around each mixing (appendix A.2.3), or around each of its two layers (section 5.2).
+    activation, norm: gelu and layer; square and none are the Mixer of Navon & Bronstein 2023, equation 3.
+    """
+
+    channels: int
+    depth: int
+    token_hidden: int | None
+    channel_hidden: int | None
+    tokens: int | None = None
+    permutation: Literal["commutation", "random"] = "commutation"
+    permutation_seed: int = 0
+    permuted_blocks: Sequence[int] | None = None
+    permuted_mixings: Literal["token", "channel", "both"] = "both"
+    permuted_layers: Literal["mixing", "each"] = "mixing"
+    activation: Literal["gelu", "square"] = "gelu"
+    norm: Literal["layer", "none"] = "layer"
+    drop_path_rate: float = 0.0
+
+    def token_mixing(self, block: int, tokens_in: int) -> nn.Module:
+        """The mixing of block `block` along tokens, [B, tokens_in, C] -> [B, S, C]."""
+        widths = _widths(tokens_in, self.token_hidden, self.tokens or tokens_in)
+        permutations = token_permutations()
+        if self._permutes(block, "token"):
+            permutations = self._random(self.channels, widths, (block, 0))
+        return mixing(widths, permutations, self.activation)
+
+    def channel_mixing(self, block: int, tokens: int) -> nn.Module:
+        """The mixing of block `block` along channels, [B, S, C] -> [B, S, C]."""
+        widths = _widths(self.channels, self.channel_hidden, self.channels)
+        permutations = channel_permutations()
+        if self._permutes(block, "channel"):
+            permutations = self._random(tokens, widths, (block, 1))
+        return mixing(widths, permutations, self.activation)
+
+    def _permutes(self, block: int, place: str) -> bool:
+        chosen = self.permuted_blocks is None or block in self.permuted_blocks
+        return self.permutation == "random" and chosen and self.permuted_mixings in (place, "both")
+
+    def _random(self, rows: int, widths: Sequence[int], key: tuple[int, int]) -> Permutations:
+        each_layer = self.permuted_layers == "each"
+        return random_permutations(rows, widths, self.channels, (self.permutation_seed, *key), each_layer)
 
 
 class TokenSkip(nn.Module):
@@ -25,10 +84,10 @@ class TokenSkip(nn.Module):
     W has no bias: it would add one number to all channels of a token, which the norm takes out.
     """
 
-    def __init__(self, tokens_in: int, tokens: int, channels: int):
+    def __init__(self, tokens_in: int, tokens: int, norm: nn.Module):
         super().__init__()
         self.fc = nn.Linear(tokens_in, tokens, bias=False)
-        self.norm = LayerNorm(channels)
+        self.norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.fc(x.transpose(1, 2)).transpose(1, 2))  # [B, S0, C] -> [B, S, C]
@@ -37,76 +96,66 @@ class TokenSkip(nn.Module):
 class MixerBlock(nn.Module):
     """U = skip(X) + mix_tokens(LN(X)), Y = U + mix_channels(LN(U)): [B, S0, C] -> [B, S, C]."""
 
-    def __init__(
-        self, channels: int, skip: nn.Module, mix_tokens: nn.Module, mix_channels: nn.Module, drop_path: float
-    ):
+    def __init__(self, shape: MixerShape, number: int, tokens_in: int):
         super().__init__()
-        self.skip = skip
-        self.norm1 = LayerNorm(channels)
-        self.mlp_tokens = mix_tokens
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.norm2 = LayerNorm(channels)
-        self.mlp_channels = mix_channels
+        tokens, norm = shape.tokens or tokens_in, partial(NORMS[shape.norm], shape.channels)
+        projects = shape.tokens is not None and number == 0
+        self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else nn.Identity()
+        self.norm1 = norm()
+        self.mlp_tokens = shape.token_mixing(number, tokens_in)
+        self.drop_path = DropPath(shape.drop_path_rate) if shape.drop_path_rate > 0 else nn.Identity()
+        self.norm2 = norm()
+        self.mlp_channels = shape.channel_mixing(number, tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.skip(x) + self.drop_path(self.mlp_tokens(self.norm1(x)))
         return x + self.drop_path(self.mlp_channels(self.norm2(x)))
 
 
+def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:
+    """L blocks, [B, tokens_in, C] -> [B, S, C]."""
+    tokens = [tokens_in] + [shape.tokens or tokens_in] * (shape.depth - 1)
+    return nn.Sequential(*[MixerBlock(shape, number, tokens[number]) for number in range(shape.depth)])
+
+
 class Mixer(MlpMixer):
     """Patch layer, L mixing blocks, LN, global average, linear head: pictures [B, 3, H, W] -> logits [B, classes].
 
-    timm's MlpMixer lends its interface (features, head, classifier, checkpointing; `timm` holds its arguments such as
-    img_size, patch_size, num_classes) and its weight names; the blocks are ours.
-
-    token_hidden, channel_hidden: D_S and D_C, or None for the single layers of the S-Mixer.
-    tokens: S. None keeps the picture's own S0; a number gives the first block the skip LN(W X), even where S = S0.
-    permutation: commutation is the normal Mixer, random the RP Mixer, keyed by `permutation_seed`.
-    permuted_blocks: the blocks to permute, from 0; None is all. permuted_mixings: which of their mixings.
-    permuted_layers: around each mixing (appendix A.2.3), or around each of its two layers (section 5.2).
+    timm's MlpMixer lends its interface (features, head, classifier, checkpointing) and its weight names; the blocks
+    are ours, as `shape` (the fields of `MixerShape`) has them.
     """
 
     def __init__(
         self,
         *,
-        channels: int,
-        depth: int,
-        token_hidden: int | None,
-        channel_hidden: int | None,
-        tokens: int | None = None,
-        permutation: Literal["commutation", "random"] = "commutation",
-        permutation_seed: int = 0,
-        permuted_blocks: Sequence[int] | None = None,
-        permuted_mixings: Literal["token", "channel", "both"] = "both",
-        permuted_layers: Literal["mixing", "each"] = "mixing",
-        drop_path_rate: float = 0.0,
-        **timm,
+        img_size: int = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        global_pool: str = "avg",
+        device=None,
+        dtype=None,
+        **shape,
     ):
-        super().__init__(embed_dim=channels, num_blocks=0, **timm)
-
-        def permutations(block: int, place: Literal["token", "channel"], rows: int, widths: Sequence[int]):
-            chosen = permuted_blocks is None or block in permuted_blocks
-            if permutation == "random" and chosen and permuted_mixings in (place, "both"):
-                key = (permutation_seed, block, ("token", "channel").index(place))
-                return random_permutations(rows, widths, channels, key, each_layer=permuted_layers == "each")
-            return token_permutations() if place == "token" else channel_permutations()
-
-        blocks: list[nn.Module] = []
-        tokens_in, tokens_out = self.stem.num_patches, tokens or self.stem.num_patches
-        for number in range(depth):
-            projects = tokens is not None and number == 0
-            skip = TokenSkip(tokens_in, tokens_out, channels) if projects else nn.Identity()
-            token_widths = _widths(tokens_in, token_hidden, tokens_out)
-            channel_widths = _widths(channels, channel_hidden, channels)
-            mix_tokens = mixing(token_widths, permutations(number, "token", channels, token_widths))
-            mix_channels = mixing(channel_widths, permutations(number, "channel", tokens_out, channel_widths))
-            blocks.append(MixerBlock(channels, skip, mix_tokens, mix_channels, drop_path_rate))
-            tokens_in = tokens_out
-        self.blocks = nn.Sequential(*blocks)
-        reduction = self.stem.feat_ratio()
-        self.feature_info = [
-            {"module": f"blocks.{i}", "num_chs": channels, "reduction": reduction} for i in range(depth)
-        ]
+        of_blocks = MixerShape(**shape)
+        super().__init__(
+            num_classes=num_classes,
+            img_size=img_size,
+            in_chans=in_chans,
+            patch_size=patch_size,
+            num_blocks=0,
+            embed_dim=of_blocks.channels,
+            norm_layer=cast(type[nn.Module], NORMS[of_blocks.norm]),
+            drop_rate=drop_rate,
+            global_pool=global_pool,
+            device=device,
+            dtype=dtype,
+        )
+        self.blocks = mixer_blocks(of_blocks, self.stem.num_patches).to(device=device, dtype=dtype)
+        self.projects_tokens = of_blocks.tokens is not None
+        step = {"num_chs": of_blocks.channels, "reduction": self.stem.feat_ratio()}
+        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(of_blocks.depth)]
         self.init_weights()
 
     @torch.jit.ignore
@@ -127,6 +176,23 @@ class Mixer(MlpMixer):
         if isinstance(self.head, nn.Linear):
             nn.init.zeros_(self.head.weight)
             nn.init.constant_(self.head.bias, -math.log(self.num_classes) if nlhb else 0.0)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """timm's, for `features_only` and probes; projected tokens lie on no grid and come as NLC alone."""
+        if self.projects_tokens and output_fmt == "NCHW":
+            raise InputError(
+                "features of a Mixer with projected tokens: its tokens are mixtures of patches and lie on no grid; "
+                "ask forward_intermediates for output_fmt='NLC'"
+            )
+        return super().forward_intermediates(x, indices, norm, stop_early, output_fmt, intermediates_only)
 
 
 def _widths(inputs: int, hidden: int | None, outputs: int) -> tuple[int, ...]:

@@ -50,14 +50,24 @@ def random_permutations(
     return Permutations(inward, Permute(permutation.random(rows * hidden[0], (*key, 2)), columns=hidden[0]), outward)
 
 
+class Square(nn.Module):
+    """sigma_2(x) = |x|^2 (Navon & Bronstein 2023)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.square()
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "square": Square}
+
+
 class MixingLayer(nn.Module):
     """J_out phi((I (x) W) J_in x): the one-layer mixing of the S-Mixer, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int], permutations: Permutations):
+    def __init__(self, widths: tuple[int, int], permutations: Permutations, activation: str):
         super().__init__()
         self.permute_in = permutations.inward
         self.fc = nn.Linear(*widths)
-        self.act = nn.GELU()
+        self.act = ACTIVATIONS[activation]()
         self.permute_out = permutations.outward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,13 +78,13 @@ class MixingLayer(nn.Module):
 class MixingMlp(nn.Module):
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x): the MLP-Mixer's two-layer mixing, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int, int], permutations: Permutations):
+    def __init__(self, widths: tuple[int, int, int], permutations: Permutations, activation: str):
         super().__init__()
         width, hidden, out = widths
         self.permute_in = permutations.inward
         self.fc1 = nn.Linear(width, hidden)
         self.permute_hidden = permutations.hidden
-        self.act = nn.GELU()
+        self.act = ACTIVATIONS[activation]()
         self.fc2 = nn.Linear(hidden, out)
         self.permute_out = permutations.outward
 
@@ -84,8 +94,8 @@ class MixingMlp(nn.Module):
         return self.permute_out(self.fc2(x))
 
 
-def mixing(widths: Sequence[int], permutations: Permutations) -> nn.Module:
+def mixing(widths: Sequence[int], permutations: Permutations, activation: str) -> nn.Module:
     """Two widths make a layer, three an MLP."""
     if len(widths) == 2:
-        return MixingLayer((widths[0], widths[1]), permutations)
-    return MixingMlp((widths[0], widths[1], widths[2]), permutations)
+        return MixingLayer((widths[0], widths[1]), permutations, activation)
+    return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation)

@@ -30,6 +30,8 @@ def mixer_arguments(section: ModelSection) -> dict[str, Any]:
         "permuted_blocks": section.permuted_blocks,
         "permuted_mixings": section.permuted_mixings,
         "permuted_layers": section.permuted_layers,
+        "activation": section.activation,
+        "norm": section.norm,
         "drop_path_rate": section.drop_path,
     }
 

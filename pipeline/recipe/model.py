@@ -40,6 +40,10 @@ class ModelSection(Section):
         "mixing",
         "mixing: permutations around a mixing MLP (appendix A.2.3); each: around each of its layers (section 5.2)",
     )
+    activation: Literal["gelu", "square"] = key("gelu", "phi; square is |x|^2, sigma_2 of Navon & Bronstein 2023")
+    norm: Literal["layer", "none"] = key(
+        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    )
     drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is left out, the same in all blocks")
 
     @model_validator(mode="after")

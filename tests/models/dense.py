@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
-from pipeline.models.pk import MixingLayer, MixingMlp
+from pipeline.models.pk import MixingLayer, MixingMlp, Square
 
 
 def matrix(permute: nn.Module, size: int, normal: Tensor | None) -> Tensor:
@@ -26,6 +26,7 @@ def transposition(rows: int, columns: int) -> Tensor:
 
 def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels: int, tokens: bool) -> Tensor:
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x) on vectors [B, m], by dense matrices."""
+    phi = torch.square if isinstance(module.act, Square) else gelu
     layers = [module.fc] if isinstance(module, MixingLayer) else [module.fc1, module.fc2]
     eye = torch.eye(rows, dtype=torch.float64)
     out = rows * layers[-1].out_features
@@ -35,9 +36,9 @@ def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels
     for number, layer in enumerate(layers):
         x = x @ torch.kron(eye, layer.weight).T + layer.bias.repeat(rows)
         if isinstance(module, MixingLayer):
-            x = gelu(x)
+            x = phi(x)
         elif number == 0:
-            x = gelu(x @ matrix(module.permute_hidden, x.shape[1], None).T)
+            x = phi(x @ matrix(module.permute_hidden, x.shape[1], None).T)
     return x @ matrix(module.permute_out, out, back).T
 
 
@@ -45,6 +46,8 @@ def apply_mixer(model, pictures: Tensor, channels: int) -> Tensor:
     """Logits of a Mixer, with every mixing as a dense layer on the flattened features."""
 
     def norm(module, x):
+        if isinstance(module, nn.Identity):
+            return x
         return layer_norm(x.unflatten(1, (-1, channels)), (channels,), module.weight, module.bias, 1e-6).flatten(1)
 
     side = model.stem.patch_size[0]

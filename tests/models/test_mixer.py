@@ -23,9 +23,12 @@ VARIANTS = {
     "rp around each layer": {**MLP, **RP, "permuted_layers": "each"},
     "rp tokens only": {**MLP, **RP, "permuted_mixings": "token"},
     "rp channels of one block": {**SINGLE, **RP, "permuted_mixings": "channel", "permuted_blocks": [1]},
+    "square activation without norms": {**MLP, "activation": "square", "norm": "none"},
     "projected": {**MLP, "project_tokens": True, "tokens": 7},
     "projected to as many": {**SINGLE, "project_tokens": True},
     "projected rp": {**MLP, **RP, "project_tokens": True, "tokens": 3, "permuted_layers": "each"},
+    "projected without norms": {**SINGLE, "project_tokens": True, "norm": "none"},
+    "projected rp without norms": {**MLP, **RP, "project_tokens": True, "norm": "none"},
 }
 
 

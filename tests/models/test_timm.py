@@ -1,0 +1,136 @@
+"""What timm promises of a model holds for ours."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+import pipeline.models  # noqa: F401  (puts the names into timm's registry)
+from pipeline.errors import InputError
+
+SMALL = {"depth": 2, "channels": 12, "token_hidden": 8, "channel_hidden": 20}
+NAMES = {
+    "mixer_ss8_32": SMALL,
+    "rp_mixer_ss8_32": SMALL,
+    "rp_s_mixer_ss8_32": {"depth": 2, "channels": 12},
+    "mixer_ss_w_32": {**SMALL, "tokens": 5},  # projected from 64 tokens
+}
+
+
+def create(name, **kwargs):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **{"num_classes": 7, **NAMES[name], **kwargs}).eval()
+    if isinstance(model, nn.Module) and hasattr(model, "head") and isinstance(model.head, nn.Linear):
+        nn.init.normal_(model.head.weight)
+    return model
+
+
+@pytest.fixture(params=NAMES)
+def name(request):
+    return request.param
+
+
+X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def test_head_and_features_compose(name):
+    model = create(name)
+    features = model.forward_features(X)
+    assert features.shape == (2, 5 if "ss_w" in name else 16, model.num_features)
+    assert torch.equal(model.forward_head(features), model(X))
+    assert torch.equal(model.head(model.forward_head(features, pre_logits=True)), model(X))
+    assert model.get_classifier() is model.head
+    assert model.pretrained_cfg["classifier"] == "head"
+    assert isinstance(model.get_submodule(model.pretrained_cfg["first_conv"]), nn.Conv2d)
+
+
+def test_classifier_can_go_and_come_back(name):
+    model = create(name)
+    pooled = model.forward_head(model.forward_features(X), pre_logits=True)
+    model.reset_classifier(0)
+    assert torch.equal(model(X), pooled)
+    model.reset_classifier(0, "")
+    assert torch.equal(model(X), model.forward_features(X))
+    model.reset_classifier(4, "avg")
+    assert model(X).shape == (2, 4)
+    headless = create(name, num_classes=0)
+    headless.load_state_dict({key: value for key, value in model.state_dict().items() if "head" not in key})
+    assert torch.equal(headless(X), pooled)
+
+
+def test_other_inputs(name):
+    assert create(name, in_chans=1)(X[:, :1]).shape == (2, 7)
+    model = create(name, img_size=64)
+    assert model(torch.randn(1, 3, 64, 64)).shape == (1, 7)
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        model(X)
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory(name):
+    model = create(name)
+    outputs, gradients = [], []
+    for enable in (False, True):
+        model.set_grad_checkpointing(enable)
+        model.zero_grad()
+        output = model(X)
+        output.square().sum().backward()
+        outputs.append(output)
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert torch.equal(*outputs)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_compiles_without_graph_breaks(name):
+    model = create(name).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(X), model(X), atol=1e-5)
+    gradients = []
+    for one in (compiled, model):
+        model.zero_grad()
+        one(X).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*gradients, strict=True))
+
+
+def test_scripts_and_exports(name):
+    model = create(name)
+    with pytest.warns(FutureWarning, match="deprecated"):
+        scripted = torch.jit.script(model)
+    assert torch.allclose(scripted(X), model(X), atol=1e-6)
+    exported = torch.export.export(model, (X,)).module()
+    assert torch.allclose(exported(X), model(X), atol=1e-6)
+
+
+def test_copies_are_whole_and_separate(name):
+    model = create(name)
+    twin = copy.deepcopy(model)
+    before = model(X)
+    with torch.no_grad():
+        for tensor in [*twin.parameters(), *twin.buffers()]:
+            tensor.zero_()
+    assert torch.equal(model(X), before)
+    assert torch.equal(model.train().train().eval()(X), before)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "ss_w" not in name])
+def test_features_only_gives_maps_of_the_blocks(name):
+    maps = create(name, features_only=True)(X)
+    assert [tuple(m.shape) for m in maps] == [(2, 12, 4, 4)] * 2
+    x = create(name).stem(X)
+    for block, m in zip(create(name).blocks, maps, strict=True):
+        x = block(x)
+        assert torch.equal(x.transpose(1, 2).unflatten(2, (4, 4)), m)
+
+
+def test_features_of_projected_tokens_are_refused_as_maps():
+    with pytest.raises(InputError, match="lie on no grid"):
+        create("mixer_ss_w_32", features_only=True)(X)
+    _, features = create("mixer_ss_w_32").forward_intermediates(X, output_fmt="NLC")
+    assert features[-1].shape == (2, 5, 12)
+
+
+def test_unknown_arguments_are_refused():
+    with pytest.raises(TypeError, match="mlp_ratio"):
+        create("mixer_ss8_32", mlp_ratio=2.0)
