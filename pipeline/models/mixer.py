@@ -10,11 +10,12 @@ from functools import partial
 from typing import Literal, cast
 
 import torch
-from timm.layers import DropPath, lecun_normal_
+from timm.layers import DropPath
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from pipeline.errors import InputError
+from pipeline.models.initial import initialise
 from pipeline.models.pk import (
     Permutations,
     channel_permutations,
@@ -164,18 +165,7 @@ class Mixer(MlpMixer):
 
         `nlhb` is timm's: a head bias of -log(classes).
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            elif isinstance(module, nn.Conv2d):
-                lecun_normal_(module.weight)
-            else:
-                continue
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-            nn.init.constant_(self.head.bias, -math.log(self.num_classes) if nlhb else 0.0)
+        initialise(self, self.head, -math.log(self.num_classes) if nlhb else 0.0)
 
     def forward_intermediates(
         self,

@@ -6,8 +6,18 @@ from pydantic import Field, model_validator
 
 from pipeline.recipe.section import Fraction, Positive, Section, key
 
+Expansion = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0)]
 
-class ModelSection(Section):
+
+class Family(Section):
+    """What all model sections answer to."""
+
+    def check_image_size(self, side: int) -> None:
+        """Complain when the network cannot take square pictures of `side` pixels."""
+
+
+class MixerSection(Family):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
     kind: Literal["mixer", "s_mixer"] = key(
@@ -17,8 +27,8 @@ class ModelSection(Section):
     tokens: Positive = key(..., "S: tokens the blocks mix; the picture's own count S0 unless project_tokens")
     channels: Positive = key(..., "C: channels a token has")
     depth: Positive = key(..., "L: blocks")
-    expansion: Annotated[float, Field(gt=0)] | None = key(
-        None, "gamma: hidden width of both mixing MLPs over their own width (mixer only)"
+    expansion: Expansion | None = key(
+        None, "gamma: hidden width over the layer's own (S, C or m); not of an s_mixer; null in an sw_mlp is S.16"
     )
     token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
     channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
@@ -29,7 +39,7 @@ class ModelSection(Section):
         "commutation",
         "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
     )
-    permutation_seed: Annotated[int, Field(ge=0)] = key(0, "seed of the random permutations")
+    permutation_seed: Seed = key(0, "seed of the random permutations")
     permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = key(
         None, "blocks with random permutations, counted from 0; null is all of them"
     )
@@ -72,3 +82,42 @@ class ModelSection(Section):
         if self.expansion is None:
             return self.token_hidden, self.channel_hidden
         return max(1, round(self.expansion * self.tokens)), max(1, round(self.expansion * self.channels))
+
+    def check_image_size(self, side: int) -> None:
+        own = check_patches(side, self.patch_size) ** 2
+        if self.tokens != own and not self.project_tokens:
+            raise ValueError(
+                f"model.tokens {self.tokens}: pictures of {side} in patches of {self.patch_size} have {own} tokens; "
+                "set model.tokens to that, or model.project_tokens to true"
+            )
+
+
+class SwMlpSection(Family):
+    """An MLP of static random masks, or dense (Hayase & Karakida 2024, equations S.16 and S.17)."""
+
+    kind: Literal["sw_mlp"] = key(..., "sw_mlp: MLP with frozen random masks on its weights")
+    width: Positive = key(..., "m: features of the MLP")
+    depth: Positive = key(..., "L: blocks")
+    density: Annotated[float, Field(gt=0, le=1)] = key(
+        ..., "p: share of the weights that the mask leaves; 1 is dense"
+    )
+    expansion: Expansion | None = key(
+        None, "gamma: hidden width over the layer's own (S, C or m); not of an s_mixer; null in an sw_mlp is S.16"
+    )
+    mask_seed: Seed = key(0, "seed of the masks")
+
+    @property
+    def hidden_width(self) -> int:
+        """gamma * m, rounded."""
+        return max(1, round((self.expansion or 1) * self.width))
+
+
+ModelSection = Annotated[MixerSection | SwMlpSection, Field(discriminator="kind")]
+
+
+def check_patches(side: int, patch: int) -> int:
+    """Patches along a side of `side` pixels, or a complaint when they do not fit."""
+    if side % patch:
+        fitting = ", ".join(str(d) for d in range(2, side + 1) if side % d == 0)
+        raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {fitting} would")
+    return side // patch

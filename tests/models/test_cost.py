@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.models import build_model, model_cost
-from pipeline.recipe.model import ModelSection
+from pipeline.recipe.model import MixerSection, SwMlpSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -36,9 +36,14 @@ def saved_bytes(model, x):
     return sum(kept.values()), output
 
 
-@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.items()} | {
+    "sw_mlp": SwMlpSection(kind="sw_mlp", width=30, depth=2, density=0.2),
+    "sw_mlp with hidden layers": SwMlpSection(kind="sw_mlp", width=30, depth=3, density=0.1, expansion=1.5),
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 def test_formula_equals_the_counted_network(section):
-    section = ModelSection(**{**SHAPE, **section})
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
     x = torch.randn(4, 3, 4, 4)
@@ -55,7 +60,7 @@ def test_formula_equals_the_counted_network(section):
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
 def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
     """Found by differentiating: each mixing layer is made linear and its Jacobian's entries are counted."""
-    section = ModelSection(**{**SHAPE, **section})
+    section = MixerSection(**{**SHAPE, **section})
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     nonzero = entries = layers = 0
     shapes = {}
@@ -74,18 +79,18 @@ def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
 
 
 def test_published_figures():
-    b16 = model_cost(ModelSection(**B16), 224, 1000)
+    b16 = model_cost(MixerSection(**B16), 224, 1000)
     assert b16.parameters == 59_880_472
     assert b16.omega == pytest.approx(2.60e8, rel=1e-3)
     assert b16.width == 150_528
     assert b16.training_flops == pytest.approx(75.4e9, rel=1e-3)
-    assert model_cost(ModelSection(**B16, permutation="random"), 224, 1000) == b16
+    assert model_cost(MixerSection(**B16, permutation="random"), 224, 1000) == b16
 
-    text = model_cost(ModelSection(**B_W), 224, 1000)
+    text = model_cost(MixerSection(**B_W), 224, 1000)
     assert text.omega == pytest.approx(2.90e8, rel=2e-3)
     assert text.hidden_width == pytest.approx(6.88e5, rel=2e-3)
     assert text.gamma == pytest.approx(4.57, abs=2e-3)
-    table = model_cost(ModelSection(**{**B_W, "expansion": 4.09}), 224, 1000)
+    table = model_cost(MixerSection(**{**B_W, "expansion": 4.09}), 224, 1000)
     assert table.omega == pytest.approx(2.6e8, rel=2e-3)
     assert table.hidden_width == pytest.approx(6.2e5, rel=1e-2)
 
@@ -95,5 +100,5 @@ def test_published_figures():
 )
 def test_connections_of_the_cifar_mixers(patch, tokens, channels, millions):
     """SS/8, SS-W as its text has it, and SS-W with the channels that its table's 255 M need."""
-    section = ModelSection(kind="mixer", patch_size=patch, tokens=tokens, channels=channels, depth=2, expansion=4)
+    section = MixerSection(kind="mixer", patch_size=patch, tokens=tokens, channels=channels, depth=2, expansion=4)
     assert round(model_cost(section, 32, 10).connections / 1e6) == millions
