@@ -5,14 +5,15 @@ are left out), as `torch.utils.flop_counter` counts them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import pairwise
 
 import numpy as np
 
+from pipeline.models.kronecker import split
 from pipeline.models.sparse import row_counts
-from pipeline.recipe.model import Family, MixerSection, SwMlpSection
+from pipeline.recipe.model import Family, MixerSection, ShallowSection, SwMlpSection
 
 FLOAT = 4  # bytes
 
@@ -25,6 +26,7 @@ class Dense:
     inputs: int
     outputs: int
     nonzero: int | None = None  # weights that are there, where a mask or a structure leaves some out
+    shared: bool = True  # False: every row has a matrix of its own
     bias: bool = True
     mixes: bool = True  # counts among the connections: a mixing layer, not the stem, a skip or the head
     activated: bool = False  # an activation follows, which keeps this layer's output
@@ -37,7 +39,7 @@ class Dense:
 
     @property
     def parameters(self) -> int:
-        return self.weights + self.bias * self.outputs
+        return self.weights * (1 if self.shared else self.rows) + self.bias * self.outputs
 
     @property
     def connections(self) -> int:
@@ -169,6 +171,26 @@ def _(section: SwMlpSection, image_size: int, num_classes: int) -> Network:
             layers.append(Dense(1, inputs, outputs, nonzero, activated=place == 0))
     layers.append(Dense(1, width, num_classes, mixes=False))
     return Network(layers, [Norm(1, width)] * (section.depth + 1), width=width, gamma=section.expansion or 1.0)
+
+
+@describe.register
+def _(section: ShallowSection, image_size: int, num_classes: int) -> Network:
+    pixels, width = 3 * image_size**2, section.width
+    first = _matrix(section.matrices, pixels, width)
+    first[0] = replace(first[0], input_gradient=False)
+    layers = [*first, *_matrix(section.matrices, width, width), Dense(1, width, num_classes, mixes=False)]
+    return Network(layers, [], width=width, gamma=1.0)
+
+
+def _matrix(kind: str, inputs: int, outputs: int) -> list[Dense]:
+    if kind == "dense":
+        return [Dense(1, inputs, outputs, bias=False)]
+    (rows, columns), (out_rows, out_columns) = split(inputs), split(outputs)
+    shared = kind == "kronecker"
+    return [
+        Dense(rows, columns, out_columns, shared=shared, bias=False),
+        Dense(out_columns, rows, out_rows, shared=shared, bias=False),
+    ]
 
 
 def _mlp(rows: int, inputs: int, hidden: int | None, outputs: int) -> list[Dense]:

@@ -9,9 +9,10 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from pipeline.models.flat import refuse_maps
+from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.mixer import Mixer
 from pipeline.models.sparse import SwMlp
-from pipeline.recipe.model import Family, MixerSection, SwMlpSection
+from pipeline.recipe.model import Family, MixerSection, ShallowSection, SwMlpSection
 
 
 def build_model(section: Family, image_size: int, num_classes: int) -> torch.nn.Module:
@@ -60,6 +61,11 @@ def _(section: SwMlpSection, image_size: int, num_classes: int) -> torch.nn.Modu
     )
 
 
+@_build.register
+def _(section: ShallowSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    return ShallowMlp(img_size=image_size, num_classes=num_classes, width=section.width, matrices=section.matrices)
+
+
 # Published sizes (Tolstikhin et al. 2021, table 1; Hayase & Karakida 2024, tables 1 and S.3), by picture side.
 # Columns: patch, C, L, D_S, D_C.
 SIZES: dict[int, dict[str, tuple[int, int, int, int, int]]] = {
@@ -102,7 +108,8 @@ def _register(
         chosen = {"img_size": side, **arguments, **kwargs}
         if model is not Mixer and chosen.get("features_only"):
             refuse_maps(name)
-        feature_cfg = {"out_indices": chosen.pop("out_indices", min(3, chosen["depth"])), "feature_cls": "getter"}
+        last = min(3, chosen.get("depth", 1))
+        feature_cfg = {"out_indices": chosen.pop("out_indices", last), "feature_cls": "getter"}
         return build_model_with_cfg(model, name, pretrained, feature_cfg=feature_cfg, **chosen)
 
     entry.__name__ = entry.__qualname__ = name
@@ -138,3 +145,6 @@ def _register_mixers() -> None:
 _register_mixers()
 for _name, _shape in SW_MLPS.items():
     _register(_name, 32, SwMlp, _shape, "stem")
+for _kind in ("dense", "monarch", "kronecker"):
+    _first = "stem.0" if _kind == "dense" else "stem.0.right"
+    _register(f"shallow_{_kind}_4096_32", 32, ShallowMlp, {"width": 4096, "matrices": _kind}, _first)

@@ -112,7 +112,21 @@ class SwMlpSection(Family):
         return max(1, round((self.expansion or 1) * self.width))
 
 
-ModelSection = Annotated[MixerSection | SwMlpSection, Field(discriminator="kind")]
+class ShallowSection(Family):
+    """x -> Bc B2 ReLU(B1 x) with matrices of a chosen kind (Hayase & Karakida 2024, figure 2d)."""
+
+    kind: Literal["shallow"] = key(..., "shallow: B2 ReLU(B1 x) of structured matrices, then a linear head")
+    width: Positive = key(..., "m: features of the MLP")
+    matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
+
+    @model_validator(mode="after")
+    def width_splits(self):
+        if self.matrices != "dense" and _is_prime(self.width):
+            raise ValueError(f"width {self.width} is prime: {self.matrices} matrices need two factors")
+        return self
+
+
+ModelSection = Annotated[MixerSection | SwMlpSection | ShallowSection, Field(discriminator="kind")]
 
 
 def check_patches(side: int, patch: int) -> int:
@@ -121,3 +135,7 @@ def check_patches(side: int, patch: int) -> int:
         fitting = ", ".join(str(d) for d in range(2, side + 1) if side % d == 0)
         raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {fitting} would")
     return side // patch
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, int(number**0.5) + 1))

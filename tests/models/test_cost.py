@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.models import build_model, model_cost
-from pipeline.recipe.model import MixerSection, SwMlpSection
+from pipeline.recipe.model import MixerSection, ShallowSection, SwMlpSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -39,6 +39,9 @@ def saved_bytes(model, x):
 SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.items()} | {
     "sw_mlp": SwMlpSection(kind="sw_mlp", width=30, depth=2, density=0.2),
     "sw_mlp with hidden layers": SwMlpSection(kind="sw_mlp", width=30, depth=3, density=0.1, expansion=1.5),
+    "shallow dense": ShallowSection(kind="shallow", width=30, matrices="dense"),
+    "shallow monarch": ShallowSection(kind="shallow", width=30, matrices="monarch"),
+    "shallow kronecker": ShallowSection(kind="shallow", width=30, matrices="kronecker"),
 }
 
 
