@@ -12,8 +12,9 @@ from itertools import pairwise
 import numpy as np
 
 from pipeline.models.kronecker import split
+from pipeline.models.lasso import HIDDEN, KERNEL, places
 from pipeline.models.sparse import row_counts
-from pipeline.recipe.model import Family, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.model import Family, LassoSection, MixerSection, ShallowSection, SwMlpSection
 
 FLOAT = 4  # bytes
 
@@ -64,10 +65,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm over `width` features of each of `rows` rows. It keeps its input and two numbers a row."""
+    """A LayerNorm over `width` features of each of `rows` rows. It keeps its input and two numbers a row.
+
+    Or a batch norm, `statistics` 0: what it keeps of the statistics does not grow with the batch.
+    """
 
     rows: int
     width: int
+    statistics: int = 2
 
     @property
     def parameters(self) -> int:
@@ -75,7 +80,7 @@ class Norm:
 
     @property
     def kept(self) -> int:
-        return self.rows * (self.width + 2)
+        return self.rows * (self.width + self.statistics)
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,22 @@ def _(section: ShallowSection, image_size: int, num_classes: int) -> Network:
     first[0] = replace(first[0], input_gradient=False)
     layers = [*first, *_matrix(section.matrices, width, width), Dense(1, width, num_classes, mixes=False)]
     return Network(layers, [], width=width, gamma=1.0)
+
+
+@describe.register
+def _(section: LassoSection, image_size: int, num_classes: int) -> Network:
+    spots, width = places(image_size), HIDDEN * section.base_channels
+    first = spots * section.base_channels
+    opening = {"shared": False, "bias": False, "input_gradient": False}
+    layers = [
+        Dense(1, 3 * image_size**2, first, **opening)
+        if section.kind == "s_fc"
+        else Dense(spots, 3 * KERNEL**2, section.base_channels, **opening),
+        Dense(1, first, width, bias=False),
+        Dense(1, width, num_classes),
+    ]
+    norms = [Norm(1, first, statistics=0), Norm(1, width, statistics=0)]
+    return Network(layers, norms, width=first, gamma=1.0)
 
 
 def _matrix(kind: str, inputs: int, outputs: int) -> list[Dense]:

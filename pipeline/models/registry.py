@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -10,9 +10,10 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 
 from pipeline.models.flat import refuse_maps
 from pipeline.models.kronecker import ShallowMlp
+from pipeline.models.lasso import LassoNet
 from pipeline.models.mixer import Mixer
 from pipeline.models.sparse import SwMlp
-from pipeline.recipe.model import Family, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.model import Family, LassoSection, MixerSection, ShallowSection, SwMlpSection
 
 
 def build_model(section: Family, image_size: int, num_classes: int) -> torch.nn.Module:
@@ -66,6 +67,12 @@ def _(section: ShallowSection, image_size: int, num_classes: int) -> torch.nn.Mo
     return ShallowMlp(img_size=image_size, num_classes=num_classes, width=section.width, matrices=section.matrices)
 
 
+@_build.register
+def _(section: LassoSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    layer = LASSO_LAYERS[section.kind]
+    return LassoNet(img_size=image_size, num_classes=num_classes, base_channels=section.base_channels, layer=layer)
+
+
 # Published sizes (Tolstikhin et al. 2021, table 1; Hayase & Karakida 2024, tables 1 and S.3), by picture side.
 # Columns: patch, C, L, D_S, D_C.
 SIZES: dict[int, dict[str, tuple[int, int, int, int, int]]] = {
@@ -87,6 +94,8 @@ SIZES: dict[int, dict[str, tuple[int, int, int, int, int]]] = {
     },
 }
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
+
+LASSO_LAYERS: dict[str, Literal["full", "local"]] = {"s_fc": "full", "s_local": "local"}
 
 default_cfgs: dict[str, Any] = {}
 
@@ -148,3 +157,5 @@ for _name, _shape in SW_MLPS.items():
 for _kind in ("dense", "monarch", "kronecker"):
     _first = "stem.0" if _kind == "dense" else "stem.0.right"
     _register(f"shallow_{_kind}_4096_32", 32, ShallowMlp, {"width": 4096, "matrices": _kind}, _first)
+for _name, _layer in LASSO_LAYERS.items():
+    _register(f"{_name}_32", 32, LassoNet, {"base_channels": 150, "layer": _layer}, "stem.0")

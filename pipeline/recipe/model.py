@@ -126,7 +126,18 @@ class ShallowSection(Family):
         return self
 
 
-ModelSection = Annotated[MixerSection | SwMlpSection | ShallowSection, Field(discriminator="kind")]
+class LassoSection(Family):
+    """The shallow networks of beta-LASSO (Neyshabur 2020)."""
+
+    kind: Literal["s_fc", "s_local"] = key(
+        ..., "s_fc, s_local: S-CONV made fully, or locally, connected (beta-LASSO)"
+    )
+    base_channels: Positive = key(
+        ..., "alpha: channels of the S-CONV that it comes from; 150 makes S-FC's 256 M weights"
+    )
+
+
+ModelSection = Annotated[MixerSection | SwMlpSection | ShallowSection | LassoSection, Field(discriminator="kind")]
 
 
 def check_patches(side: int, patch: int) -> int:

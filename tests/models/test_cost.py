@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.models import build_model, model_cost
-from pipeline.recipe.model import MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -32,8 +32,8 @@ def saved_bytes(model, x):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = model(x)
-    return sum(kept.values()), output
+        model(x)
+    return sum(kept.values())
 
 
 SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.items()} | {
@@ -42,6 +42,8 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
     "shallow dense": ShallowSection(kind="shallow", width=30, matrices="dense"),
     "shallow monarch": ShallowSection(kind="shallow", width=30, matrices="monarch"),
     "shallow kronecker": ShallowSection(kind="shallow", width=30, matrices="kronecker"),
+    "s_fc": LassoSection(kind="s_fc", base_channels=3),
+    "s_local": LassoSection(kind="s_local", base_channels=3),
 }
 
 
@@ -49,15 +51,16 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
 def test_formula_equals_the_counted_network(section):
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
-    x = torch.randn(4, 3, 4, 4)
+    x = torch.randn(8, 3, 4, 4)
     with FlopCounterMode(display=False) as counter:
         output = model(x)
         forward = counter.get_total_flops()
         output.sum().backward()
-    assert cost.forward_flops * 4 == forward
-    assert cost.training_flops * 4 == counter.get_total_flops()
-    kept, _ = saved_bytes(model, x)
-    assert cost.activation_bytes * 4 == kept
+    assert cost.forward_flops * 8 == forward
+    assert cost.training_flops * 8 == counter.get_total_flops()
+    assert cost.activation_bytes * 4 == saved_bytes(model, x) - saved_bytes(
+        model, x[:4].clone()
+    )  # batch norms keep more
 
 
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
@@ -96,6 +99,10 @@ def test_published_figures():
     table = model_cost(MixerSection(**{**B_W, "expansion": 4.09}), 224, 1000)
     assert table.omega == pytest.approx(2.6e8, rel=2e-3)
     assert table.hidden_width == pytest.approx(6.2e5, rel=1e-2)
+
+
+def test_s_fc_has_the_connections_of_table_1():
+    assert round(model_cost(LassoSection(kind="s_fc", base_channels=150), 32, 10).connections / 1e6) == 256
 
 
 @pytest.mark.parametrize(
