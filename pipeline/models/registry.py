@@ -1,19 +1,33 @@
 """From a recipe's model section to a network, and from a name in timm's registry to the same network."""
 
-from collections.abc import Callable
+import difflib
 from functools import singledispatch
 from typing import Any, Literal
 
+import timm
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
+from pipeline.errors import InputError
 from pipeline.models.flat import refuse_maps
 from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.lasso import LassoNet
 from pipeline.models.mixer import Mixer
+from pipeline.models.related import FfOnly, Permutator, Relative
+from pipeline.models.repmlp import RepMlp
 from pipeline.models.sparse import SwMlp
-from pipeline.recipe.model import Family, LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.model import (
+    Family,
+    FfOnlySection,
+    LassoSection,
+    MixerSection,
+    PermutatorSection,
+    RepMlpSection,
+    ShallowSection,
+    SwMlpSection,
+    TimmSection,
+)
 
 
 def build_model(section: Family, image_size: int, num_classes: int) -> torch.nn.Module:
@@ -73,6 +87,40 @@ def _(section: LassoSection, image_size: int, num_classes: int) -> torch.nn.Modu
     return LassoNet(img_size=image_size, num_classes=num_classes, base_channels=section.base_channels, layer=layer)
 
 
+@_build.register
+def _(
+    section: FfOnlySection | PermutatorSection | RepMlpSection, image_size: int, num_classes: int
+) -> torch.nn.Module:
+    shape: dict[str, Any] = {
+        "patch_size": section.patch_size,
+        "channels": section.channels,
+        "depth": section.depth,
+        "expansion": section.expansion,
+        "drop_path_rate": section.drop_path,
+        "img_size": image_size,
+        "num_classes": num_classes,
+    }
+    if isinstance(section, RepMlpSection):
+        return RepMlp(**shape, sets=section.share_sets, kernels=section.kernels)
+    return FfOnly(**shape) if isinstance(section, FfOnlySection) else Permutator(**shape)
+
+
+@_build.register
+def _(section: TimmSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    if not timm.is_model(section.name):
+        close = difflib.get_close_matches(section.name, timm.list_models(), n=1)
+        raise InputError(
+            f"model.name: timm has no network called {section.name}"
+            + (f"; did you mean {close[0]}?" if close else "")
+        )
+    try:
+        return timm.create_model(
+            section.name, img_size=image_size, num_classes=num_classes, drop_path_rate=section.drop_path
+        )
+    except TypeError as error:
+        raise InputError(f"model.name {section.name}: timm's network takes no such picture size ({error})") from None
+
+
 # Published sizes (Tolstikhin et al. 2021, table 1; Hayase & Karakida 2024, tables 1 and S.3), by picture side.
 # Columns: patch, C, L, D_S, D_C.
 SIZES: dict[int, dict[str, tuple[int, int, int, int, int]]] = {
@@ -108,14 +156,12 @@ SW_MLPS: dict[str, dict[str, Any]] = {
 }
 
 
-def _register(
-    name: str, side: int, model: Callable[..., torch.nn.Module], arguments: dict[str, Any], stem: str
-) -> None:
+def _register(name: str, side: int, model: type[torch.nn.Module], arguments: dict[str, Any], stem: str) -> None:
     """Put a network into timm's registry under `name`, for pictures of `side` pixels; `stem` is its first layer."""
 
     def entry(pretrained: bool = False, **kwargs):
         chosen = {"img_size": side, **arguments, **kwargs}
-        if model is not Mixer and chosen.get("features_only"):
+        if not issubclass(model, (Mixer, Relative)) and chosen.get("features_only"):
             refuse_maps(name)
         last = min(3, chosen.get("depth", 1))
         feature_cfg = {"out_indices": chosen.pop("out_indices", last), "feature_cls": "getter"}
@@ -159,3 +205,9 @@ for _kind in ("dense", "monarch", "kronecker"):
     _register(f"shallow_{_kind}_4096_32", 32, ShallowMlp, {"width": 4096, "matrices": _kind}, _first)
 for _name, _layer in LASSO_LAYERS.items():
     _register(f"{_name}_32", 32, LassoNet, {"base_channels": 150, "layer": _layer}, "stem.0")
+for _name, _model, _shape in (
+    ("ff_only_b16_224", FfOnly, {"patch_size": 16, "channels": 768, "depth": 12}),
+    ("permutator_s14_224", Permutator, {"patch_size": 14, "channels": 384, "depth": 18}),
+    ("repmlp_s16_224", RepMlp, {"patch_size": 16, "channels": 512, "depth": 8, "sets": 32}),
+):
+    _register(_name, 224, _model, _shape, "stem.proj")
