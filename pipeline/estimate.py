@@ -82,27 +82,24 @@ def show(rows: list[Row], title: str) -> None:
 
 
 def _memory(recipe: Recipe, parameters: int, activations: int, micro: int, gpus: int, gpu: str) -> list[Row]:
-    """Bytes on one GPU. Weights, gradients and optimiser by engine; activations at the precision of training."""
-    engine, half = recipe.engine, recipe.train.precision != "fp32"
-    slots = 8 if recipe.optim.name == "adamw" else 4
-    if engine.kind == "ddp":
-        weights, note = float(8 + slots), "fp32 weights, gradients and optimiser"
-    else:
-        low = 2 if half else 4
-        shared = (4 + slots) / gpus if engine.zero_stage else (slots if not half else 4 + slots)
-        gradients = low / gpus if engine.zero_stage == 2 else low
-        weights, note = low + gradients + shared, f"ZeRO {engine.zero_stage}: weights, gradients and optimiser"
-    kept = activations * micro * (0.5 if half else 1.0)
-    total = weights * parameters + kept
+    """Bytes on one GPU: weights, gradients and optimiser by engine; activations in the precision of training."""
+    from pipeline.models.memory import state_bytes
+
+    engine, precision = recipe.engine, recipe.train.precision
+    state = state_bytes(
+        parameters,
+        optimizer=recipe.optim.name,
+        engine=engine.kind,
+        zero_stage=engine.zero_stage,
+        world=gpus,
+        precision=precision,
+    ).total
+    kept = activations * micro * (1.0 if precision == "fp32" else 0.5)
+    name = "DDP" if engine.kind == "ddp" else f"ZeRO {engine.zero_stage}"
     return [
-        Row("state memory", weights * parameters, _bytes(weights * parameters), f"a GPU; {note}"),
+        Row("state memory", state, _bytes(state), f"a GPU; weights, gradients and optimiser under {name}"),
         Row("activation memory", kept, _bytes(kept), f"a GPU, {micro} pictures a micro-batch, no checkpointing"),
-        Row(
-            "memory",
-            total,
-            _bytes(total),
-            f"a GPU, of {GPUS[gpu][2]} GB; the allocator and the workspace come on top",
-        ),
+        Row("memory", state + kept, _bytes(state + kept), f"a GPU, of {GPUS[gpu][2]} GB, without its workspace"),
     ]
 
 

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Literal, cast
 
 import torch
-from timm.layers import DropPath, lecun_normal_
+from timm.layers import DropPath
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from pipeline.errors import InputError
+from pipeline.models.initial import initialise
 from pipeline.models.pk import (
+    Mixing,
     Permutations,
     channel_permutations,
     mixing,
@@ -53,7 +55,7 @@ class MixerShape:
     norm: Literal["layer", "none"] = "layer"
     drop_path_rate: float = 0.0
 
-    def token_mixing(self, block: int, tokens_in: int) -> nn.Module:
+    def token_mixing(self, block: int, tokens_in: int) -> Mixing:
         """The mixing of block `block` along tokens, [B, tokens_in, C] -> [B, S, C]."""
         widths = _widths(tokens_in, self.token_hidden, self.tokens or tokens_in)
         permutations = token_permutations()
@@ -61,7 +63,7 @@ class MixerShape:
             permutations = self._random(self.channels, widths, (block, 0))
         return mixing(widths, permutations, self.activation)
 
-    def channel_mixing(self, block: int, tokens: int) -> nn.Module:
+    def channel_mixing(self, block: int, tokens: int) -> Mixing:
         """The mixing of block `block` along channels, [B, S, C] -> [B, S, C]."""
         widths = _widths(self.channels, self.channel_hidden, self.channels)
         permutations = channel_permutations()
@@ -138,24 +140,24 @@ class Mixer(MlpMixer):
         dtype=None,
         **shape,
     ):
-        of_blocks = MixerShape(**shape)
+        blocks = MixerShape(**shape)
         super().__init__(
             num_classes=num_classes,
             img_size=img_size,
             in_chans=in_chans,
             patch_size=patch_size,
             num_blocks=0,
-            embed_dim=of_blocks.channels,
-            norm_layer=cast(type[nn.Module], NORMS[of_blocks.norm]),
+            embed_dim=blocks.channels,
+            norm_layer=cast(type[nn.Module], NORMS[blocks.norm]),
             drop_rate=drop_rate,
             global_pool=global_pool,
             device=device,
             dtype=dtype,
         )
-        self.blocks = mixer_blocks(of_blocks, self.stem.num_patches).to(device=device, dtype=dtype)
-        self.projects_tokens = of_blocks.tokens is not None
-        step = {"num_chs": of_blocks.channels, "reduction": self.stem.feat_ratio()}
-        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(of_blocks.depth)]
+        self.shape = blocks
+        self.blocks = mixer_blocks(blocks, self.stem.num_patches).to(device=device, dtype=dtype)
+        step = {"num_chs": blocks.channels, "reduction": self.stem.feat_ratio()}
+        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(blocks.depth)]
         self.init_weights()
 
     @torch.jit.ignore
@@ -164,18 +166,7 @@ class Mixer(MlpMixer):
 
         `nlhb` is timm's: a head bias of -log(classes).
         """
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            elif isinstance(module, nn.Conv2d):
-                lecun_normal_(module.weight)
-            else:
-                continue
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        if isinstance(self.head, nn.Linear):
-            nn.init.zeros_(self.head.weight)
-            nn.init.constant_(self.head.bias, -math.log(self.num_classes) if nlhb else 0.0)
+        initialise(self, self.head, -math.log(self.num_classes) if nlhb else 0.0)
 
     def forward_intermediates(
         self,
@@ -187,7 +178,7 @@ class Mixer(MlpMixer):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """timm's, for `features_only` and probes; projected tokens lie on no grid and come as NLC alone."""
-        if self.projects_tokens and output_fmt == "NCHW":
+        if self.shape.tokens is not None and output_fmt == "NCHW":
             raise InputError(
                 "features of a Mixer with projected tokens: its tokens are mixtures of patches and lie on no grid; "
                 "ask forward_intermediates for output_fmt='NLC'"

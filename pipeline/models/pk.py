@@ -94,7 +94,10 @@ class MixingMlp(nn.Module):
         return self.permute_out(self.fc2(x))
 
 
-def mixing(widths: Sequence[int], permutations: Permutations, activation: str) -> nn.Module:
+Mixing = MixingLayer | MixingMlp
+
+
+def mixing(widths: Sequence[int], permutations: Permutations, activation: str) -> Mixing:
     """Two widths make a layer, three an MLP."""
     if len(widths) == 2:
         return MixingLayer((widths[0], widths[1]), permutations, activation)

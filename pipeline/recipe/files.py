@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -72,15 +72,31 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
 
 
 def keys() -> dict[str, tuple[str, Any, str]]:
-    """Every `section.key` with its type, default (`...` for none) and description."""
-    table = {}
-    for section, field in Recipe.model_fields.items():
-        assert isinstance(field.annotation, type)
-        assert issubclass(field.annotation, BaseModel)
-        for name, info in field.annotation.model_fields.items():
-            default = ... if info.is_required() else info.default
-            table[f"{section}.{name}"] = (_type_name(info.annotation), default, info.description or "")
+    """Every `section.key` with its type, default (`...` for none) and description.
+
+    A section of several families (`model`) has the keys of all; where they share one, its values are joined.
+    """
+    table: dict[str, tuple[str, Any, str]] = {}
+    for section in Recipe.model_fields:
+        for family in _families(section):
+            for name, info in family.model_fields.items():
+                default = ... if info.is_required() else info.default
+                entry = (_type_name(info.annotation), default, info.description or "")
+                known = table.get(f"{section}.{name}")
+                table[f"{section}.{name}"] = _joined(known, entry) if known else entry
     return table
+
+
+def _families(section: str) -> tuple[type[BaseModel], ...]:
+    """The classes a section may be: one, or those of a union told apart by `kind`."""
+    annotation = Recipe.model_fields[section].annotation
+    return (annotation,) if isinstance(annotation, type) else get_args(annotation)
+
+
+def _joined(one: tuple[str, Any, str], other: tuple[str, Any, str]) -> tuple[str, Any, str]:
+    values = one[0] if other[0] in one[0].split("|") else f"{one[0]}|{other[0]}"
+    descriptions = one[2] if one[2] == other[2] else f"{one[2]}; {other[2]}"
+    return values, one[1] if one[1] == other[1] else ..., descriptions
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
@@ -131,14 +147,27 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
 def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin: str) -> str:
     # A key that nobody knows explains one that is missing, and not the other way round.
     first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    name = ".".join(str(part) for part in first["loc"] if isinstance(part, str))
+    path = [part for part in first["loc"] if isinstance(part, str)]
+    family = path.pop(1) if len(path) > 1 and len(_families(path[0])) > 1 else None  # pydantic puts the kind there
+    name = ".".join(path)
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        table = keys() if "." in name else dict.fromkeys(Recipe.model_fields)
+        table = list(keys()) if "." in name else list(Recipe.model_fields)
+        if family and name in table:
+            return f"{where}: {name} is no key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing":
         return f"{where}: {name} is missing{more}"
+    if first["type"] == "union_tag_not_found":
+        return f"{where}: {name}.kind is missing{more}"
+    if first["type"] == "union_tag_invalid":
+        kinds = keys()[f"{name}.kind"][0].split("|")
+        where = origin.get(f"{name}.kind", default_origin)
+        given = first["ctx"]["tag"]
+        close = difflib.get_close_matches(given, kinds, n=1, cutoff=0.5)
+        cure = f"did you mean {close[0]}?" if close else f"known are {', '.join(kinds)}"
+        return f"{where}: {name}.kind {given!r}: no such kind; {cure}{more}"
     message = first["msg"].removeprefix("Value error, ")
     given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""

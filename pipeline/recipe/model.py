@@ -6,8 +6,18 @@ from pydantic import Field, model_validator
 
 from pipeline.recipe.section import Fraction, Positive, Section, key
 
+Expansion = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0)]
 
-class ModelSection(Section):
+
+class Family(Section):
+    """What all model sections answer to."""
+
+    def check_image_size(self, side: int) -> None:
+        """Complain when the network cannot take square pictures of `side` pixels."""
+
+
+class MixerSection(Family):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
     kind: Literal["mixer", "s_mixer"] = key(
@@ -17,8 +27,8 @@ class ModelSection(Section):
     tokens: Positive = key(..., "S: tokens the blocks mix; the picture's own count S0 unless project_tokens")
     channels: Positive = key(..., "C: channels a token has")
     depth: Positive = key(..., "L: blocks")
-    expansion: Annotated[float, Field(gt=0)] | None = key(
-        None, "gamma: hidden width of both mixing MLPs over their own width (mixer only)"
+    expansion: Expansion | None = key(
+        None, "gamma: hidden width over the layer's own (S, C or m); not of an s_mixer; null in an sw_mlp is S.16"
     )
     token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
     channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
@@ -29,7 +39,7 @@ class ModelSection(Section):
         "commutation",
         "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
     )
-    permutation_seed: Annotated[int, Field(ge=0)] = key(0, "seed of the random permutations")
+    permutation_seed: Seed = key(0, "seed of the random permutations")
     permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = key(
         None, "blocks with random permutations, counted from 0; null is all of them"
     )
@@ -72,3 +82,137 @@ class ModelSection(Section):
         if self.expansion is None:
             return self.token_hidden, self.channel_hidden
         return max(1, round(self.expansion * self.tokens)), max(1, round(self.expansion * self.channels))
+
+    def check_image_size(self, side: int) -> None:
+        own = check_patches(side, self.patch_size) ** 2
+        if self.tokens != own and not self.project_tokens:
+            raise ValueError(
+                f"model.tokens {self.tokens}: pictures of {side} in patches of {self.patch_size} have {own} tokens; "
+                "set model.tokens to that, or model.project_tokens to true"
+            )
+
+
+class SwMlpSection(Family):
+    """An MLP of static random masks, or dense (Hayase & Karakida 2024, equations S.16 and S.17)."""
+
+    kind: Literal["sw_mlp"] = key(..., "sw_mlp: MLP with frozen random masks on its weights")
+    width: Positive = key(..., "m: features of the MLP")
+    depth: Positive = key(..., "L: blocks")
+    density: Annotated[float, Field(gt=0, le=1)] = key(
+        ..., "p: share of the weights that the mask leaves; 1 is dense"
+    )
+    expansion: Expansion | None = key(
+        None, "gamma: hidden width over the layer's own (S, C or m); not of an s_mixer; null in an sw_mlp is S.16"
+    )
+    mask_seed: Seed = key(0, "seed of the masks")
+
+    @property
+    def hidden_width(self) -> int:
+        """gamma * m, rounded."""
+        return max(1, round((self.expansion or 1) * self.width))
+
+
+class ShallowSection(Family):
+    """x -> Bc B2 ReLU(B1 x) with matrices of a chosen kind (Hayase & Karakida 2024, figure 2d)."""
+
+    kind: Literal["shallow"] = key(..., "shallow: B2 ReLU(B1 x) of structured matrices, then a linear head")
+    width: Positive = key(..., "m: features of the MLP")
+    matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
+
+    @model_validator(mode="after")
+    def width_splits(self):
+        if self.matrices != "dense" and _is_prime(self.width):
+            raise ValueError(f"width {self.width} is prime: {self.matrices} matrices need two factors")
+        return self
+
+
+class LassoSection(Family):
+    """The shallow networks of beta-LASSO (Neyshabur 2020)."""
+
+    kind: Literal["s_fc", "s_local"] = key(
+        ..., "s_fc, s_local: S-CONV made fully, or locally, connected (beta-LASSO)"
+    )
+    base_channels: Positive = key(
+        ..., "alpha: channels of the S-CONV that it comes from; 150 makes S-FC's 256 M weights"
+    )
+
+
+class PatchedSection(Family):
+    """What the relatives with patches and blocks of one size have in common."""
+
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    channels: Positive = key(..., "C: channels a token has")
+    depth: Positive = key(..., "L: blocks")
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is left out, the same in all blocks")
+
+    def check_image_size(self, side: int) -> None:
+        check_patches(side, self.patch_size)
+
+
+class FfOnlySection(PatchedSection):
+    """FF-only: feed-forward layers alone (Melas-Kyriazi 2021)."""
+
+    kind: Literal["ff_only"] = key(..., "ff_only: a ViT with feed-forward layers over tokens in place of attention")
+    expansion: Expansion = key(4.0, "hidden width of both feed-forward layers over their own width")
+
+
+class PermutatorSection(PatchedSection):
+    """Vision Permutator (Hou et al. 2021) with blocks of one size."""
+
+    kind: Literal["permutator"] = key(..., "permutator: Vision Permutator, mixing along height, width and channels")
+    expansion: Expansion = key(3.0, "hidden width of the channel MLP over C")
+
+    def check_image_size(self, side: int) -> None:
+        grid = check_patches(side, self.patch_size)
+        if self.channels % grid:
+            raise ValueError(f"model.channels {self.channels} do not divide by the grid's side {grid}")
+
+
+class RepMlpSection(PatchedSection):
+    """RepMLP (Ding et al. 2022) with blocks of one size."""
+
+    kind: Literal["repmlp"] = key(..., "repmlp: token mixing trained beside convolutions that fuse into it")
+    expansion: Expansion = key(4.0, "hidden width of the channel MLP over C")
+    share_sets: Positive = key(..., "G: sets of channels with token-mixing weights of their own; divides C")
+    kernels: Annotated[tuple[Positive, ...], Field(strict=False)] = key((1, 3), "odd sides of the convolutions")
+
+    @model_validator(mode="after")
+    def sets_and_kernels_fit(self):
+        if self.channels % self.share_sets:
+            raise ValueError(f"share_sets {self.share_sets} does not divide channels {self.channels}")
+        if any(side % 2 == 0 for side in self.kernels):
+            raise ValueError(f"kernels {list(self.kernels)} must be odd, so that a place has a middle")
+        return self
+
+
+class TimmSection(Family):
+    """Any network of timm that takes img_size: ViT, ResMLP, gMLP, ..."""
+
+    kind: Literal["timm"] = key(..., "timm: a network of timm, by its name there")
+    name: str = key(..., "timm's name, such as vit_small_patch16_224, resmlp_12_224 or gmlp_s16_224")
+    drop_path: Fraction = key(0.0, "stochastic depth, as that network understands it")
+
+
+ModelSection = Annotated[
+    MixerSection
+    | SwMlpSection
+    | ShallowSection
+    | LassoSection
+    | FfOnlySection
+    | PermutatorSection
+    | RepMlpSection
+    | TimmSection,
+    Field(discriminator="kind"),
+]
+
+
+def check_patches(side: int, patch: int) -> int:
+    """Patches along a side of `side` pixels, or a complaint when they do not fit."""
+    if side % patch:
+        fitting = ", ".join(str(d) for d in range(2, side + 1) if side % d == 0)
+        raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {fitting} would")
+    return side // patch
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, int(number**0.5) + 1))

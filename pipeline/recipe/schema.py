@@ -139,21 +139,13 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def sections_agree(self):
-        for check in (_patches_fit, _batch_divides, _schedule_fits, _engine_can):
+        for check in (_picture_fits, _batch_divides, _schedule_fits, _engine_can):
             check(self)
         return self
 
 
-def _patches_fit(recipe: Recipe) -> None:
-    side, patch = recipe.data.image_size, recipe.model.patch_size
-    if side % patch:
-        raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {_divisors(side)} would")
-    own = (side // patch) ** 2
-    if recipe.model.tokens != own and not recipe.model.project_tokens:
-        raise ValueError(
-            f"model.tokens {recipe.model.tokens}: pictures of {side} in patches of {patch} have {own} tokens; "
-            "set model.tokens to that, or model.project_tokens to true"
-        )
+def _picture_fits(recipe: Recipe) -> None:
+    recipe.model.check_image_size(recipe.data.image_size)
 
 
 def _batch_divides(recipe: Recipe) -> None:
@@ -192,7 +184,3 @@ def check_world(recipe: Recipe, world: int) -> None:
             f"train.global_batch {batch} does not divide by {world} ranks x train.accumulation {accumulation}"
             f"{grouped} = {unit}; {fits} would"
         )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(2, number + 1) if number % d == 0)

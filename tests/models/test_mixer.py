@@ -7,7 +7,7 @@ import torch
 from pipeline.models import build_model
 from pipeline.models.permutation import commutation
 from pipeline.models.pk import MixingLayer
-from pipeline.recipe.model import ModelSection
+from pipeline.recipe.model import MixerSection
 from tests.models.dense import apply_mixer
 
 SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
@@ -35,7 +35,7 @@ VARIANTS = {
 def build(seed=0, **section):
     """A small Mixer in double precision with no weight left at zero or one."""
     torch.manual_seed(seed)
-    model = build_model(ModelSection(**{**SHAPE, **section}), image_size=4, num_classes=5).double()
+    model = build_model(MixerSection(**{**SHAPE, **section}), image_size=4, num_classes=5).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -97,7 +97,7 @@ def test_replacing_one_block_draws_what_replacing_all_would_have_drawn_there():
 
 
 def test_weights_are_a_function_of_torchs_seed_with_unit_gain():
-    section = ModelSection(kind="mixer", patch_size=4, tokens=64, channels=96, depth=2, expansion=2.0)
+    section = MixerSection(kind="mixer", patch_size=4, tokens=64, channels=96, depth=2, expansion=2.0)
     models = []
     for _ in range(2):
         torch.manual_seed(11)
@@ -115,7 +115,7 @@ def test_equal_to_timm_with_timms_weights(name):
     theirs = timm.create_model(name, num_classes=10).eval()
     torch.nn.init.normal_(theirs.head.weight, std=0.05)
     first = theirs.blocks[0]
-    section = ModelSection(
+    section = MixerSection(
         kind="mixer",
         patch_size=theirs.stem.patch_size[0],
         tokens=theirs.stem.num_patches,

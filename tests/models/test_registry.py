@@ -32,11 +32,23 @@ def test_timm_keeps_its_own_names():
 def test_every_name_builds_with_its_configuration(name):
     assert timm.is_model(name)
     with torch.device("meta"):
-        model = timm.create_model(name)
+        model = timm.create_model(name, **({} if name.startswith(("shallow", "s_fc", "s_local")) else {"depth": 1}))
     assert model.pretrained_cfg["architecture"] == name
-    assert model.pretrained_cfg["input_size"][-1] == model.stem.img_size[0] == int(name.rsplit("_", 1)[-1])
+    side = int(name.rsplit("_", 1)[-1])
+    assert model.pretrained_cfg["input_size"] == (3, side, side)
+    assert model.get_submodule(model.pretrained_cfg["first_conv"]).weight is not None
+    with torch.device("meta"):
+        assert model(torch.empty(2, 3, side, side)).shape == (2, 1000)
     indices = [key for key in model.state_dict() if key.endswith("index")]
     assert bool(indices) == name.startswith("rp_")
+
+
+@pytest.mark.parametrize("name", TIMM_OWN)
+def test_rp_weights_have_timms_names_and_shapes(name):
+    with torch.device("meta"):
+        theirs, ours = timm.create_model(name), timm.create_model(f"rp_{name}")
+    shapes = {key: value.shape for key, value in ours.state_dict().items() if not key.endswith("index")}
+    assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
 
 
 def test_timms_weights_load_into_an_rp_mixer_but_for_the_permutations():

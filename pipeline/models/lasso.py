@@ -1,0 +1,103 @@
+"""beta-LASSO (Neyshabur 2020), the dynamic-sparsity baseline: its shallow networks S-FC and S-LOCAL, its optimiser.
+
+Both are S-CONV (9 x 9 convolution of stride 2 to alpha channels, then 24 alpha hidden units, batch norm and ReLU
+after each) with the convolution made fully connected, or locally connected: as local, but with weights of its own at
+every place. alpha = 150 gives S-FC 256 M weights, a pair for the Mixers of Hayase & Karakida 2024, table 1.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import unfold
+
+from pipeline.models.flat import FlatClassifier
+
+KERNEL, STRIDE, PADDING = 9, 2, 4
+HIDDEN = 24  # hidden units over alpha
+
+
+class LocallyConnected(nn.Module):
+    """A 9 x 9 layer of stride 2 whose places share no weights: [B, in_chans*s*s] -> [B, channels*(s/2)^2]."""
+
+    def __init__(self, in_chans: int, side: int, channels: int):
+        super().__init__()
+        self.in_chans, self.side = in_chans, side
+        inputs = in_chans * KERNEL**2
+        self.weight = nn.Parameter(torch.randn(places(side), inputs, channels) * inputs**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pictures = x.unflatten(1, (self.in_chans, self.side, self.side))
+        patches = unfold(pictures, KERNEL, padding=PADDING, stride=STRIDE)  # [B, inputs, places]
+        out = patches.permute(2, 0, 1) @ self.weight  # [places, B, channels]
+        return out.permute(1, 2, 0).flatten(1)
+
+
+def places(side: int) -> int:
+    """Where the 9 x 9 window of stride 2 stands on a picture of `side` pixels."""
+    return ((side + 2 * PADDING - KERNEL) // STRIDE + 1) ** 2
+
+
+class LassoNet(FlatClassifier):
+    """S-FC or S-LOCAL: pixels -> alpha * (s/2)^2 -> 24 alpha -> classes."""
+
+    def __init__(
+        self,
+        *,
+        layer: Literal["full", "local"],
+        base_channels: int,
+        img_size: int = 32,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+    ):
+        first, width = base_channels * places(img_size), HIDDEN * base_channels
+        if layer == "full":
+            opening: nn.Module = nn.Linear(in_chans * img_size**2, first, bias=False)
+        else:
+            opening = LocallyConnected(in_chans, img_size, base_channels)
+        super().__init__(
+            nn.Sequential(opening, nn.BatchNorm1d(first), nn.ReLU()),
+            nn.Sequential(nn.Linear(first, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()),
+            nn.Identity(),
+            width=width,
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+        )
+
+
+class BetaLasso(torch.optim.Optimizer):
+    """SGD on loss + l1 * |w|_1, and after each step every weight under beta * l1 becomes zero (algorithm 1).
+
+        w <- w - lr (gradient + l1 sign(w));  w <- w where |w| >= beta * l1, else 0
+
+    A weight at zero comes back when one step carries it over the threshold. `l1` may differ by parameter group: 0
+    for biases and norms, which makes them plain SGD. Momentum is heavy-ball, on gradient and sign together.
+    """
+
+    def __init__(self, params, lr: float, l1: float, beta: float, momentum: float = 0.0):
+        super().__init__(params, {"lr": lr, "l1": l1, "beta": beta, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on the gradients that are there."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict) -> None:
+        direction = gradient.add(weight.sign(), alpha=group["l1"]) if group["l1"] else gradient
+        if group["momentum"]:
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+        weight.add_(direction, alpha=-group["lr"])
+        weight.masked_fill_(weight.abs() < group["beta"] * group["l1"], 0)

@@ -1,0 +1,78 @@
+"""Growing: on every sub-picture the grown network computes what the small one did."""
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import InputError
+from pipeline.models.grow import grow, raster_places
+from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
+
+FACTOR = 3
+
+
+def tile(pictures):
+    """[K^2, 3, h, w], row by row -> one picture [1, 3, K*h, K*w]."""
+    rows = [torch.cat(list(pictures[k : k + FACTOR]), dim=2) for k in range(0, FACTOR**2, FACTOR)]
+    return torch.cat(rows, dim=1)[None]
+
+
+@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+def test_copies_compute_on_each_sub_picture_what_the_small_one_did(section):
+    small = build(**section)
+    large = grow(small, FACTOR)
+    pictures = torch.randn(FACTOR**2, 3, 4, 4, dtype=torch.float64)
+    expected = small.forward_features(pictures)  # [K^2, S, C]
+    features = large.forward_features(tile(pictures))[0]  # [K^2*S, C]
+    if section.get("project_tokens"):
+        ours = features.view_as(expected)
+    else:  # find the tokens of sub-picture (a, b) on the grid, by rows and columns
+        grid = features.view(FACTOR, 2, FACTOR, 2, -1)
+        ours = torch.stack([grid[a, :, b].flatten(0, 1) for a in range(FACTOR) for b in range(FACTOR)])
+    assert torch.allclose(ours, expected, atol=1e-10)
+    same = pictures[:1].expand(FACTOR**2, -1, -1, -1)
+    assert torch.allclose(large(tile(same)), small(pictures[:1]), atol=1e-10)
+
+
+def test_copies_are_block_diagonal_with_as_many_hidden_units():
+    small = build(**MLP)
+    large = grow(small, 2)
+    weight = large.blocks[1].mlp_tokens.fc1.weight
+    assert weight.shape == (4 * 6, 4 * 4)
+    ordered = weight[:, raster_places(2, 2, 2).flatten()]
+    assert torch.equal(ordered, torch.block_diag(*[small.blocks[1].mlp_tokens.fc1.weight] * 4))
+
+
+@pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
+def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kind):
+    small = build(**kind)
+    large = grow(small, 2, "bilinear")
+    constant = torch.randn(1, 3, 1, 1, dtype=torch.float64)
+    assert large.blocks[0].mlp_tokens.state_dict().keys() == small.blocks[0].mlp_tokens.state_dict().keys()
+    hidden = {}
+    for model in (small, large):
+        side = model.stem.img_size[0]
+        x = model.blocks[0].norm1(model.stem(constant.expand(1, 3, side, side)))
+        mixing = model.blocks[0].mlp_tokens
+        first = mixing.fc1 if kind is MLP else mixing.fc
+        hidden[model] = first(x.transpose(1, 2))[0]  # [C, D] or [C, S]
+    if kind is MLP:
+        assert torch.allclose(hidden[large], hidden[small], atol=1e-10)
+    else:  # what is written lies on the grid: the stretched one's corners are the small one's
+        one, other = hidden[small].view(-1, 2, 2), hidden[large].view(-1, 4, 4)
+        assert torch.allclose(other[:, ::3, ::3], one, atol=1e-10)
+        assert torch.allclose(other[:, 0, 1], 0.75 * one[:, 0, 0] + 0.25 * one[:, 0, 1], atol=1e-10)
+
+
+def test_what_has_no_grid_is_refused():
+    with pytest.raises(InputError, match="take copies"):
+        grow(build(**MLP, permutation="random"), 2, "bilinear")
+
+
+def test_growing_leaves_the_small_one_and_its_mode_alone():
+    small = build(**MLP).eval()
+    before = [tensor.clone() for tensor in small.state_dict().values()]
+    large = grow(small, 2)
+    assert not large.training
+    nn.init.zeros_(large.head.weight)
+    assert all(torch.equal(a, b) for a, b in zip(before, small.state_dict().values(), strict=True))

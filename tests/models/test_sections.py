@@ -1,0 +1,67 @@
+"""The model section as a union of families: what a recipe that picks the wrong key is told."""
+
+import pytest
+import yaml
+
+from pipeline.errors import InputError
+from pipeline.recipe import keys, load_recipe
+from pipeline.recipe.model import MixerSection, SwMlpSection
+
+RECIPE = {
+    "data": {"path": "data", "num_classes": 10, "image_size": 8},
+    "model": {"kind": "s_mixer", "patch_size": 2, "tokens": 16, "channels": 8, "depth": 3},
+    "optim": {"lr": 1e-3},
+    "train": {"epochs": 1, "global_batch": 8},
+}
+SW_MLP = {"kind": "sw_mlp", "width": 20, "depth": 2, "density": 0.5}
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(**model):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump({**RECIPE, "model": model or RECIPE["model"]}))
+        return path
+
+    return write
+
+
+def test_kind_picks_the_family(recipe):
+    assert isinstance(load_recipe(recipe()).model, MixerSection)
+    assert isinstance(load_recipe(recipe(**SW_MLP)).model, SwMlpSection)
+    assert load_recipe(recipe(**SW_MLP), [("model.density", "0.25")]).model.density == 0.25
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"kind": "mixxer"}, r"model.kind 'mixxer': no such kind; did you mean mixer\?"),
+        ({"kind": "resnet"}, "model.kind 'resnet': no such kind; known are mixer, s_mixer"),
+        ({"density": "0.5"}, "the command line: model.density is no key of kind s_mixer"),
+        ({"tokens": "5"}, "pictures of 8 in patches of 2 have 16 tokens"),
+        ({"patch_size": "3"}, "model.patch_size 3 does not divide data.image_size 8; 2, 4, 8 would"),
+        ({"depth": "0"}, "the command line: model.depth 0: input should be greater than 0"),
+        ({"permuted_blocks": "[3]"}, "a depth of 3 has blocks 0 to 2"),
+        ({"permuted_layers": "each"}, "an s_mixer has one layer a mixing"),
+        ({"expansion": "2"}, "an s_mixer has no hidden layer"),
+    ],
+)
+def test_what_is_wrong_costs_one_line(recipe, overrides, message):
+    with pytest.raises(InputError, match=message):
+        load_recipe(recipe(), [(f"model.{name}", value) for name, value in overrides.items()])
+
+
+def test_missing_and_unknown_keys_are_named_without_the_kind(recipe):
+    with pytest.raises(InputError, match=r"model\.kind is missing"):
+        load_recipe(recipe(depth=2))
+    with pytest.raises(InputError, match=r"model\.density is missing"):
+        load_recipe(recipe(kind="sw_mlp", width=20, depth=2))
+    with pytest.raises(InputError, match=r"unknown key model\.widht; did you mean model\.width\?"):
+        load_recipe(recipe(**SW_MLP, widht=3))
+
+
+def test_the_table_of_keys_has_those_of_all_families():
+    table = keys()
+    assert {"mixer", "s_mixer", "sw_mlp"} <= set(table["model.kind"][0].split("|"))
+    assert {"model.tokens", "model.density", "data.path"} <= set(table)
+    assert table["model.depth"] == ("int", ..., "L: blocks")
