@@ -1,9 +1,13 @@
-"""ImageNet as class folders: ROOT/{train,val}/<wnid>/*.JPEG, with ROOT/wnids.txt for the order if there is one."""
+"""ImageNet as class folders, ROOT/{train,val}/<wnid>/*.JPEG, or as the official tars.
+
+ROOT/wnids.txt gives the order of the classes, if there is one.
+"""
 
 import re
 from pathlib import Path
 
 from data_prep.image_folder import SPLITS, class_folders, read_splits
+from data_prep.imagenet_tars import read_tars, tars_in
 from data_prep.samples import Dataset
 from pipeline.errors import InputError
 
@@ -16,6 +20,12 @@ def read(origin: Path) -> Dataset:
     A part of ImageNet without wnids.txt has only the classes that are there, numbered from 0.
     """
     listed = _listed(origin / "wnids.txt")
+    tars = tars_in(origin)
+    if tars:
+        unpacked = [split for split in SPLITS if (origin / split).is_dir()]
+        if unpacked:
+            raise InputError(f"{origin}: holds {tars[0]} and the folder {unpacked[0]}; keep one form, apart")
+        return read_tars(origin, listed)
     for split in SPLITS:
         for name in class_folders(origin / split) if (origin / split).is_dir() else ():
             if not WNID.fullmatch(name):

@@ -35,7 +35,7 @@ SOURCES = {
         "image_folder.read", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
     ),
     "imagenet": Source(
-        "imagenet.read", "ImageNet in class folders: DIR/{train,val}/<wnid>/*.JPEG, order by DIR/wnids.txt"
+        "imagenet.read", "ImageNet: class folders DIR/{train,val}/<wnid>/*.JPEG, or the official tars with the devkit"
     ),
     "cifar10": Source("cifar.cifar10", "CIFAR-10, python or binary version, tar.gz or unpacked"),
     "cifar100": Source(
@@ -66,16 +66,14 @@ def prepare(
     the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed. Either way, and
     after Ctrl-C or a kill, the folder is as it was, or the same call goes on where this one stopped.
     """
-    described = _source(source)
-    origin = _origin(source, described, origin)
-    done = _already_there(source, origin, to, settings, force)
+    origin = checked_origin(source, origin)
+    done = already_there(source, origin, to, settings, force)
     if done is not None:
         tidy(to)
         say(f"{to}: already prepared from {done.origin} with these settings")
         return done
-    dataset = take_subset(_list(described, origin), settings)
-    in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
-    workers = 1 if in_memory else processes or allowed_cpus()
+    dataset = list_samples(source, origin, settings)
+    workers = workers_for(dataset, processes)
     with workplace(to, _plan(source, origin, settings, dataset), force):
         return _write(source, origin, to, settings, dataset, workers)
 
@@ -88,12 +86,9 @@ def _source(name: str) -> Source:
     raise InputError(f"no source {name!r}; {hint}")
 
 
-def _list(source: Source, origin: Path | None) -> Dataset:
-    module, function = source.reader.split(".")
-    return getattr(importlib.import_module(f"data_prep.{module}"), function)(origin)
-
-
-def _origin(name: str, source: Source, origin: Path | None) -> Path | None:
+def checked_origin(name: str, origin: Path | None) -> Path | None:
+    """Where to read the source from, as an absolute path; `InputError` for an unknown source or a wrong path."""
+    source = _source(name)
     if not source.takes_origin:
         if origin is not None:
             raise InputError(f"{name} is not read from a folder; leave out --from {origin}")
@@ -105,9 +100,19 @@ def _origin(name: str, source: Source, origin: Path | None) -> Path | None:
     return origin.resolve()
 
 
-def _already_there(
-    source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool
-) -> Manifest | None:
+def list_samples(name: str, origin: Path | None, settings: PrepSettings) -> Dataset:
+    """The classes and samples of a source at a checked origin, cut as the settings say; no picture is read yet."""
+    module, function = SOURCES[name].reader.split(".")
+    return take_subset(getattr(importlib.import_module(f"data_prep.{module}"), function)(origin), settings)
+
+
+def workers_for(dataset: Dataset, processes: int | None) -> int:
+    """How many processes encode: all that are allowed, unless told; one for pictures that are pixels in memory."""
+    in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
+    return 1 if in_memory else processes or allowed_cpus()
+
+
+def already_there(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
     """The manifest, if `to` holds just what is asked for; `InputError` if it must not be written to."""
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file, not a folder to write to")

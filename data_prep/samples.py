@@ -64,6 +64,24 @@ class PictureFiles(Sequence[Sample]):
 
 
 @dataclass(frozen=True)
+class PictureSlices(Sequence[Sample]):
+    """Pictures within one file, such as a tar."""
+
+    path: str
+    names: Sequence[str]
+    labels: Sequence[int]
+    offsets: np.ndarray  # int64 [n], bytes
+    sizes: np.ndarray  # int64 [n], bytes
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index):
+        place = FileSlice(self.path, int(self.offsets[index]), int(self.sizes[index]))
+        return Sample(self.names[index], self.labels[index], place)
+
+
+@dataclass(frozen=True)
 class PixelArrays(Sequence[Sample]):
     """Pictures that lie in memory: uint8 [n, height, width, 3], stored raw."""
 

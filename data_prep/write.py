@@ -111,6 +111,12 @@ class BetonWriter:
         self.journal.rewind(kept)
 
 
+def expected_bytes(count: int, data: float) -> int:
+    """About how large a file of `count` samples, together `data` bytes, becomes."""
+    unused = 0.5 * data / max(count, 1) * data / PAGE  # half a sample at the end of each page
+    return _next_page(_tables_end(count)) + round(data + unused) + count * ALLOCATION.itemsize
+
+
 def _tables_end(count: int) -> int:
     return HEADER.itemsize + len(FIELDS) * FIELD.itemsize + count * SAMPLE.itemsize
 

@@ -1,0 +1,56 @@
+"""What a preparation would read and write, how large and how long, from a sample of the pictures."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.picture import encode
+from data_prep.prepare import already_there, checked_origin, list_samples, workers_for
+from data_prep.samples import Sample
+from data_prep.settings import PrepSettings
+from data_prep.write import expected_bytes
+
+TRIED = 64  # pictures a split that are encoded to see
+
+
+class Estimate(NamedTuple):
+    """One split, as it would come out."""
+
+    split: str
+    samples: int
+    bytes: int
+    seconds: float  # of encoding, by all processes together
+
+
+def dry_run(
+    source: str,
+    origin: Path | None,
+    to: Path,
+    settings: PrepSettings,
+    *,
+    processes: int | None = None,
+    force: bool = False,
+) -> tuple[list[Estimate], int]:
+    """What `prepare` with the same arguments would write, and the free bytes where it would; nothing is created.
+
+    Empty when the folder is there already. Raises the `InputError` that `prepare` would at its start.
+    """
+    origin = checked_origin(source, origin)
+    place = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if already_there(source, origin, to, settings, force) is not None:
+        return [], free
+    dataset = list_samples(source, origin, settings)
+    workers = workers_for(dataset, processes)
+    return [_estimate(name, samples, settings, workers) for name, samples in dataset.splits.items()], free
+
+
+def _estimate(name: str, samples: Sequence[Sample], settings: PrepSettings, workers: int) -> Estimate:
+    tried = range(0, len(samples), max(1, len(samples) // TRIED))[:TRIED]
+    started = time.perf_counter()
+    size = sum(len(encode(samples[index], settings).data) for index in tried)
+    share = len(samples) / len(tried)
+    seconds = (time.perf_counter() - started) * share / workers
+    return Estimate(name, len(samples), expected_bytes(len(samples), size * share), seconds)

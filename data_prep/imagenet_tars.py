@@ -1,0 +1,135 @@
+"""ImageNet-1k's official tars, read in place: train holds a tar a class; val is flat, its labels lie in the devkit.
+
+Names, classes and order are those of the class folders that unpacking makes, so both give the same bytes.
+"""
+
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.official import Note, check_md5
+from data_prep.progress import say
+from data_prep.samples import Dataset, PictureSlices
+from pipeline.errors import InputError
+
+TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+MD5 = {
+    TRAIN: "1d675b47d978889d74fa0da5fadfb00e",
+    VAL: "29b22e2961454d5413ddabcf34fc5622",
+    DEVKIT: "fa75699e90414af021442c21a62c3abf",
+}
+GROUND_TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
+
+
+class _Member(NamedTuple):
+    """A picture in a tar. Sorts as the class folders would."""
+
+    wnid: str
+    name: str
+    offset: int  # bytes from the start of the outer tar
+    size: int  # bytes
+
+
+def tars_in(origin: Path) -> list[str]:
+    """Which of the two picture tars are there."""
+    return [name for name in (TRAIN, VAL) if (origin / name).is_file()]
+
+
+def read_tars(origin: Path, classes: Sequence[str] | None) -> Dataset:
+    """The splits whose tars lie in `origin`. Labels follow `classes`, or the sorted wnids of all of them."""
+    found: dict[str, list[_Member]] = {}
+    notes: tuple[Note, ...] = ()
+    for tar in tars_in(origin):
+        _check_end(origin / tar)
+        say(f"{origin / tar}: listing, and checking its MD5")
+        found["train" if tar == TRAIN else "val"] = sorted(_train(origin / tar) if tar == TRAIN else _val(origin))
+        notes += check_md5(origin / tar, MD5[tar])
+    if "val" in found:
+        notes += check_md5(origin / DEVKIT, MD5[DEVKIT])
+    order = classes or sorted({member.wnid for members in found.values() for member in members})
+    label = {wnid: number for number, wnid in enumerate(order)}
+    splits = {split: _pictures(origin, split, members, label) for split, members in found.items()}
+    return Dataset(tuple(order), splits, notes)
+
+
+def _pictures(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> PictureSlices:
+    tar = origin / (TRAIN if split == "train" else VAL)
+    if not members:
+        raise InputError(f"{tar}: holds no pictures; fetch it again")
+    strange = [member.wnid for member in members if member.wnid not in label]
+    if strange:
+        raise InputError(f"{tar}: holds {strange[0]}, which {origin / 'wnids.txt'} lacks")
+    return PictureSlices(
+        str(tar),
+        [f"{split}/{member.wnid}/{member.name}" for member in members],
+        [label[member.wnid] for member in members],
+        np.array([member.offset for member in members]),
+        np.array([member.size for member in members]),
+    )
+
+
+def _check_end(tar: Path) -> None:
+    """A tar ends in two blocks of zeros; `tarfile` takes one that was cut short for a smaller one."""
+    with tar.open("rb") as file:
+        file.seek(max(0, tar.stat().st_size - 1024))
+        if file.read() != bytes(1024):
+            raise InputError(f"{tar}: is cut short; fetch it again")
+
+
+def _train(path: Path) -> Iterator[_Member]:
+    try:
+        with tarfile.open(path, "r:") as outer:
+            for part in outer:
+                inner = outer.extractfile(part) if part.name.endswith(".tar") else None
+                if inner is None:
+                    continue
+                wnid = Path(part.name).stem
+                with tarfile.open(fileobj=inner, mode="r:") as pictures:
+                    for member in pictures:
+                        if member.isfile():
+                            place = part.offset_data + member.offset_data
+                            yield _Member(wnid, Path(member.name).name, place, member.size)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as a tar of tars ({error}); fetch it again") from None
+
+
+def _val(origin: Path) -> Iterator[_Member]:
+    wnids = _validation_wnids(origin / DEVKIT)
+    path = origin / VAL
+    try:
+        with tarfile.open(path, "r:") as pictures:
+            members = [member for member in pictures if member.isfile()]
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise InputError(f"{path}: cannot be read as a tar ({error}); fetch it again") from None
+    if len(members) != len(wnids):
+        raise InputError(f"{path}: holds {len(members)} pictures, and {DEVKIT} labels {len(wnids)}; fetch it again")
+    for member in members:
+        name = Path(member.name).name
+        number = name.removesuffix(".JPEG").rpartition("_")[2]
+        if not number.isdecimal() or not 1 <= int(number) <= len(wnids):
+            raise InputError(f"{path}: {name} is none of the pictures that {DEVKIT} labels")
+        yield _Member(wnids[int(number) - 1], name, member.offset_data, member.size)
+
+
+def _validation_wnids(devkit: Path) -> list[str]:
+    """The wnid of each validation picture, in the order of their numbers."""
+    from scipy.io import loadmat
+
+    try:
+        with tarfile.open(devkit, "r:*") as tar:
+            names = {Path(name).name: name for name in tar.getnames()}
+            truth, meta = (tar.extractfile(names[name]) for name in (GROUND_TRUTH, META))
+            assert truth is not None
+            assert meta is not None
+            lines, synsets = truth.read().split(), loadmat(io.BytesIO(meta.read()), simplify_cells=True)["synsets"]
+        wnid = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
+        return [wnid[int(line)] for line in lines]
+    except FileNotFoundError:
+        raise InputError(f"{devkit}: is missing; {VAL} has no labels without it") from None
+    except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{devkit}: is not ImageNet's devkit ({error!r}); fetch it again") from None

@@ -1,0 +1,119 @@
+"""A prepared folder copied to a node's own disk: once a node, verified, and reused by whoever comes next."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from data_prep.manifest import (
+    BLOCK,
+    NAME,
+    PIECE,
+    Manifest,
+    Split,
+    hash_block,
+    hash_blocks,
+    manifest_json,
+    read_manifest,
+    split_path,
+)
+from data_prep.progress import progress, say
+from pipeline.errors import InputError
+
+
+def stage(folder: Path, local: Path) -> Path:
+    """The folder's copy under `local`, made if it is not there yet; every process of a node may call this at once.
+
+    The first one copies, the others wait for it. The copy is named by its content, so that jobs with other data do
+    not meet it; it appears whole, every block equal to the manifest's hash. An interrupted one is gone on with.
+    Raises `InputError` when the disk has too little room or the source is damaged.
+    """
+    manifest = read_manifest(folder)
+    for name in manifest.splits:
+        split_path(folder, name, manifest)
+    text = manifest_json(manifest)
+    copy = local / f"{folder.resolve().name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    try:
+        local.mkdir(parents=True, exist_ok=True)
+        with _alone(local / f".{copy.name}.lock"):
+            if _is_whole(copy, manifest):
+                say(f"{copy}: already there")
+            else:
+                _copy(folder, copy, manifest, text)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be copied to {copy} ({error.strerror})") from None
+    return copy
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process of this node holds the lock. The kernel frees it when a holder is killed."""
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{lock}: waiting for the process that copies")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_whole(copy: Path, manifest: Manifest) -> bool:
+    try:
+        found = read_manifest(copy)
+        for name in manifest.splits:
+            split_path(copy, name, manifest)
+    except InputError:
+        return False
+    return found == manifest
+
+
+def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
+    """Copy to a folder beside, verify there, and rename it."""
+    beside = copy.with_name(f"{copy.name}.unfinished")
+    if copy.exists():  # somebody cut a file of it short
+        copy.rename(beside)
+    beside.mkdir(exist_ok=True)
+    there = sum(path.stat().st_blocks * 512 for path in beside.iterdir())
+    needed = sum(split.bytes for split in manifest.splits.values()) - there
+    free = shutil.disk_usage(beside).free
+    if needed > free:
+        raise InputError(f"{copy.parent}: has {free / 1e9:.1f} GB free, a copy of {folder} needs {needed / 1e9:.1f}")
+    say(f"{copy}: copying from {folder}")
+    for name, split in manifest.splits.items():
+        _copy_split(folder / split.file, beside / split.file, name, split)
+    (beside / NAME).write_text(text, encoding="utf-8")
+    beside.rename(copy)
+
+
+def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
+    with target.open("r+b" if target.exists() else "w+b") as file:
+        file.truncate(split.bytes)
+        blocks = range(len(split.blocks))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            copied = pool.map(lambda block: _copy_block(source, target, file.fileno(), block, split), blocks)
+            for _ in progress(copied, len(blocks), name, "blocks"):
+                pass
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what is verified comes from the disk
+    if hash_blocks(target) != split.blocks:
+        raise InputError(f"{target}: differs from what was written to it; the disk is failing, stage to another")
+
+
+def _copy_block(source: Path, target: Path, descriptor: int, block: int, split: Split) -> None:
+    """Copy a block unless an earlier process has; `InputError` where the source's is damaged."""
+    wanted, place = split.blocks[block], block * BLOCK
+    if hash_block(target, block) == wanted:
+        return
+    digest = hashlib.blake2b(digest_size=16)
+    with source.open("rb") as file:
+        file.seek(place)
+        for start in range(place, min(place + BLOCK, split.bytes), PIECE):
+            piece = file.read(min(PIECE, place + BLOCK - start))
+            digest.update(piece)
+            os.pwrite(descriptor, piece, start)
+    if digest.hexdigest() != wanted:
+        raise InputError(f"{source}: block {block} is damaged; `widemix verify {source.parent}` says which samples")

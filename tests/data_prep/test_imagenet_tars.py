@@ -1,0 +1,130 @@
+"""The official tars against the class folders that they unpack to."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from data_prep import imagenet
+from data_prep.imagenet_tars import DEVKIT, TRAIN, VAL
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+
+WNIDS = ["n01440764", "n01443537", "n01484850"]
+IDS = {"n01440764": 449, "n01443537": 2, "n01484850": 1}  # the devkit's numbers follow another order
+
+
+def add(tar, name, data):
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def pictures(picture):
+    """{split: {wnid: {name: JPEG}}}, names as ImageNet has them."""
+
+    def jpeg(seed):
+        buffer = io.BytesIO()
+        picture(seed).save(buffer, "JPEG")
+        return buffer.getvalue()
+
+    train = {wnid: {f"{wnid}_{n}.JPEG": jpeg(n) for n in (10, 2)} for wnid in WNIDS}
+    numbers = {"n01440764": (2, 5), "n01443537": (1,), "n01484850": (3, 4)}
+    val = {wnid: {f"ILSVRC2012_val_{n:08}.JPEG": jpeg(20 + n) for n in numbers[wnid]} for wnid in WNIDS}
+    return {"train": train, "val": val}
+
+
+@pytest.fixture
+def folders(tmp_path, pictures):
+    for split, classes in pictures.items():
+        for wnid, files in classes.items():
+            for name, data in files.items():
+                path = tmp_path / "folders" / split / wnid / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+    return tmp_path / "folders"
+
+
+@pytest.fixture
+def tars(tmp_path, pictures):
+    root = tmp_path / "tars"
+    root.mkdir()
+    with tarfile.open(root / TRAIN, "w") as outer:
+        for wnid in reversed(WNIDS):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as tar:
+                for name, data in pictures["train"][wnid].items():
+                    add(tar, name, data)
+            add(outer, f"{wnid}.tar", inner.getvalue())
+    files = {name: (wnid, data) for wnid, found in pictures["val"].items() for name, data in found.items()}
+    with tarfile.open(root / VAL, "w") as tar:
+        for name in sorted(files):
+            add(tar, name, files[name][1])
+    truth = "".join(f"{IDS[files[name][0]]}\n" for name in sorted(files)).encode()
+    kinds = [("ILSVRC2012_ID", object), ("WNID", object), ("num_children", object)]
+    synsets = np.array([[(number, wnid, 0)] for wnid, number in IDS.items()], dtype=kinds)
+    meta = io.BytesIO()
+    savemat(meta, {"synsets": synsets})
+    with tarfile.open(root / DEVKIT, "w:gz") as tar:
+        add(tar, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt", truth)
+        add(tar, "ILSVRC2012_devkit_t12/data/meta.mat", meta.getvalue())
+    return root
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.beton")}
+
+
+@pytest.mark.parametrize("wnids", [None, [*WNIDS[::-1], "n09999999"]])
+def test_tars_give_the_bytes_of_folders(tmp_path, folders, tars, wnids):
+    for origin in (folders, tars):
+        if wnids:
+            (origin / "wnids.txt").write_text("\n".join(wnids))
+        manifest = prepare("imagenet", origin, tmp_path / f"of-{origin.name}", PrepSettings(), processes=1)
+        assert manifest.classes == tuple(wnids or WNIDS)
+    assert contents(tmp_path / "of-tars") == contents(tmp_path / "of-folders")
+    assert len(manifest.exceptions) == 3  # none of the three is the official file
+
+
+def test_one_tar_alone(tars):
+    (tars / VAL).unlink()
+    assert list(imagenet.read(tars).splits) == ["train"]
+
+
+@pytest.mark.parametrize("name", [TRAIN, VAL, DEVKIT])
+def test_cut_tars_are_named(tars, name):
+    whole = (tars / name).read_bytes()
+    for cut in (0, len(whole) // 9, len(whole) // 3):
+        (tars / name).write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=name):
+            imagenet.read(tars)
+
+
+def test_what_is_missing_or_strange_is_named(tars):
+    (tars / "wnids.txt").write_text("\n".join(WNIDS[1:]))
+    with pytest.raises(InputError, match=r"holds n01440764, which .*wnids\.txt lacks"):
+        imagenet.read(tars)
+    (tars / "wnids.txt").unlink()
+    (tars / "train").mkdir()
+    with pytest.raises(InputError, match="and the folder train; keep one form"):
+        imagenet.read(tars)
+    (tars / "train").rmdir()
+    (tars / DEVKIT).unlink()
+    with pytest.raises(InputError, match=f"{DEVKIT}: is missing"):
+        imagenet.read(tars)
+
+
+def test_val_and_devkit_must_agree(tars):
+    with tarfile.open(tars / VAL, "a") as tar:
+        add(tar, "ILSVRC2012_val_00000006.JPEG", b"x")
+    with pytest.raises(InputError, match=f"holds 6 pictures, and {DEVKIT} labels 5"):
+        imagenet.read(tars)
+    with tarfile.open(tars / VAL, "w") as tar:
+        for number in (1, 2, 3, 4, 6):
+            add(tar, f"ILSVRC2012_val_0000000{number}.JPEG", b"x")
+    with pytest.raises(InputError, match=r"ILSVRC2012_val_00000006\.JPEG is none of the pictures"):
+        imagenet.read(tars)

@@ -1,0 +1,151 @@
+"""Copies to a node's disk: once, whole, verified, gone on with."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from launch import stage as module
+from launch.stage import stage
+from pipeline.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+STAGE = """
+    import sys
+    from pathlib import Path
+    from data_prep import manifest
+    from launch import stage
+
+    manifest.BLOCK = stage.BLOCK = manifest.PIECE = stage.PIECE = 4096
+    print(stage.stage(Path(sys.argv[1]), Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The digits, in blocks of 4 KiB and small pages."""
+    for name in ("BLOCK", "PIECE"):
+        monkeypatch.setattr(f"data_prep.manifest.{name}", 4096)
+        monkeypatch.setattr(f"launch.stage.{name}", 4096)
+    monkeypatch.setattr("data_prep.write.PAGE", 8192)
+    prepare("digits", None, tmp_path / "digits", PrepSettings())
+    return tmp_path / "digits"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def start(tmp_path, folder):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(STAGE))
+    return subprocess.Popen(
+        [sys.executable, script, folder, tmp_path / "local"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys):
+    copy = stage(folder, tmp_path / "a" / "local")
+    assert contents(copy) == contents(folder)
+    times = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
+    assert stage(folder, tmp_path / "a" / "local") == copy
+    assert times == {path: path.stat().st_mtime_ns for path in copy.iterdir()}
+    assert "already there" in capsys.readouterr().err
+
+
+def test_other_content_gets_another_place(tmp_path, folder):
+    first = stage(folder, tmp_path / "local")
+    prepare("digits", None, folder, PrepSettings(fraction=0.5), force=True)
+    second = stage(folder, tmp_path / "local")
+    assert first != second
+    assert contents(second) == contents(folder)
+    assert contents(first) != contents(second)
+
+
+def test_four_processes_copy_once(tmp_path, folder):
+    processes = [start(tmp_path, folder) for _ in range(4)]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, outputs
+    places = {out.strip() for out, _ in outputs}
+    assert len(places) == 1
+    assert contents(Path(places.pop())) == contents(folder)
+    assert "".join(errors for _, errors in outputs).count("copying from") == 1
+
+
+def test_a_killed_copy_is_gone_on_with(tmp_path, folder, monkeypatch):
+    copied = []
+    original = os.pwrite
+
+    def dies_later(descriptor, piece, start):
+        copied.append(start)
+        if len(copied) == 40:
+            raise KeyboardInterrupt
+        return original(descriptor, piece, start)
+
+    monkeypatch.setattr(os, "pwrite", dies_later)
+    with pytest.raises(KeyboardInterrupt):
+        stage(folder, tmp_path / "local")
+    assert not any(path.suffix != ".unfinished" and path.is_dir() for path in (tmp_path / "local").iterdir())
+    before = len(copied)
+    copy = stage(folder, tmp_path / "local")
+    assert contents(copy) == contents(folder)
+    blocks = sum(-(-path.stat().st_size // 4096) for path in folder.glob("*.beton"))
+    assert len(copied) - before < blocks - 20
+
+
+def test_kills_at_any_moment(tmp_path, folder):
+    rng = random.Random(0)
+    for _ in range(6):
+        process = start(tmp_path, folder)
+        try:
+            process.communicate(timeout=rng.uniform(0.2, 0.8))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+        for copy in (tmp_path / "local").glob("digits-*[!d]"):
+            assert contents(copy) == contents(folder)
+    assert contents(stage(folder, tmp_path / "local")) == contents(folder)
+
+
+def test_a_damaged_source_is_named_and_not_staged(tmp_path, folder):
+    path = folder / "train.beton"
+    data = bytearray(path.read_bytes())
+    data[50 * 4096 + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"train\.beton: block 50 is damaged"):
+        stage(folder, tmp_path / "local")
+    assert not any((tmp_path / "local").glob("digits-*/manifest.json"))
+
+
+def test_a_copy_cut_short_is_mended(tmp_path, folder):
+    copy = stage(folder, tmp_path / "local")
+    os.truncate(copy / "train.beton", 1000)
+    assert stage(folder, tmp_path / "local") == copy
+    assert contents(copy) == contents(folder)
+
+
+def test_a_disk_without_room_is_refused_before_copying(tmp_path, folder, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(InputError, match=r"has 0\.0 GB free, a copy of .*digits needs 0\.0"):
+        stage(folder, tmp_path / "local")
+    assert not any((tmp_path / "local").glob("*/*.beton"))
+
+
+@pytest.mark.parametrize("local", ["file", "file/below"])
+def test_a_place_that_is_none_is_refused(tmp_path, folder, local):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be copied to"):
+        stage(folder, tmp_path / local)
