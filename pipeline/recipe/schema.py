@@ -21,7 +21,7 @@ class DataSection(Section):
     path: str = key(..., "folder that `widemix prep` wrote (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
     eval_split: str = key("val", "split to evaluate on")
-    num_classes: Positive = key(..., "classes; must equal the manifest's")
+    num_classes: Positive = key(..., "classes that the head tells apart; no fewer than the manifest's")
     image_size: Positive = key(224, "side of the square picture the model sees, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop, as a share of the picture's shorter side"
