@@ -95,7 +95,7 @@ def _memory(recipe: Recipe, parameters: int, activations: int, micro: int, gpus:
         precision=precision,
     ).total
     kept = activations * micro * (1.0 if precision == "fp32" else 0.5)
-    name = "DDP" if engine.kind == "ddp" else f"ZeRO {engine.zero_stage}"
+    name = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": f"ZeRO {engine.zero_stage}"}[engine.kind]
     return [
         Row("state memory", state, _bytes(state), f"a GPU; weights, gradients and optimiser under {name}"),
         Row("activation memory", kept, _bytes(kept), f"a GPU, {micro} pictures a micro-batch, no checkpointing"),

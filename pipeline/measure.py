@@ -6,6 +6,7 @@ import torch
 
 from pipeline import checkpoint, topology
 from pipeline.data.loader import EvalLoader
+from pipeline.engine.contract import DTYPES
 from pipeline.errors import InputError
 from pipeline.evaluate import evaluate
 from pipeline.models.registry import build_model
@@ -31,7 +32,7 @@ def measure(path: Path, data: Path | None, split: str | None, batch: int | None)
         loader = EvalLoader(section, batch or recipe.eval.batch, here)
         module = build_model(recipe.model, section.image_size, section.num_classes)
         module.load_state_dict(found.load().model)
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
+        dtype = DTYPES[recipe.train.precision]
         precision = torch.autocast(here.device.type, dtype, enabled=dtype is not torch.float32)
         return evaluate(module.to(here.device), precision, loader, section.num_classes)
     finally:

@@ -20,7 +20,6 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline.loop import Run, fit
     from pipeline.metrics import Record
     from pipeline.models.registry import build_model
-    from pipeline.optim import build_optimizer
     from pipeline.progress import Progress
     from pipeline.schedule import build_schedule
     from pipeline.signals import StopRequest
@@ -50,8 +49,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
 
         torch.manual_seed(section.seed)
         module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(here.device)
-        optimizer = build_optimizer(recipe.optim, module)
-        engine = build_engine(recipe.engine, module, optimizer, recipe.optim, section, here)
+        engine = build_engine(recipe.engine, module, recipe.optim, section, here)
         if start.checkpoint:
             engine.load(start.checkpoint.load())
             _say(here, f"{start.folder}: going on from {start.checkpoint.path} at step {step} of {last}")

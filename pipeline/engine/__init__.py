@@ -1,30 +1,29 @@
 """Engines: a module and an optimiser to a step on many ranks."""
 
-import torch
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
 from pipeline.errors import InputError
+from pipeline.optim import build_optimizer
 from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
 from pipeline.topology import Topology
 
 
 def build_engine(
-    section: EngineSection,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    optim: OptimSection,
-    train: TrainSection,
-    topology: Topology,
+    section: EngineSection, module: nn.Module, optim: OptimSection, train: TrainSection, topology: Topology
 ) -> Engine:
-    """The engine that `engine.kind` names, around a module that lies on this rank's device."""
-    if section.kind == "ddp":
-        from pipeline.engine.ddp import DDPEngine
+    """The engine that `engine.kind` names, with its optimiser, around a module that lies on this rank's device."""
+    if section.kind == "deepspeed":
+        from pipeline.engine.deepspeed import DeepSpeedEngine
 
-        return DDPEngine(module, optimizer, optim, train, topology)
-    from pipeline.engine.deepspeed import DeepSpeedEngine
+        return DeepSpeedEngine(module, build_optimizer(optim, module), section, optim, train, topology)
+    if section.kind == "fsdp":
+        from pipeline.engine.fsdp import FSDPEngine
 
-    return DeepSpeedEngine(module, optimizer, section, optim, train, topology)
+        return FSDPEngine(module, optim, train, topology)
+    from pipeline.engine.ddp import DDPEngine
+
+    return DDPEngine(module, build_optimizer(optim, module), optim, train, topology)
 
 
 def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:

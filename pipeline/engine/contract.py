@@ -9,6 +9,8 @@ from torch import nn
 
 from pipeline.data.loader import Batch
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 @dataclass(frozen=True)
 class StepResult:

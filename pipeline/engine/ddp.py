@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import (
+    DTYPES,
     State,
     StepResult,
     read_model,
@@ -18,8 +19,6 @@ from pipeline.engine.contract import (
 )
 from pipeline.recipe.schema import OptimSection, TrainSection
 from pipeline.topology import Topology
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DDPEngine:
@@ -37,7 +36,7 @@ class DDPEngine:
         self.optimizer = optimizer
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
         self.device = topology.device
-        self.dtype = _DTYPES[train.precision]
+        self.dtype = DTYPES[train.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.model = DistributedDataParallel(
             module,

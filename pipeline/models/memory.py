@@ -23,19 +23,19 @@ def state_bytes(
     parameters: int,
     *,
     optimizer: Literal["adamw", "sgd"] = "adamw",
-    engine: Literal["ddp", "deepspeed"] = "ddp",
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp",
     zero_stage: int = 0,
     world: int = 1,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> StateBytes:
     """Memory of `parameters` weights (Rajbhandari et al. 2020, section 3 and figure 1).
 
-    DDP keeps weights and gradients in fp32 whatever the arithmetic. DeepSpeed keeps them in half precision in bf16
-    and fp16, with a master copy beside the optimiser's states; ZeRO 1 shares out the optimiser, 2 the gradients too,
-    3 the weights too. Communication buckets, activations and fragmentation are left out.
+    DDP keeps weights and gradients in fp32 whatever the arithmetic, and so does FSDP, shared out. DeepSpeed keeps
+    them in half precision in bf16 and fp16, with a master copy beside the optimiser's states; ZeRO 1 shares out the
+    optimiser, 2 the gradients too, 3 the weights too. Communication buckets, activations and fragmentation are left out.
     """
     half = engine == "deepspeed" and precision != "fp32"
-    stage = zero_stage if engine == "deepspeed" else 0
+    stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
 
     def share(from_stage: int) -> int:
         return world if stage >= from_stage else 1

@@ -104,7 +104,9 @@ class TrainSection(Section):
 class EngineSection(Section):
     """What turns a module and an optimiser into a step on many ranks."""
 
-    kind: Literal["ddp", "deepspeed"] = key("ddp", "ddp (PyTorch) or deepspeed (ZeRO)")
+    kind: Literal["ddp", "fsdp", "deepspeed"] = key(
+        "ddp", "ddp: whole on each rank; fsdp: sharded block by block (FSDP2); deepspeed: ZeRO"
+    )
     zero_stage: Literal[0, 1, 2] = key(1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too")
     timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
 

@@ -45,6 +45,7 @@ def finish(command: Command) -> None:
     [
         pytest.param(("--ranks", "2"), id="two ranks"),
         pytest.param(("--ranks", "2", "--engine.kind", "deepspeed"), id="ZeRO 1"),
+        pytest.param(("--ranks", "2", "--engine.kind", "fsdp"), id="FSDP"),
     ],
 )
 def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options):

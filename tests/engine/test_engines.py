@@ -12,7 +12,6 @@ from pipeline.data.loader import Batch
 from pipeline.engine import build_engine, check_device
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
-from pipeline.optim import build_optimizer
 from pipeline.recipe import load_recipe
 from pipeline.topology import read_topology
 from tests.conftest import ROOT
@@ -50,9 +49,8 @@ class Case:
         return build_model(self.recipe.model, 8, 10)
 
     def engine(self):
-        recipe, model = self.recipe, self.model()
-        optimizer = build_optimizer(recipe.optim, model)
-        return build_engine(recipe.engine, model, optimizer, recipe.optim, recipe.train, read_topology())
+        recipe = self.recipe
+        return build_engine(recipe.engine, self.model(), recipe.optim, recipe.train, read_topology())
 
     def parts(self, step: int) -> list[Batch]:
         images, targets = self.batches[step]
@@ -109,7 +107,7 @@ def kind(name: str) -> list[tuple[str, str]]:
     return [("engine.kind", engine)] + ([("engine.zero_stage", stage)] if stage else [])
 
 
-ENGINES = ["ddp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
+ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -133,7 +131,13 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
 
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
-    [("ddp", "bf16", 5e-3), ("ddp", "fp16", 1e-3), ("deepspeed 1", "bf16", 5e-3), ("deepspeed 2", "bf16", 5e-3)],
+    [
+        ("ddp", "bf16", 5e-3),
+        ("ddp", "fp16", 1e-3),
+        ("fsdp", "bf16", 5e-3),
+        ("deepspeed 1", "bf16", 5e-3),
+        ("deepspeed 2", "bf16", 5e-3),
+    ],
 )
 def test_half_precision_stays_near_the_plain_loop(name, precision, tolerance):
     given = case(*kind(name), ("train.precision", precision))
@@ -167,7 +171,9 @@ def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
     assert before + run(other, given, range(5, STEPS)) == pytest.approx(expected, rel=2e-6)
 
 
-@pytest.mark.parametrize(("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("deepspeed 1", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("deepspeed 1", "bf16")]
+)
 def test_half_precision_resumes_exactly(name, precision):
     given = case(*kind(name), ("train.precision", precision))
     expected = run(given.engine(), given)
