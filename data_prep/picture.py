@@ -32,6 +32,10 @@ class Encoded(NamedTuple):
     data: bytes
     rule: str  # what had to be done to an odd picture, or ""
 
+    def row(self, position: int) -> tuple:
+        """The record in the file's table of samples, for data at `position`."""
+        return (self.mode, self.width, self.height, position), self.label
+
 
 class _BadPicture(Exception):
     pass

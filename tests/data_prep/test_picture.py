@@ -192,6 +192,8 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"fraction": 1.01},
         {"holdout": 1.0},
         {"holdout": -0.1},
+        {"length": 7},
+        {"vocab_size": 99},
         {"per_class": -1},
         {"per_class": 5, "fraction": 0.5},
         {"fraction": float("nan")},
