@@ -67,6 +67,8 @@ def publish(to: Path, manifest: Manifest) -> None:
     (to / NAME).unlink(missing_ok=True)
     for split in manifest.splits.values():
         os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
+    for name in manifest.files:
+        os.replace(to / f"{name}{UNFINISHED}", to / name)
     unfinished = to / f"{NAME}{UNFINISHED}"
     _write_down(unfinished, manifest_json(manifest))
     os.replace(unfinished, to / NAME)
