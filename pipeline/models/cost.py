@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pipeline.errors import InputError
 from pipeline.models.describe import describe
 from pipeline.models.layers import Dense, Norm
-from pipeline.recipe.model import Family, TimmSection
+from pipeline.recipe.family import Family
+from pipeline.recipe.relatives import TimmSection
 
 FLOAT = 4  # bytes
 
@@ -44,6 +45,10 @@ def model_cost(section: Family, image_size: int, num_classes: int) -> ModelCost:
     if gamma is None:
         gamma = 2 * omega / (network.width * (network.tokens + network.channels))
     parts: list[Dense | Norm] = [*network.layers, *network.norms]
+    forward = sum(2 * layer.connections for layer in network.layers) + network.extra_forward
+    backward = (
+        sum(2 * layer.connections * layer.backward_products for layer in network.layers) + network.extra_backward
+    )
     return ModelCost(
         parameters=sum(part.parameters for part in parts) + network.extra_parameters,
         connections=connections,
@@ -52,7 +57,7 @@ def model_cost(section: Family, image_size: int, num_classes: int) -> ModelCost:
         width=network.width,
         hidden_width=gamma * network.width,
         density=connections / sum(layer.entries for layer in mixing),
-        forward_flops=sum(2 * layer.connections for layer in network.layers),
-        training_flops=sum(2 * layer.connections * layer.products for layer in network.layers),
+        forward_flops=forward,
+        training_flops=forward + backward,
         activation_bytes=FLOAT * (sum(part.kept for part in parts) + network.extra_kept),
     )

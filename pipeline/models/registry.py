@@ -13,25 +13,22 @@ from pipeline.errors import InputError
 from pipeline.models.flat import refuse_maps
 from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.lasso import LassoNet
-from pipeline.models.mixer import Mixer
+from pipeline.models.mixer import Mixer, MixerShape
 from pipeline.models.related import FfOnly, Permutator, Relative
 from pipeline.models.repmlp import RepMlp
 from pipeline.models.sparse import SwMlp
-from pipeline.recipe.model import (
-    Family,
-    FfOnlySection,
-    LassoSection,
-    MixerSection,
-    PermutatorSection,
-    RepMlpSection,
-    ShallowSection,
-    SwMlpSection,
-    TimmSection,
-)
+from pipeline.models.text import TextMixer, TextTransformer
+from pipeline.recipe.family import Family, hidden_width
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 
 
 def build_model(section: Family, image_size: int, num_classes: int) -> torch.nn.Module:
-    """The section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes]."""
+    """The section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes].
+
+    Text models take token ids [B, tokens] instead, and `image_size` means nothing to them.
+    """
     return _build(section, image_size, num_classes)
 
 
@@ -119,6 +116,35 @@ def _(section: TimmSection, image_size: int, num_classes: int) -> torch.nn.Modul
         )
     except TypeError as error:
         raise InputError(f"model.name {section.name}: timm's network takes no such picture size ({error})") from None
+
+
+@_build.register
+def _(section: TextMixerSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    shape = MixerShape(
+        channels=section.width,
+        depth=section.depth,
+        token_hidden=hidden_width(section.expansion, section.tokens),
+        channel_hidden=hidden_width(section.expansion, section.width),
+        permutation=section.permutation,
+        permutation_seed=section.permutation_seed,
+        activation=section.activation,
+        norm=section.norm,
+        drop_path_rate=section.drop_path,
+    )
+    return TextMixer(vocabulary=section.vocabulary, tokens=section.tokens, num_classes=num_classes, shape=shape)
+
+
+@_build.register
+def _(section: TextTransformerSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    return TextTransformer(
+        vocabulary=section.vocabulary,
+        tokens=section.tokens,
+        num_classes=num_classes,
+        channels=section.width,
+        depth=section.depth,
+        heads=section.heads,
+        hidden=hidden_width(section.expansion, section.width),
+    )
 
 
 # Published sizes (Tolstikhin et al. 2021, table 1; Hayase & Karakida 2024, tables 1 and S.3), by picture side.

@@ -5,15 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.models import build_model, model_cost
-from pipeline.recipe.model import (
-    FfOnlySection,
-    LassoSection,
-    MixerSection,
-    PermutatorSection,
-    RepMlpSection,
-    ShallowSection,
-    SwMlpSection,
-)
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -64,6 +58,10 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
     "ff_only": FfOnlySection(kind="ff_only", patch_size=1, channels=8, depth=2),
     "permutator": PermutatorSection(kind="permutator", patch_size=1, channels=8, depth=2),
     "repmlp": RepMlpSection(kind="repmlp", patch_size=1, channels=8, depth=2, share_sets=2, kernels=[1, 3]),
+    "text_mixer": TextMixerSection(kind="text_mixer", vocabulary=11, tokens=7, channels=6, depth=2),
+    "text_transformer": TextTransformerSection(
+        kind="text_transformer", vocabulary=11, tokens=7, channels=8, depth=2, heads=4
+    ),
 }
 
 
@@ -71,7 +69,7 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
 def test_formula_equals_the_counted_network(section):
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
-    x = torch.randn(8, 3, 4, 4)
+    x = torch.randint(1, 11, (8, 7)) if section.kind.startswith("text") else torch.randn(8, 3, 4, 4)
     with FlopCounterMode(display=False) as counter:
         output = model(x)
         forward = counter.get_total_flops()
