@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-from pipeline.models.registry import TIMM_OWN, default_cfgs
+from pipeline.models.timm_names import TIMM_OWN, default_cfgs
 
 PARAMETERS = {  # Tolstikhin et al. 2021, table 1, to the weight
     "s32": 19_104_624,
