@@ -1,11 +1,14 @@
 """From a recipe's model section to a network."""
 
+import difflib
 from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
+import timm
 import torch
 
+from pipeline.errors import InputError
 from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.lasso import LassoNet
 from pipeline.models.mixer import Mixer, MixerShape
@@ -13,7 +16,6 @@ from pipeline.models.related import FfOnly, Permutator
 from pipeline.models.repmlp import RepMlp
 from pipeline.models.sparse import SwMlp
 from pipeline.models.text import TextMixer, TextTransformer
-from pipeline.models.timm_names import create
 from pipeline.recipe.family import Family, hidden_width
 from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
 from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
@@ -128,3 +130,16 @@ def _(section: TextTransformerSection, image_size: int) -> Plan:
         "heads": section.heads,
         "hidden": hidden_width(section.expansion, section.width),
     }
+
+
+def create(name: str, num_classes: int, **arguments) -> torch.nn.Module:
+    """A network of timm that takes a picture size, or `InputError`."""
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        raise InputError(
+            f"model.name: timm has no network called {name}" + (f"; did you mean {close[0]}?" if close else "")
+        )
+    try:
+        return timm.create_model(name, num_classes=num_classes, **arguments)
+    except TypeError as error:
+        raise InputError(f"model.name {name}: timm's network takes no such arguments ({error})") from None
