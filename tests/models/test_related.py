@@ -9,7 +9,7 @@ from pipeline.errors import InputError
 from pipeline.models import build_model
 from pipeline.models.related import FfOnly, PermuteMlp
 from pipeline.models.repmlp import RepMlp
-from pipeline.recipe.model import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
 
 SHAPE = {"patch_size": 2, "channels": 8, "depth": 2, "expansion": 1.5}
 FF_ONLY = FfOnlySection(kind="ff_only", **SHAPE)
