@@ -16,7 +16,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.engine import build_engine, check_device
+    from pipeline.engine import build_engine, check_device, prepare
     from pipeline.loop import Run, fit
     from pipeline.metrics import Record
     from pipeline.models.registry import build_model
@@ -48,7 +48,9 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             return Exit.DONE
 
         torch.manual_seed(section.seed)
-        module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(here.device)
+        module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+        prepare(module, section)
+        module.to(here.device)
         engine = build_engine(recipe.engine, module, recipe.optim, section, here)
         if start.checkpoint:
             engine.load(start.checkpoint.load())

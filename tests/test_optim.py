@@ -61,3 +61,31 @@ def test_the_schedule_without_warm_up_is_torchs_cosine():
         assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
+
+
+def rates(epochs=4, **changes):
+    schedule = build_schedule(ScheduleSection(**changes), 1.0, steps_per_epoch=5, epochs=epochs)
+    return [schedule(step) for step in range(5 * epochs)]
+
+
+def test_the_linear_schedule_reaches_its_floor_at_the_last_step():
+    expected = torch.linspace(1.0, 0.05, 20, dtype=torch.float64)
+    assert rates(name="linear", min_lr=0.05) == pytest.approx(expected.tolist())
+
+
+def test_the_step_schedule_decays_at_its_epochs():
+    found = rates(name="step", decay_epochs=1.5, decay_rate=0.5)
+    assert found == pytest.approx([1.0] * 8 + [0.5] * 7 + [0.25] * 5)
+
+
+def test_the_constant_schedule_cools_down_at_the_end():
+    assert rates(name="constant") == [1.0] * 20
+    found = rates(name="constant", cooldown_epochs=1, min_lr=0.2)
+    assert found[:15] == [1.0] * 15
+    assert found[14:] == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36, 0.2])
+
+
+def test_warm_up_comes_before_every_way_down():
+    for name in ("cosine", "linear", "step", "constant"):
+        found = rates(name=name, warmup_epochs=1, warmup_lr=0.5)
+        assert found[:6] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])

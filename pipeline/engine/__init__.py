@@ -1,5 +1,7 @@
 """Engines: a module and an optimiser to a step on many ranks."""
 
+from typing import Any
+
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
@@ -26,10 +28,21 @@ def build_engine(
     return DDPEngine(module, build_optimizer(optim, module), optim, train, topology)
 
 
+def prepare(module: nn.Module, train: TrainSection) -> None:
+    """What training asks of a freshly drawn network: the head's first bias, checkpointed blocks, compilation."""
+    network: Any = module  # all of ours have timm's methods
+    if train.head_bias:
+        nn.init.constant_(network.get_classifier().bias, train.head_bias)
+    if train.checkpointing:
+        network.set_grad_checkpointing(True)
+    if train.compile:
+        module.compile()
+
+
 def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:
     """`InputError` where an engine cannot train in this precision on this device."""
     if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
         raise InputError("train.precision fp16: DeepSpeed has none on a CPU; take bf16, engine.kind ddp, or a GPU")
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device"]
+__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device", "prepare"]

@@ -10,11 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import (
     DTYPES,
+    LOSSES,
     State,
     StepResult,
     read_model,
     read_optimizer,
-    soft_cross_entropy,
     write_optimizer,
 )
 from pipeline.recipe.schema import OptimSection, TrainSection
@@ -36,6 +36,7 @@ class DDPEngine:
         self.optimizer = optimizer
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
         self.device = topology.device
+        self.loss = LOSSES[train.loss]
         self.dtype = DTYPES[train.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.model = DistributedDataParallel(
@@ -56,7 +57,7 @@ class DDPEngine:
                     stack.enter_context(self.model.no_sync())
                 with self.evaluate_mode():
                     logits = self.model(batch.images)
-                part = soft_cross_entropy(logits, batch.targets) / len(batches)
+                part = self.loss(logits, batch.targets) / len(batches)
                 self.scaler.scale(part).backward()
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)

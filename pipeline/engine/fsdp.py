@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, State, StepResult, soft_cross_entropy
+from pipeline.engine.contract import DTYPES, LOSSES, State, StepResult
 from pipeline.optim import build_optimizer
 from pipeline.recipe.schema import OptimSection, TrainSection
 from pipeline.topology import Topology
@@ -39,6 +39,7 @@ class FSDPEngine:
         self.optimizer = build_optimizer(optim, module)  # of the shards, so not before
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
         self.device = topology.device
+        self.loss = LOSSES[train.loss]
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         for group in self.optimizer.param_groups:
@@ -47,7 +48,7 @@ class FSDPEngine:
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             cast(FSDPModule, self.module).set_requires_gradient_sync(i == len(batches) - 1)
-            part = soft_cross_entropy(self.module(batch.images), batch.targets) / len(batches)
+            part = self.loss(self.module(batch.images), batch.targets) / len(batches)
             part.backward()
             loss += part.detach()
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
