@@ -79,7 +79,7 @@ def _(section: LassoSection, image_size: int, num_classes: int) -> Network:
     layers = [
         opening,
         Dense(1, first, width, bias=False),
-        Dense(1, width, num_classes),
+        Dense(1, width, num_classes, mixes=False),
     ]
     norms = [Norm(1, first, statistics=0), Norm(1, width, statistics=0)]
     return Network(layers, norms, width=first, gamma=1.0)
