@@ -11,6 +11,7 @@ from data_prep.encoding import Encoding, encoding_for
 from data_prep.prepare import already_there, checked_origin, list_samples
 from data_prep.settings import PrepSettings
 from data_prep.subset import Chosen
+from data_prep.workplace import permitted
 from data_prep.write import expected_bytes
 
 TRIED = 64  # pictures a split that are encoded to see
@@ -25,6 +26,7 @@ class Estimate(NamedTuple):
     seconds: float  # of encoding, by all processes together
 
 
+@permitted()
 def dry_run(
     source: str,
     origin: Path | None,

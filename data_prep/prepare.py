@@ -15,7 +15,7 @@ from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.subset import take_subset
 from data_prep.text import TOKENIZER
-from data_prep.workplace import UNFINISHED, data_path, journal_path, publish, tidy, workplace
+from data_prep.workplace import UNFINISHED, data_path, journal_path, permitted, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
 
@@ -51,6 +51,7 @@ SOURCES = {
 PACKAGES = ("widemix", "numpy", "pillow")
 
 
+@permitted()
 def prepare(
     source: str,
     origin: Path | None,
@@ -169,8 +170,9 @@ def _write(
         with (
             BetonWriter(path, journal_path(to, name), len(samples), encoding.layout) as writer,
             closing(encoding.records(samples, writer.taken)) as encoded,
+            closing(progress(encoded, len(samples), name, encoding.unit, writer.taken)) as shown,
         ):
-            for item in progress(encoded, len(samples), name, encoding.unit, writer.taken):
+            for item in shown:
                 writer.add(item)
             if not writer.count:
                 raise InputError(f"{origin}: not one picture of {name} can be decoded")
