@@ -60,7 +60,9 @@ def run_command(
 
 def add_recipe_arguments(parser: Parser) -> None:
     """The recipe, and in the epilogue of --help every key that may be overridden."""
-    parser.add_argument("recipe", metavar="RECIPE.yaml", help="a recipe, such as recipes/digits/rp_mixer.yaml")
+    parser.add_argument(
+        "recipe", metavar="RECIPE.yaml", nargs="?", help="a recipe, such as recipes/digits/rp_mixer.yaml"
+    )
     rows = []
     for name, (kind, default, text) in keys().items():
         stated = text if default is ... else f"{text} (default: {_yaml(default)})"
@@ -75,6 +77,8 @@ def add_recipe_arguments(parser: Parser) -> None:
 
 
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
+    if arguments.recipe is None:
+        raise InputError("a recipe is missing, such as recipes/digits/rp_mixer.yaml")
     return load_recipe(arguments.recipe, arguments.overrides)
 
 

@@ -117,7 +117,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     )
                     _log(run, step, result | {"split": "eval"})
                 if saving:
-                    _save(run, step, time.perf_counter() - began)
+                    _save(run, step, time.perf_counter() - began, must=stopping or step == last)
                 window.paused += time.perf_counter() - paused
                 if stopping and step < last:
                     agreement.finish()
@@ -137,10 +137,15 @@ def _log(run: Run, step: int, values: dict[str, Any]) -> None:
     run.progress.show(line)
 
 
-def _save(run: Run, step: int, seconds: float) -> None:
+def _save(run: Run, step: int, seconds: float, must: bool) -> None:
+    """A save that fails in the middle of a run (a full disk) is told and tried again at the next; the last must do."""
     state = run.engine.state()
-    if run.topology.is_main:
-        position = Position(
-            step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json")
-        )
+    if not run.topology.is_main:
+        return
+    position = Position(step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json"))
+    try:
         checkpoint.save(run.folder, state, position, run.recipe.train.keep)
+    except OSError as error:
+        if must:
+            raise
+        run.progress.say(f"warning: {error}; training goes on")

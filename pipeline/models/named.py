@@ -75,3 +75,20 @@ def _named() -> dict[str, tuple[Family, int]]:
 
 
 NAMED = _named()
+
+# What the paper prints of a network where that contradicts its own definitions.
+PRINTED = {
+    "mixer_b_w_224": "table 1: Omega 2.6e8, width 6.2e5 (gamma 4.09 gives these); table S.3, at gamma 4: 4.06 G",
+    "mixer_b_w_table1_224": "the text: gamma 4.57, which gives Omega 2.90e8 and width 6.88e5",
+    "mixer_b16_224": "table 1: 786 channels for 768",
+    "mixer_ss_w_32": "table 1: 255 M connections (C = 467 gives these)",
+    "mixer_ss_w_table1_32": "the text: C = 487, which gives 275 M connections",
+}
+
+
+def printed(section: Family) -> str | None:
+    """What the paper prints of this network, its random-permuted twin included, where it errs."""
+    plain = (
+        section.model_copy(update={"permutation": "commutation"}) if isinstance(section, MixerSection) else section
+    )
+    return next((note for name, note in PRINTED.items() if NAMED[name][0] == plain), None)
