@@ -138,7 +138,7 @@ def _log(run: Run, step: int, values: dict[str, Any]) -> None:
 
 
 def _save(run: Run, step: int, seconds: float, must: bool) -> None:
-    """A save that fails in the middle of a run (a full disk) is told and tried again at the next; the last must do."""
+    """A save that fails within a run (a full disk) is told, and the next one tries again; the last must succeed."""
     state = run.engine.state()
     if not run.topology.is_main:
         return

@@ -1,8 +1,10 @@
 """The same curve whatever the ranks, the engine, the launcher and the interruptions: real processes, real signals."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,22 @@ def test_python_m_starts_need_no_launcher():
     code, output = Command("--help", module="pipeline.train").wait()
     assert code == 0
     assert "--train.global_batch" in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1400k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        code, output = train(str(disk / "run"), *EPOCHS).wait()
+        assert code == 1
+        assert "the checkpoint could not be written" in output
+        assert "training goes on" in output
+        assert "Traceback" not in output
+        complete = sorted(path.parent.name for path in disk.glob("run/checkpoints/*/COMPLETE"))
+        assert complete
+        assert sorted(path.name for path in (disk / "run/checkpoints").iterdir()) == complete
+    finally:
+        subprocess.run(["umount", disk], check=True)
