@@ -56,10 +56,8 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             engine.load(start.checkpoint.load())
             _say(here, f"{start.folder}: going on from {start.checkpoint.path} at step {step} of {last}")
         else:
-            _say(
-                here,
-                f"{start.folder}: training {recipe_path} for {last} steps on {here.world} {'rank' if here.world == 1 else 'ranks'}",
-            )
+            ranks = "1 rank" if here.world == 1 else f"{here.world} ranks"
+            _say(here, f"{start.folder}: training {recipe_path} for {last} steps on {ranks}")
 
         record = Record(start.folder, step, recipe.log.tensorboard) if here.is_main else None
         progress = Progress(here.is_main, step, last)
