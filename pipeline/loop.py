@@ -13,6 +13,7 @@ import torch
 from pipeline import checkpoint
 from pipeline.checkpoint import Position
 from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.data.random import NETWORK, key
 from pipeline.engine import Engine, StepResult
 from pipeline.evaluate import evaluate
 from pipeline.metrics import Record, peak_memory, weight_norm
@@ -96,6 +97,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 lr = run.schedule(step)
                 if step == 0 and run.record and run.recipe.log.images:
                     run.record.picture(parts[0].images[: run.recipe.log.images], run.recipe.data, step=1)
+                torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)
                 step += 1
 

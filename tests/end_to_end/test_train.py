@@ -76,6 +76,15 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_stochastic_depth_goes_on_with_the_numbers_it_would_have_drawn(train, tmp_path):
+    options = (*EPOCHS, "--model.drop_path", "0.4", "--train.max_steps")
+    finish(train("whole", *options, "20"))
+    for steps in ("9", "20"):
+        finish(train("parts", *options, steps))
+    whole, parts = train_lines(tmp_path / "whole"), train_lines(tmp_path / "parts")
+    assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
+
+
 @pytest.mark.parametrize(
     ("number", "ranks"),
     [pytest.param(signal.SIGTERM, "2", id="SIGTERM"), pytest.param(signal.SIGINT, "1", id="Ctrl-C")],
@@ -112,7 +121,7 @@ def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_pat
     (run / f"checkpoints/{LAST:08d}/COMPLETE").unlink()
     code, output = train("run", *EPOCHS).wait()
     assert code == 0, output
-    assert f"at step {LAST - LAST // 4} of {LAST}" in output
+    assert f"at step {LAST - LAST // 4} to {LAST} steps" in output
     assert_same_curve(run, undisturbed, 1e-4)
 
 
