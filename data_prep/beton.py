@@ -7,6 +7,7 @@ the types stand here; `tests/data_prep/test_beton.py` holds them equal to FFCV's
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,43 @@ class Beton:
         return len(self.label)
 
 
+class Tables(NamedTuple):
+    """What a file of any fields says of its samples, checked as far as that goes without knowing the fields."""
+
+    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    arguments: np.ndarray  # uint8 [fields, 1024], of each field
+    samples: np.ndarray  # one record a sample
+    offset: np.ndarray  # int64 [n], bytes from the start of the file
+    size: np.ndarray  # int64 [n], bytes
+
+
 def open_beton(path: Path) -> Beton:
     """Map a .beton of (image, label) samples; `InputError` unless every table and sample lies inside the file."""
+    tables = open_tables(path, FIELDS, SAMPLE)
+    image = tables.samples["f0"]
+    beton = Beton(
+        path=path,
+        bytes=tables.bytes,
+        mode=np.ascontiguousarray(image["mode"]),
+        width=image["width"].astype(np.int64),
+        height=image["height"].astype(np.int64),
+        offset=image["data_ptr"].astype(np.int64),
+        size=tables.size,
+        label=tables.samples["f1"].astype(np.int64),
+    )
+    raw = beton.width * beton.height * 3
+    refuse(
+        path,
+        (beton.offset != tables.offset)
+        | ((beton.mode != JPEG) & (beton.mode != RAW))
+        | ((beton.mode == RAW) & (beton.size != raw))
+        | (raw == 0),
+    )
+    return beton
+
+
+def open_tables(path: Path, fields: tuple[tuple[str, int], ...], sample: np.dtype) -> Tables:
+    """Map a file of the given fields (name, type) and sample records, or `InputError`."""
     try:
         mapped = np.memmap(path, np.uint8, "r")
     except FileNotFoundError:
@@ -63,33 +99,33 @@ def open_beton(path: Path) -> Beton:
     header = _table(path, mapped, HEADER, 0, 1)[0]
     if header["version"] != VERSION:
         raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
-    fields = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
-    found = tuple((f["name"].tobytes().rstrip(b"\0").decode("ascii", "replace"), int(f["type_id"])) for f in fields)
-    if found != FIELDS:
-        raise InputError(f"{path}: holds {[name for name, _ in found]}, not an RGB image and an integer label")
+    described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
+    found = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
+    if found != fields:
+        wanted = " and ".join(name for name, _ in fields)
+        raise InputError(f"{path}: holds {', '.join(name for name, _ in found)}, not {wanted}")
 
     count = int(header["num_samples"])
-    samples = _table(path, mapped, SAMPLE, HEADER.itemsize + fields.nbytes, count)
+    samples = _table(path, mapped, sample, HEADER.itemsize + described.nbytes, count)
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count)
     if int(header["table"]) + table.nbytes != len(mapped):
         raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
     order = np.argsort(table["sample_id"], kind="stable")
-    if int(header["table"]) == 0 or not np.array_equal(table["sample_id"][order], np.arange(count)):
+    if not np.array_equal(table["sample_id"][order], np.arange(count)):
         raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
-    image, table = samples["f0"], table[order]
-    beton = Beton(
-        path=path,
-        bytes=mapped,
-        mode=np.ascontiguousarray(image["mode"]),
-        width=image["width"].astype(np.int64),
-        height=image["height"].astype(np.int64),
-        offset=image["data_ptr"].astype(np.int64),
-        size=table["size"].astype(np.int64),
-        label=samples["f1"].astype(np.int64),
-    )
-    tables_end = HEADER.itemsize + fields.nbytes + samples.nbytes
-    _check_samples(beton, table["ptr"].astype(np.int64), range(tables_end, int(header["table"])))
-    return beton
+    offset, size = (table[name][order].astype(np.int64) for name in ("ptr", "size"))
+    _check_places(path, offset, size, HEADER.itemsize + described.nbytes + samples.nbytes, int(header["table"]))
+    return Tables(mapped, described["arguments"], samples, offset, size)
+
+
+def refuse(path: Path, bad: np.ndarray) -> None:
+    """`InputError` naming the first sample for which `bad`, bool [n], holds."""
+    if bad.any():
+        raise InputError(f"{path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again")
+
+
+def _name(field: np.ndarray) -> str:
+    return field.tobytes().rstrip(b"\0").decode("ascii", "replace")
 
 
 def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: int) -> np.ndarray:
@@ -98,23 +134,12 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
     return np.frombuffer(mapped, kind, count, offset)
 
 
-def _check_samples(beton: Beton, pointers: np.ndarray, data: range) -> None:
-    """Every sample lies within `data`, on its own, and raw ones have the size of their pixels."""
-    raw = beton.width * beton.height * 3
-    bad = (
-        (beton.offset != pointers)
-        | (beton.offset < data.start)
-        | (beton.size <= 0)
-        | (beton.size > data.stop - beton.offset)  # a sum of the two could overflow
-        | ((beton.mode != JPEG) & (beton.mode != RAW))
-        | ((beton.mode == RAW) & (beton.size != raw))
-        | (raw == 0)
-    )
-    if bad.any():
-        raise InputError(f"{beton.path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again")
-    order = np.argsort(beton.offset, kind="stable")
-    gap = beton.offset[order][1:] - (beton.offset + beton.size)[order][:-1]
+def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int) -> None:
+    """Every sample lies between `start` and `stop`, on its own. A sum of offset and size could overflow."""
+    refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
+    order = np.argsort(offset, kind="stable")
+    gap = offset[order][1:] - (offset + size)[order][:-1]
     if (gap < 0).any():
         raise InputError(
-            f"{beton.path}: samples {order[gap.argmin()]} and {order[gap.argmin() + 1]} overlap; prepare it again"
+            f"{path}: samples {order[gap.argmin()]} and {order[gap.argmin() + 1]} overlap; prepare it again"
         )

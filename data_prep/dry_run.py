@@ -4,12 +4,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from data_prep.picture import encode
-from data_prep.prepare import already_there, checked_origin, list_samples, workers_for
-from data_prep.samples import Sample
+from data_prep.encode import allowed_cpus
+from data_prep.encoding import Encoding, encoding_for
+from data_prep.prepare import already_there, checked_origin, list_samples
 from data_prep.settings import PrepSettings
+from data_prep.subset import Chosen
+from data_prep.workplace import permitted
 from data_prep.write import expected_bytes
 
 TRIED = 64  # pictures a split that are encoded to see
@@ -24,6 +26,7 @@ class Estimate(NamedTuple):
     seconds: float  # of encoding, by all processes together
 
 
+@permitted()
 def dry_run(
     source: str,
     origin: Path | None,
@@ -43,14 +46,15 @@ def dry_run(
     if already_there(source, origin, to, settings, force) is not None:
         return [], free
     dataset = list_samples(source, origin, settings)
-    workers = workers_for(dataset, processes)
-    return [_estimate(name, samples, settings, workers) for name, samples in dataset.splits.items()], free
+    alone = encoding_for(dataset, origin, settings, processes=1)  # starting a pool would be most of the time
+    workers = (processes or allowed_cpus()) if alone.shared else 1
+    return [_estimate(name, samples, alone, workers) for name, samples in dataset.splits.items()], free
 
 
-def _estimate(name: str, samples: Sequence[Sample], settings: PrepSettings, workers: int) -> Estimate:
+def _estimate(name: str, samples: Sequence[Any], encoding: Encoding, workers: int) -> Estimate:
     tried = range(0, len(samples), max(1, len(samples) // TRIED))[:TRIED]
     started = time.perf_counter()
-    size = sum(len(encode(samples[index], settings).data) for index in tried)
+    size = sum(len(record.data) for record in encoding.records(Chosen(samples, tried), 0))
     share = len(samples) / len(tried)
     seconds = (time.perf_counter() - started) * share / workers
-    return Estimate(name, len(samples), expected_bytes(len(samples), size * share), seconds)
+    return Estimate(name, len(samples), expected_bytes(len(samples), size * share, encoding.layout), seconds)

@@ -22,9 +22,7 @@ def allowed_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def encode_all(
-    samples: Sequence[Sample], settings: PrepSettings, processes: int, start: int = 0
-) -> Generator[Encoded]:
+def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, processes: int) -> Generator[Encoded]:
     """The samples from number `start` on, encoded, in order. One process means this one; more are started afresh.
 
     Raises what `encode` raises, and `RuntimeError` when a worker process dies. Close the iterator to stop early.

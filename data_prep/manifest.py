@@ -37,6 +37,7 @@ class Manifest(BaseModel):
     splits: dict[str, Split]
     settings: dict[str, Any]  # of the preparation: sizes, quality, ...
     versions: dict[str, str]  # of the packages that touched the pixels
+    files: dict[str, str] = {}  # BLAKE2b-128 of what else belongs to the folder, such as tokenizer.json
     exceptions: tuple[dict[str, str], ...] = ()  # pictures that took a rule: {"file", "rule"}
 
 
@@ -72,6 +73,11 @@ def hash_blocks(path: Path) -> tuple[str, ...]:
     """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are allowed CPUs."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return tuple(pool.map(lambda block: hash_block(path, block), range(-(-path.stat().st_size // BLOCK))))
+
+
+def hash_bytes(data: bytes) -> str:
+    """BLAKE2b-128 in hex."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def hash_block(path: Path, block: int) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from data_prep.beton import JPEG, RAW
+from data_prep.jpeg import is_plain
 from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
@@ -31,6 +32,10 @@ class Encoded(NamedTuple):
     height: int  # pixels
     data: bytes
     rule: str  # what had to be done to an odd picture, or ""
+
+    def row(self, position: int) -> tuple:
+        """The record in the file's table of samples, for data at `position`."""
+        return (self.mode, self.width, self.height, position), self.label
 
 
 class _BadPicture(Exception):
@@ -56,17 +61,12 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     try:
         image = Image.open(io.BytesIO(data))
-        keep = not settings.raw and _keeps_bytes(image, settings.max_size)
-        if keep:
-            image.draft("RGB", (1, 1))  # an eighth of the size: every coefficient is read, few are transformed
+        if not settings.raw and _keeps_bytes(image, settings.max_size) and is_plain(data):
+            return Encoded(sample.name, sample.label, JPEG, *image.size, data, "")
         frames = getattr(image, "n_frames", 1)
         image.load()
     except Exception as error:  # Pillow's plugins raise whatever they stumble on
         raise _BadPicture(_why(data, error)) from None
-    if keep:
-        width, height = JpegImagePlugin.JpegImageFile(io.BytesIO(data)).size
-        return Encoded(sample.name, sample.label, JPEG, width, height, data, "")
-
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _named_otherwise(sample.name, image)
     upright = ImageOps.exif_transpose(image)
@@ -75,6 +75,8 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     rules += [rule] if rule else []
     if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
         rules.append("odd chroma sampling")
+    elif image.format == "JPEG" and not is_plain(data):
+        rules.append("odd JPEG")
     stored = shrink(rgb, settings.max_size)
     body = stored.tobytes() if settings.raw else _jpeg(stored, settings.quality)
     mode = RAW if settings.raw else JPEG

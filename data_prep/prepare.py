@@ -8,15 +8,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from data_prep.encode import allowed_cpus, encode_all
-from data_prep.manifest import NAME, Manifest, Split, hash_blocks, read_manifest, split_path
+from data_prep.encoding import Encoding, encoding_for
+from data_prep.manifest import NAME, Manifest, Split, hash_blocks, hash_bytes, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.subset import take_subset
-from data_prep.workplace import UNFINISHED, data_path, journal_path, publish, tidy, workplace
+from data_prep.text import TOKENIZER
+from data_prep.workplace import UNFINISHED, data_path, journal_path, permitted, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
 
@@ -46,10 +45,13 @@ SOURCES = {
         "svhn.read", "SVHN cropped digits: train_32x32.mat, test_32x32.mat, extra_32x32.mat, those there are"
     ),
     "stl10": Source("stl10.read", "STL-10 in its binary files, unpacked: train, test, folds and unlabelled"),
+    "mnli": Source("pairs.mnli", "MultiNLI sentence pairs: .jsonl or .tsv, WordPiece by DIR/vocab.txt or learnt"),
+    "snli": Source("pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv, WordPiece by DIR/vocab.txt or learnt"),
 }
 PACKAGES = ("widemix", "numpy", "pillow")
 
 
+@permitted()
 def prepare(
     source: str,
     origin: Path | None,
@@ -73,9 +75,9 @@ def prepare(
         say(f"{to}: already prepared from {done.origin} with these settings")
         return done
     dataset = list_samples(source, origin, settings)
-    workers = workers_for(dataset, processes)
-    with workplace(to, _plan(source, origin, settings, dataset), force):
-        return _write(source, origin, to, settings, dataset, workers)
+    encoding = encoding_for(dataset, origin, settings, processes)
+    with workplace(to, _plan(source, origin, settings, dataset, encoding), force):
+        return _write(source, origin, to, settings, dataset, encoding)
 
 
 def _source(name: str) -> Source:
@@ -106,24 +108,19 @@ def list_samples(name: str, origin: Path | None, settings: PrepSettings) -> Data
     return take_subset(getattr(importlib.import_module(f"data_prep.{module}"), function)(origin), settings)
 
 
-def workers_for(dataset: Dataset, processes: int | None) -> int:
-    """How many processes encode: all that are allowed, unless told; one for pictures that are pixels in memory."""
-    in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
-    return 1 if in_memory else processes or allowed_cpus()
-
-
 def already_there(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
     """The manifest, if `to` holds just what is asked for; `InputError` if it must not be written to."""
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file, not a folder to write to")
     if not (to / NAME).exists():
-        others = [path for path in to.iterdir() if path.suffix not in (".beton", UNFINISHED)] if to.exists() else []
+        entries = to.iterdir() if to.exists() else ()
+        others = [path for path in entries if path.suffix not in (".beton", UNFINISHED) and path.name != TOKENIZER]
         if others:
             raise InputError(f"{to}: holds other files ({others[0].name}, ...); name a new or an empty folder")
         return None
     try:
         manifest = read_manifest(to)
-        found = {"source": manifest.source, "from": manifest.origin, **manifest.settings}
+        found = {"source": manifest.source, "from": manifest.origin, **PrepSettings().as_json(), **manifest.settings}
         for name in manifest.splits:
             split_path(to, name, manifest)
     except InputError as error:
@@ -143,7 +140,9 @@ def already_there(source: str, origin: Path | None, to: Path, settings: PrepSett
     )
 
 
-def _plan(source: str, origin: Path | None, settings: PrepSettings, dataset: Dataset) -> dict[str, Any]:
+def _plan(
+    source: str, origin: Path | None, settings: PrepSettings, dataset: Dataset, encoding: Encoding
+) -> dict[str, Any]:
     """All that the bytes depend on, but for the pictures' own: equal where one process goes on from another."""
     listing = {}
     for name, samples in dataset.splits.items():
@@ -156,22 +155,24 @@ def _plan(source: str, origin: Path | None, settings: PrepSettings, dataset: Dat
         "from": str(origin or source),
         **settings.as_json(),
         "versions": {name: version(name) for name in PACKAGES},
+        "files": {name: hash_bytes(data) for name, data in encoding.files.items()},
         "listing": listing,
     }
 
 
 def _write(
-    source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, workers: int
+    source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, encoding: Encoding
 ) -> Manifest:
     splits: dict[str, Split] = {}
     exceptions = list(dataset.exceptions)
     for name, samples in dataset.splits.items():
         path = data_path(to, name)
         with (
-            BetonWriter(path, journal_path(to, name), len(samples)) as writer,
-            closing(encode_all(samples, settings, workers, writer.taken)) as encoded,
+            BetonWriter(path, journal_path(to, name), len(samples), encoding.layout) as writer,
+            closing(encoding.records(samples, writer.taken)) as encoded,
+            closing(progress(encoded, len(samples), name, encoding.unit, writer.taken)) as shown,
         ):
-            for item in progress(encoded, len(samples), name, done=writer.taken):
+            for item in shown:
                 writer.add(item)
             if not writer.count:
                 raise InputError(f"{origin}: not one picture of {name} can be decoded")
@@ -180,6 +181,8 @@ def _write(
         splits[name] = Split(
             file=f"{name}.beton", bytes=path.stat().st_size, samples=writer.count, blocks=hash_blocks(path)
         )
+    for name, data in encoding.files.items():
+        (to / f"{name}{UNFINISHED}").write_bytes(data)
     manifest = Manifest(
         source=source,
         origin=str(origin or source),
@@ -188,6 +191,7 @@ def _write(
         settings=settings.as_json(),
         versions={name: version(name) for name in PACKAGES},
         exceptions=tuple(exceptions),
+        files={name: hash_bytes(data) for name, data in encoding.files.items()},
     )
     publish(to, manifest)
     return manifest

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 from rich.console import Console
@@ -17,7 +17,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def progress(items: Iterable[Item], total: int, name: str, unit: str = "images", done: int = 0) -> Iterator[Item]:
+def progress(items: Iterable[Item], total: int, name: str, unit: str = "images", done: int = 0) -> Generator[Item]:
     """The items, while standard error shows how many of `total` have passed, at what rate, and the time left.
 
     `done` of them had passed before.
@@ -28,7 +28,7 @@ def progress(items: Iterable[Item], total: int, name: str, unit: str = "images",
     return _lines(items, total, name, unit, done)
 
 
-def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, console: Console) -> Iterator[Item]:
+def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, console: Console) -> Generator[Item]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -45,7 +45,7 @@ def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, con
             bar.update(task, completed=done + count, rate=f"{rate:,.0f} {unit}/s")
 
 
-def _lines(items: Iterable[Item], total: int, name: str, unit: str, done: int) -> Iterator[Item]:
+def _lines(items: Iterable[Item], total: int, name: str, unit: str, done: int) -> Generator[Item]:
     started = said = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,8 +43,9 @@ class Dataset:
     """A source that has been listed: class names in label order, the samples of each split, what was odd."""
 
     classes: tuple[str, ...]
-    splits: Mapping[str, Sequence[Sample]]
+    splits: Mapping[str, Sequence[Any]]  # of Sample, or of Pair
     exceptions: tuple[dict[str, str], ...] = ()  # files that are not what they should be: {"file", "rule"}
+    text: bool = False  # the samples are sentence pairs (`data_prep.pairs.Pair`), not pictures
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ class PrepSettings:
     fraction: float = 1.0  # share of train to keep, (0, 1]; the same seed nests smaller ones in larger
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
+    length: int = 128  # tokens that a sentence pair is cut or padded to
+    vocab: str = ""  # WordPiece vocabulary, a word a line; empty takes vocab.txt beside the source, or learns one
+    vocab_size: int = 30_522  # words at most, where it is learnt
     seed: int = 0  # of fraction, per_class and holdout
 
     def __post_init__(self) -> None:
@@ -32,6 +35,8 @@ class PrepSettings:
             raise InputError(f"per_class {self.per_class}, seed {self.seed}: neither may be negative")
         if self.per_class and self.fraction != 1:
             raise InputError(f"per_class {self.per_class} and fraction {self.fraction} both cut train: give one")
+        if self.length < 8 or self.vocab_size < 100:
+            raise InputError(f"length {self.length}, vocab_size {self.vocab_size}: at least 8 tokens and 100 words")
         if self.on_bad not in ("error", "skip"):
             raise InputError(f"on_bad {self.on_bad!r}: error or skip")
 

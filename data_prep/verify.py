@@ -1,34 +1,45 @@
 """Every byte of a prepared folder against its manifest: FFCV's files carry no checksum of their own."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import BLOCK, Split, hash_block, read_manifest
+from data_prep.manifest import BLOCK, Split, hash_block, hash_bytes, read_manifest
 from data_prep.progress import progress
+from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError
 
+Opening = Callable[[Path], Beton | TextBeton]
 RANGES = 10  # of sample numbers, in one line
 
 
 def verify(folder: Path) -> list[str]:
     """One line for each damage found, naming the block and the samples in it; `InputError` without a manifest."""
     manifest = read_manifest(folder)
-    return [line for name, split in manifest.splits.items() for line in _verify(folder / split.file, name, split)]
+    opening = open_text if TOKENIZER in manifest.files else open_beton
+    splits = manifest.splits.items()
+    lines = [line for name, split in splits for line in _verify(folder / split.file, name, split, opening)]
+    for name, digest in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            lines.append(f"{path}: is missing")
+        elif hash_bytes(path.read_bytes()) != digest:
+            lines.append(f"{path}: is damaged")
+    return lines
 
 
-def _verify(path: Path, name: str, split: Split) -> list[str]:
+def _verify(path: Path, name: str, split: Split, opening: Opening) -> list[str]:
     if not path.is_file():
         return [f"{path}: is missing"]
     size = path.stat().st_size
     lines = [f"{path}: has {size} bytes, the manifest says {split.bytes}"] if size != split.bytes else []
     beton = None
     try:
-        beton = open_beton(path)
+        beton = opening(path)
         if len(beton) != split.samples:
             lines.append(f"{path}: holds {len(beton)} samples, the manifest says {split.samples}")
     except InputError as error:
@@ -49,7 +60,7 @@ def _hash(path: Path, block: int) -> str:
         return f"cannot be read: {error.strerror}"
 
 
-def _damage(path: Path, block: int, digest: str, beton: Beton | None) -> str:
+def _damage(path: Path, block: int, digest: str, beton: Beton | TextBeton | None) -> str:
     start, stop = block * BLOCK, (block + 1) * BLOCK
     how = f" ({digest})" if digest.startswith("cannot") else ""
     line = f"{path}: block {block} (bytes {start} to {stop - 1}) is damaged{how}"

@@ -23,6 +23,15 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file s
 
 
 @contextmanager
+def permitted() -> Iterator[None]:
+    """`InputError` in place of the system's complaint about a folder or file that may not be entered or read."""
+    try:
+        yield
+    except PermissionError as error:
+        raise InputError(f"{error.filename}: may not be entered, read or written by this user") from None
+
+
+@contextmanager
 def workplace(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
     """Hold the folder for the preparation that `plan` describes, going on with what an earlier one of it has done.
 
@@ -67,6 +76,8 @@ def publish(to: Path, manifest: Manifest) -> None:
     (to / NAME).unlink(missing_ok=True)
     for split in manifest.splits.values():
         os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
+    for name in manifest.files:
+        os.replace(to / f"{name}{UNFINISHED}", to / name)
     unfinished = to / f"{NAME}{UNFINISHED}"
     _write_down(unfinished, manifest_json(manifest))
     os.replace(unfinished, to / NAME)

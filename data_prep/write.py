@@ -4,18 +4,41 @@ FFCV's own writer hangs for ever when a worker dies, places samples by whichever
 a JPEG's own bytes. Here one process writes, so the file depends on the samples and settings alone.
 """
 
+import base64
 import os
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from data_prep.beton import ALLOCATION, FIELD, FIELDS, HEADER, SAMPLE, VERSION
 from data_prep.journal import Journal
-from data_prep.picture import Encoded
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
 SHARD = 64 << 20  # bytes of data between two journal lines: the most that a kill can cost
+
+
+class Record(Protocol):
+    """A sample ready to be written: `data` in the pages, and what `row` makes of their place in the tables."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def rule(self) -> str: ...
+    def row(self, position: int) -> tuple: ...
+
+
+class Layout(NamedTuple):
+    """The fields of a file, (name, FFCV's type, FFCV's arguments), and the record that a sample has of them."""
+
+    fields: tuple[tuple[str, int, bytes], ...]
+    sample: np.dtype
+
+
+PICTURES = Layout(tuple((name, kind, b"") for name, kind in FIELDS), SAMPLE)
 
 
 class BetonWriter:
@@ -25,14 +48,15 @@ class BetonWriter:
     The header comes last: a file that was never finished has none, and opens nowhere. Use as a context manager.
     """
 
-    def __init__(self, path: Path, journal: Path, expected: int) -> None:
+    def __init__(self, path: Path, journal: Path, expected: int, layout: Layout = PICTURES) -> None:
+        self.layout = layout
         self.journal = Journal(journal)
-        self.samples = np.zeros(expected, SAMPLE)
+        self.samples = np.zeros(expected, layout.sample)
         self.table = np.zeros(expected, ALLOCATION)
         self.exceptions: list[dict[str, str]] = []
         self.taken = 0  # samples behind us, those left out included
         self.count = 0  # samples written
-        self.position = _next_page(_tables_end(expected))
+        self.position = _next_page(_tables_end(expected, layout))
         self._recover(path.stat().st_size if path.exists() else 0)
         self.saved = (self.count, self.position, len(self.exceptions))
         self.file = path.open("r+b" if self.taken else "wb", buffering=PAGE)
@@ -46,7 +70,7 @@ class BetonWriter:
     def __exit__(self, *_: object) -> None:
         self.file.close()
 
-    def add(self, item: Encoded) -> None:
+    def add(self, item: Record) -> None:
         """Write the next sample; one without data is left out."""
         self.taken += 1
         if item.rule:
@@ -54,7 +78,7 @@ class BetonWriter:
         if not item.data:
             return
         self._place(item)
-        self.samples[self.count] = ((item.mode, item.width, item.height, self.position), item.label)
+        self.samples[self.count] = item.row(self.position)
         self.table[self.count] = (self.count, self.position, len(item.data))
         self.position += len(item.data)
         self.count += 1
@@ -66,11 +90,11 @@ class BetonWriter:
         self.file.write(self.table[: self.count].tobytes())
         self.file.truncate()
         self.file.seek(0)
-        self.file.write(_header(self.count, self.position) + _fields() + self.samples[: self.count].tobytes())
+        self.file.write(_head(self.layout, self.count, self.position) + self.samples[: self.count].tobytes())
         self.file.flush()
         os.fsync(self.file.fileno())
 
-    def _place(self, item: Encoded) -> None:
+    def _place(self, item: Record) -> None:
         """Write the bytes here, or at the next page when they would cross into it."""
         if len(item.data) > PAGE:
             raise InputError(
@@ -86,52 +110,51 @@ class BetonWriter:
         self.file.flush()
         os.fsync(self.file.fileno())
         count, _, exceptions = self.saved
-        image, label = (self.samples[field][count : self.count] for field in ("f0", "f1"))
-        columns = [image["mode"], image["width"], image["height"], label, image["data_ptr"]]
-        columns.append(self.table["size"][count : self.count])
-        rows = list(zip(*(column.tolist() for column in columns), strict=True))
-        self.journal.append({"taken": self.taken, "rows": rows, "exceptions": self.exceptions[exceptions:]})
+        new = slice(count, self.count)
+        line = {"taken": self.taken, "samples": _text(self.samples[new]), "table": _text(self.table[new])}
+        self.journal.append({**line, "exceptions": self.exceptions[exceptions:]})
         self.saved = (self.count, self.position, len(self.exceptions))
 
     def _recover(self, size: int) -> None:
         """Take up what the journal tells of and the file, of `size` bytes, does hold."""
         kept = 0
         for line in self.journal.lines():
-            *_, position, length = line["rows"][-1]
-            if position + length > size:
+            table = np.frombuffer(base64.b64decode(line["table"]), ALLOCATION)
+            end = int(table["ptr"][-1] + table["size"][-1])
+            if end > size:
                 break
-            for mode, width, height, label, place, length in line["rows"]:
-                self.samples[self.count] = ((mode, width, height, place), label)
-                self.table[self.count] = (self.count, place, length)
-                self.position = place + length
-                self.count += 1
+            new = slice(self.count, self.count + len(table))
+            self.table[new] = table
+            self.samples[new] = np.frombuffer(base64.b64decode(line["samples"]), self.layout.sample)
             self.exceptions += line["exceptions"]
-            self.taken = line["taken"]
+            self.taken, self.count, self.position = line["taken"], new.stop, end
             kept += 1
         self.journal.rewind(kept)
 
 
-def expected_bytes(count: int, data: float) -> int:
+def _text(array: np.ndarray) -> str:
+    return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+def expected_bytes(count: int, data: float, layout: Layout = PICTURES) -> int:
     """About how large a file of `count` samples, together `data` bytes, becomes."""
     unused = 0.5 * data / max(count, 1) * data / PAGE  # half a sample at the end of each page
-    return _next_page(_tables_end(count)) + round(data + unused) + count * ALLOCATION.itemsize
+    return _next_page(_tables_end(count, layout)) + round(data + unused) + count * ALLOCATION.itemsize
 
 
-def _tables_end(count: int) -> int:
-    return HEADER.itemsize + len(FIELDS) * FIELD.itemsize + count * SAMPLE.itemsize
+def _tables_end(count: int, layout: Layout) -> int:
+    return HEADER.itemsize + len(layout.fields) * FIELD.itemsize + count * layout.sample.itemsize
 
 
 def _next_page(position: int) -> int:
     return -(-position // PAGE) * PAGE
 
 
-def _header(count: int, table: int) -> bytes:
-    return np.array((VERSION, len(FIELDS), PAGE, count, table), HEADER).tobytes()
-
-
-def _fields() -> bytes:
-    fields = np.zeros(len(FIELDS), FIELD)
-    for field, (name, kind) in zip(fields, FIELDS, strict=True):
+def _head(layout: Layout, count: int, table: int) -> bytes:
+    """The header and the fields."""
+    fields = np.zeros(len(layout.fields), FIELD)
+    for field, (name, kind, arguments) in zip(fields, layout.fields, strict=True):
         field["type_id"] = kind
         field["name"][: len(name)] = np.frombuffer(name.encode("ascii"), np.uint8)
-    return fields.tobytes()
+        field["arguments"][: len(arguments)] = np.frombuffer(arguments, np.uint8)
+    return np.array((VERSION, len(fields), PAGE, count, table), HEADER).tobytes() + fields.tobytes()

@@ -17,6 +17,7 @@ from data_prep.manifest import (
     Split,
     hash_block,
     hash_blocks,
+    hash_bytes,
     manifest_json,
     read_manifest,
     split_path,
@@ -66,6 +67,8 @@ def _is_whole(copy: Path, manifest: Manifest) -> bool:
         found = read_manifest(copy)
         for name in manifest.splits:
             split_path(copy, name, manifest)
+        if not all((copy / name).is_file() for name in manifest.files):
+            return False
     except InputError:
         return False
     return found == manifest
@@ -85,6 +88,11 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
     say(f"{copy}: copying from {folder}")
     for name, split in manifest.splits.items():
         _copy_split(folder / split.file, beside / split.file, name, split)
+    for name, digest in manifest.files.items():
+        data = (folder / name).read_bytes()
+        if hash_bytes(data) != digest:
+            raise InputError(f"{folder / name}: is damaged; prepare the folder again")
+        (beside / name).write_bytes(data)
     (beside / NAME).write_text(text, encoding="utf-8")
     beside.rename(copy)
 

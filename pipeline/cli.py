@@ -17,7 +17,7 @@ def main() -> None:
         description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in (_add_prep, _add_verify, _add_train, _add_eval, _add_cost, _add_doctor):
+    for add in (_add_prep, _add_verify, _add_train, _add_eval, _add_export, _add_cost, _add_doctor):
         add(commands)
     sys.exit(run_command(parser))
 
@@ -174,6 +174,26 @@ def _eval(arguments: argparse.Namespace) -> Exit:
     return Exit.DONE
 
 
+def _add_export(commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="a checkpoint for timm",
+        description="Write a checkpoint's network as model.safetensors and config.json. After "
+        "`import pipeline.models`, timm.create_model('local-dir:DIR', pretrained=True) makes the same network.",
+    )
+    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
+    parser.set_defaults(command=_export)
+
+
+def _export(arguments: argparse.Namespace) -> Exit:
+    from pipeline.measure import export
+
+    labels = export(arguments.path, arguments.to)
+    print(f"{arguments.to}: {len(labels)} classes; timm.create_model('local-dir:{arguments.to}', pretrained=True)")
+    return Exit.DONE
+
+
 def _add_cost(commands) -> None:
     from pipeline.estimate import GPUS
 
@@ -183,6 +203,7 @@ def _add_cost(commands) -> None:
         description="Parameters, connections, width, FLOPs, memory and hours of a recipe, computed without training.",
     )
     add_recipe_arguments(parser)
+    parser.add_argument("--named", action="store_true", help="in place of a recipe: a table of all named networks")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
     parser.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
     parser.add_argument(
@@ -195,8 +216,11 @@ def _add_cost(commands) -> None:
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
-    from pipeline.estimate import estimate, show
+    from pipeline.estimate import estimate, named_table, show
 
+    if arguments.named:
+        print(named_table())
+        return Exit.DONE
     recipe = load_from_arguments(arguments)
     rows = estimate(recipe, arguments.gpus, arguments.gpu, arguments.samples)
     show(rows, arguments.recipe)

@@ -5,6 +5,7 @@ import enum
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 
 from pipeline.errors import InputError
@@ -59,12 +60,14 @@ def run_command(
 
 def add_recipe_arguments(parser: Parser) -> None:
     """The recipe, and in the epilogue of --help every key that may be overridden."""
-    parser.add_argument("recipe", metavar="RECIPE.yaml", help="a recipe, such as recipes/digits/rp_mixer.yaml")
-    rows = [
-        f"  --{name} {kind.upper() if '|' not in kind else kind}\n      {text}"
-        + ("" if default is ... else f" (default: {_yaml(default)})")
-        for name, (kind, default, text) in keys().items()
-    ]
+    parser.add_argument(
+        "recipe", metavar="RECIPE.yaml", nargs="?", help="a recipe, such as recipes/digits/rp_mixer.yaml"
+    )
+    rows = []
+    for name, (kind, default, text) in keys().items():
+        stated = text if default is ... else f"{text} (default: {_yaml(default)})"
+        rows.append(f"  --{name} {kind if '|' in kind else kind.upper()}")
+        rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
     parser.epilog = (
         "Any key of the recipe as --section.key VALUE, VALUE in YAML. Defaults are those of a silent recipe.\n"
         + "\n".join(rows)
@@ -74,6 +77,8 @@ def add_recipe_arguments(parser: Parser) -> None:
 
 
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
+    if arguments.recipe is None:
+        raise InputError("a recipe is missing, such as recipes/digits/rp_mixer.yaml")
     return load_recipe(arguments.recipe, arguments.overrides)
 
 

@@ -29,6 +29,8 @@ def evaluate(
     with loader.batches() as batches, precision:
         for batch in batches:
             logits = module(batch.images).float()
+            if not len(batch):
+                continue
             loss.update(cross_entropy(logits, batch.targets), len(batch))
             for metric in accuracy.values():
                 metric.update(logits, batch.targets)

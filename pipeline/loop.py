@@ -13,6 +13,7 @@ import torch
 from pipeline import checkpoint
 from pipeline.checkpoint import Position
 from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.data.random import NETWORK, key
 from pipeline.engine import Engine, StepResult
 from pipeline.evaluate import evaluate
 from pipeline.metrics import Record, peak_memory, weight_norm
@@ -96,6 +97,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 lr = run.schedule(step)
                 if step == 0 and run.record and run.recipe.log.images:
                     run.record.picture(parts[0].images[: run.recipe.log.images], run.recipe.data, step=1)
+                torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)
                 step += 1
 
@@ -117,7 +119,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     )
                     _log(run, step, result | {"split": "eval"})
                 if saving:
-                    _save(run, step, time.perf_counter() - began)
+                    _save(run, step, time.perf_counter() - began, must=stopping or step == last)
                 window.paused += time.perf_counter() - paused
                 if stopping and step < last:
                     agreement.finish()
@@ -137,10 +139,15 @@ def _log(run: Run, step: int, values: dict[str, Any]) -> None:
     run.progress.show(line)
 
 
-def _save(run: Run, step: int, seconds: float) -> None:
+def _save(run: Run, step: int, seconds: float, must: bool) -> None:
+    """A save that fails within a run (a full disk) is told, and the next one tries again; the last must succeed."""
     state = run.engine.state()
-    if run.topology.is_main:
-        position = Position(
-            step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json")
-        )
+    if not run.topology.is_main:
+        return
+    position = Position(step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json"))
+    try:
         checkpoint.save(run.folder, state, position, run.recipe.train.keep)
+    except OSError as error:
+        if must:
+            raise
+        run.progress.say(f"warning: {error}; training goes on")

@@ -1,38 +1,66 @@
-"""Measure a checkpoint on a prepared split: what `widemix eval` does."""
+"""Trained networks from checkpoints: measured on a prepared split, or exported for timm."""
 
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from data_prep.manifest import NAME, read_manifest
 from pipeline import checkpoint, topology
 from pipeline.data.loader import EvalLoader
+from pipeline.engine.contract import DTYPES
 from pipeline.errors import InputError
 from pipeline.evaluate import evaluate
+from pipeline.models.export import export_model
 from pipeline.models.registry import build_model
-from pipeline.recipe import parse_recipe
+from pipeline.recipe import Recipe, parse_recipe
+
+
+def trained(path: Path) -> tuple[Recipe, nn.Module]:
+    """The recipe and the network of a run's newest checkpoint, or of one checkpoint."""
+    found = checkpoint.find(path)
+    recipe = parse_recipe(found.position.recipe, default_origin=str(found.path))
+    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    module.load_state_dict(found.load().model)
+    return recipe, module
 
 
 def measure(path: Path, data: Path | None, split: str | None, batch: int | None) -> dict[str, float]:
-    """Loss, top1 and top5 (percent) of a run's newest checkpoint, or of one checkpoint, over a whole split."""
-    found = checkpoint.find(path)
-    recipe = parse_recipe(found.position.recipe, default_origin=str(found.path))
+    """Loss, top1 and top5 (percent) of a checkpoint over a whole split, by default its recipe's own."""
     if batch is not None and batch < 1:
         raise InputError(f"--batch {batch}: must be at least 1")
+    recipe, module = trained(path)
     section = recipe.data.model_copy(
-        update={
-            "path": str(data) if data else recipe.data.path,
-            "eval_split": split or recipe.data.eval_split,
-        }
+        update={"path": str(data or recipe.data.path), "eval_split": split or recipe.data.eval_split}
     )
     here = topology.read_topology()
     topology.start(here, recipe.engine.timeout)
     try:
         torch.set_num_threads(topology.share_cpus(here))
         loader = EvalLoader(section, batch or recipe.eval.batch, here)
-        module = build_model(recipe.model, section.image_size, section.num_classes)
-        module.load_state_dict(found.load().model)
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[recipe.train.precision]
+        dtype = DTYPES[recipe.train.precision]
         precision = torch.autocast(here.device.type, dtype, enabled=dtype is not torch.float32)
         return evaluate(module.to(here.device), precision, loader, section.num_classes)
     finally:
         topology.stop()
+
+
+def export(path: Path, to: Path) -> list[str]:
+    """Write a checkpoint's network as a folder for timm; the names of its classes.
+
+    They are the prepared folder's, where that is still there; a head wider than the data has numbers for the rest.
+    """
+    recipe, module = trained(path)
+    folder = Path(recipe.data.path)
+    known = read_manifest(folder).classes if (folder / NAME).exists() else ()
+    labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
+    data = recipe.data
+    export_model(
+        *(module, recipe.model, to),
+        image_size=data.image_size,
+        labels=labels,
+        mean=data.mean,
+        std=data.std,
+        crop_pct=data.crop_pct,
+    )
+    return labels

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pipeline.recipe import Recipe, dump_recipe
 
@@ -70,8 +71,9 @@ class Record:
 
 
 def weight_norm(module: nn.Module) -> float:
-    """The Euclidean norm of all weights together."""
-    return nn.utils.get_total_norm([p.detach() for p in module.parameters()]).item()
+    """The Euclidean norm of all weights together. Every rank calls it: the weights may be shared out."""
+    norm = nn.utils.get_total_norm([p.detach() for p in module.parameters()])
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def peak_memory(device: torch.device) -> float:

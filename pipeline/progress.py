@@ -31,7 +31,7 @@ class Progress:
         if line["split"] == "eval":
             self._accuracy = f"  top-1 {line['top1']:.2f} %"
             text = f"step {line['step']}  eval loss {line['loss']:.4f}{self._accuracy}  top-5 {line['top5']:.2f} %"
-            self._console.print(text, highlight=False)
+            self.say(text)
             return
         text = (
             f"epoch {line['epoch']:.2f}  step {line['step']}/{self._last}  loss {line['loss']:.4f}  "
@@ -43,7 +43,10 @@ class Progress:
             self._shown = time.perf_counter()
             done = line["step"] - self._first
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
-            self._console.print(f"{text}  {_clock(left)} left", highlight=False)
+            self.say(f"{text}  {_clock(left)} left")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False)
 
     def close(self) -> None:
         if self._bar:

@@ -35,6 +35,16 @@ class Start:
     checkpoint: Checkpoint | None
     done: dict[str, Any] | None
 
+    @property
+    def step(self) -> int:
+        """Steps done so far."""
+        return self.checkpoint.position.step if self.checkpoint else 0
+
+    @property
+    def seconds(self) -> float:
+        """Of training so far."""
+        return self.checkpoint.position.seconds if self.checkpoint else 0.0
+
 
 def default_folder(recipe_path: Path) -> Path:
     return Path("runs") / f"{recipe_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -4,9 +4,16 @@ import argparse
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
 from pipeline.recipe import Recipe, check_world
+
+if TYPE_CHECKING:
+    from pipeline.data.loader import EvalLoader, TrainLoader
+    from pipeline.runfolder import Start
+    from pipeline.signals import StopRequest
+    from pipeline.topology import Topology
 
 
 def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
@@ -16,13 +23,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.engine import build_engine, check_device
-    from pipeline.loop import Run, fit
-    from pipeline.metrics import Record
-    from pipeline.models.registry import build_model
-    from pipeline.optim import build_optimizer
-    from pipeline.progress import Progress
-    from pipeline.schedule import build_schedule
+    from pipeline.engine import check_device
     from pipeline.signals import StopRequest
 
     here = topology.read_topology()
@@ -39,45 +40,66 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here
         )
         evaluation = EvalLoader(recipe.data, recipe.eval.batch, here)
-        start = topology.on_main(
-            here, lambda: _claim(stack, run_dir or runfolder.default_folder(recipe_path), recipe, resume, here)
-        )
+        folder = run_dir or runfolder.default_folder(recipe_path)
+        start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))
         last = min(section.epochs * loader.steps, section.max_steps or section.epochs * loader.steps)
-        step = start.checkpoint.position.step if start.checkpoint else 0
-        if start.done and step >= last:
+        if start.done and start.step >= last:
             _say(here, f"{start.folder}: already complete, top-1 {start.done['top1']:.2f} %")
             return Exit.DONE
+        return _run(recipe, here, loader, evaluation, start, last, stop, stack)
 
-        torch.manual_seed(section.seed)
-        module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(here.device)
-        optimizer = build_optimizer(recipe.optim, module)
-        engine = build_engine(recipe.engine, module, optimizer, recipe.optim, section, here)
-        if start.checkpoint:
-            engine.load(start.checkpoint.load())
-            _say(here, f"{start.folder}: going on from {start.checkpoint.path} at step {step} of {last}")
-        else:
-            _say(here, f"{start.folder}: training {recipe_path} for {last} steps on {here.world} ranks")
 
-        record = Record(start.folder, step, recipe.log.tensorboard) if here.is_main else None
-        progress = Progress(here.is_main, step, last)
-        stack.callback(progress.close)
-        if record:
-            stack.callback(record.close)
-            record.describe(recipe, runfolder.environment(here))
-        schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, section.epochs)
-        run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress)
-        result = fit(run, step, start.checkpoint.position.seconds if start.checkpoint else 0.0, stop)
-        if result is None:
-            _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
-            return Exit.AGAIN
-        if record:
-            done = runfolder.finish(start.folder, recipe, result)
-            record.finish(recipe, done)
-            _say(here, f"{start.folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
+def _run(
+    recipe: Recipe,
+    here: "Topology",
+    loader: "TrainLoader",
+    evaluation: "EvalLoader",
+    start: "Start",
+    last: int,
+    stop: "StopRequest",
+    stack: ExitStack,
+) -> Exit:
+    """Model, engine and record, then the loop; with the data opened and the folder ours."""
+    import torch
+
+    from pipeline import runfolder
+    from pipeline.engine import build_engine, prepare
+    from pipeline.loop import Run, fit
+    from pipeline.metrics import Record
+    from pipeline.models.registry import build_model
+    from pipeline.progress import Progress
+    from pipeline.schedule import build_schedule
+
+    torch.manual_seed(recipe.train.seed)
+    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    prepare(module, recipe.train)
+    engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
+    if start.checkpoint:
+        engine.load(start.checkpoint.load())
+    begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
+    ranks = "1 rank" if here.world == 1 else f"{here.world} ranks"
+    _say(here, f"{start.folder}: training {begins} {last} steps on {ranks}")
+
+    progress = Progress(here.is_main, start.step, last)
+    stack.callback(progress.close)
+    record = Record(start.folder, start.step, recipe.log.tensorboard) if here.is_main else None
+    if record:
+        stack.callback(record.close)
+        record.describe(recipe, runfolder.environment(here))
+    schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
+    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress)
+    result = fit(run, start.step, start.seconds, stop)
+    if result is None:
+        _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
+        return Exit.AGAIN
+    if record:
+        done = runfolder.finish(start.folder, recipe, result)
+        record.finish(recipe, done)
+        _say(here, f"{start.folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
     return Exit.DONE
 
 
-def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here):
+def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here: "Topology") -> "Start":
     """Rank 0 claims the run folder and holds its lock until the run ends."""
     from pipeline.runfolder import claim
 
@@ -86,7 +108,7 @@ def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here):
     return start
 
 
-def _say(here, text: str) -> None:
+def _say(here: "Topology", text: str) -> None:
     if here.is_main:
         print(text, file=sys.stderr, flush=True)
 

@@ -152,7 +152,10 @@ def _policy(text: str | None, section: DataSection) -> Callable[[np.ndarray, int
 
 
 class EvalLoader:
-    """Every sample of the evaluation split on exactly one rank: nothing padded, nothing dropped, nothing twice."""
+    """Every sample of the evaluation split on exactly one rank: nothing padded, nothing dropped, nothing twice.
+
+    Each rank has the same number of batches, the last of which may be empty: sharded engines meet at every forward.
+    """
 
     def __init__(self, section: DataSection, batch: int, topology: Topology):
         self.pictures = _Pictures(section, section.eval_split, topology)
@@ -167,7 +170,8 @@ class EvalLoader:
     def _read(self) -> Iterator[_HostBatch]:
         beton = self.pictures.beton
         samples = evaluation_samples(len(beton), self.topology.rank, self.topology.world)
-        for start in range(0, len(samples), self.batch):
+        most = -(-len(beton) // self.topology.world)  # on rank 0
+        for start in range(0, most, self.batch):
             chosen = samples[start : start + self.batch]
             yield self.pictures.read(chosen, centre_boxes(chosen, beton.height, beton.width, self.section.crop_pct))
 

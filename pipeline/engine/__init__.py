@@ -1,30 +1,42 @@
 """Engines: a module and an optimiser to a step on many ranks."""
 
-import torch
+from typing import Any
+
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
 from pipeline.errors import InputError
+from pipeline.optim import build_optimizer
 from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
 from pipeline.topology import Topology
 
 
 def build_engine(
-    section: EngineSection,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    optim: OptimSection,
-    train: TrainSection,
-    topology: Topology,
+    section: EngineSection, module: nn.Module, optim: OptimSection, train: TrainSection, topology: Topology
 ) -> Engine:
-    """The engine that `engine.kind` names, around a module that lies on this rank's device."""
-    if section.kind == "ddp":
-        from pipeline.engine.ddp import DDPEngine
+    """The engine that `engine.kind` names, with its optimiser, around a module that lies on this rank's device."""
+    if section.kind == "deepspeed":
+        from pipeline.engine.deepspeed import DeepSpeedEngine
 
-        return DDPEngine(module, optimizer, optim, train, topology)
-    from pipeline.engine.deepspeed import DeepSpeedEngine
+        return DeepSpeedEngine(module, build_optimizer(optim, module), section, optim, train, topology)
+    if section.kind == "fsdp":
+        from pipeline.engine.fsdp import FSDPEngine
 
-    return DeepSpeedEngine(module, optimizer, section, optim, train, topology)
+        return FSDPEngine(module, optim, train, topology)
+    from pipeline.engine.ddp import DDPEngine
+
+    return DDPEngine(module, build_optimizer(optim, module), optim, train, topology)
+
+
+def prepare(module: nn.Module, train: TrainSection) -> None:
+    """What training asks of a freshly drawn network: the head's first bias, checkpointed blocks, compilation."""
+    network: Any = module  # all of ours have timm's methods
+    if train.head_bias:
+        nn.init.constant_(network.get_classifier().bias, train.head_bias)
+    if train.checkpointing:
+        network.set_grad_checkpointing(True)
+    if train.compile:
+        module.compile()
 
 
 def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:
@@ -33,4 +45,4 @@ def check_device(section: EngineSection, train: TrainSection, topology: Topology
         raise InputError("train.precision fp16: DeepSpeed has none on a CPU; take bf16, engine.kind ddp, or a GPU")
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device"]
+__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device", "prepare"]

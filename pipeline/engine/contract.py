@@ -6,8 +6,11 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pipeline.data.loader import Batch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,18 @@ class Engine(Protocol):
         """Take over a state, whichever engine and world size wrote it. Every rank calls it."""
 
 
-def soft_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the batch of -sum p log q, in float32: logits and probabilities [B, classes] to a scalar."""
+def softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over the batch of -sum p log softmax: logits and probabilities [B, classes] to a scalar in float32."""
     return -(targets * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean over the batch of the binary cross-entropies of all classes together (Beyer et al. 2020)."""
+    loss = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return loss.sum(dim=-1).mean()
+
+
+LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
 def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

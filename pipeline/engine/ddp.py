@@ -9,17 +9,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import (
+    DTYPES,
+    LOSSES,
     State,
     StepResult,
     read_model,
     read_optimizer,
-    soft_cross_entropy,
     write_optimizer,
 )
 from pipeline.recipe.schema import OptimSection, TrainSection
 from pipeline.topology import Topology
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DDPEngine:
@@ -37,7 +36,8 @@ class DDPEngine:
         self.optimizer = optimizer
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
         self.device = topology.device
-        self.dtype = _DTYPES[train.precision]
+        self.loss = LOSSES[train.loss]
+        self.dtype = DTYPES[train.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.model = DistributedDataParallel(
             module,
@@ -57,7 +57,7 @@ class DDPEngine:
                     stack.enter_context(self.model.no_sync())
                 with self.evaluate_mode():
                     logits = self.model(batch.images)
-                part = soft_cross_entropy(logits, batch.targets) / len(batches)
+                part = self.loss(logits, batch.targets) / len(batches)
                 self.scaler.scale(part).backward()
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)

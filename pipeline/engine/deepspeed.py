@@ -15,11 +15,11 @@ from torch import nn
 
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import (
+    LOSSES,
     State,
     StepResult,
     read_model,
     read_optimizer,
-    soft_cross_entropy,
     write_optimizer,
 )
 from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
@@ -58,6 +58,7 @@ class DeepSpeedEngine:
         self.module = module
         self.optimizer = optimizer
         self.device = topology.device
+        self.loss = LOSSES[train.loss]
         self.whole = section.zero_stage == 0  # the optimiser holds the parameters themselves, nothing is shared out
         self.engine, *_ = _import_deepspeed(topology).initialize(
             model=module,
@@ -74,7 +75,7 @@ class DeepSpeedEngine:
         loss = torch.zeros((), device=self.device)
         norm = None
         for batch in batches:
-            part = soft_cross_entropy(self.engine(batch.images.to(self.dtype)), batch.targets)
+            part = self.loss(self.engine(batch.images.to(self.dtype)), batch.targets)
             self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
             if self.whole:  # where DeepSpeed measures no norm of its own
                 norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])

@@ -10,17 +10,10 @@ from pipeline.models.kronecker import split
 from pipeline.models.lasso import HIDDEN, KERNEL, places
 from pipeline.models.layers import Dense, Network, Norm
 from pipeline.models.sparse import row_counts
-from pipeline.recipe.model import (
-    Family,
-    FfOnlySection,
-    LassoSection,
-    MixerSection,
-    PatchedSection,
-    PermutatorSection,
-    RepMlpSection,
-    ShallowSection,
-    SwMlpSection,
-)
+from pipeline.recipe.family import Family, hidden_width
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.relatives import FfOnlySection, PatchedSection, PermutatorSection, RepMlpSection
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 
 
 @singledispatch
@@ -86,7 +79,7 @@ def _(section: LassoSection, image_size: int, num_classes: int) -> Network:
     layers = [
         opening,
         Dense(1, first, width, bias=False),
-        Dense(1, width, num_classes),
+        Dense(1, width, num_classes, mixes=False),
     ]
     norms = [Norm(1, first, statistics=0), Norm(1, width, statistics=0)]
     return Network(layers, norms, width=first, gamma=1.0)
@@ -153,6 +146,43 @@ def _(section: RepMlpSection, image_size: int, num_classes: int) -> Network:
         extra_kept=section.depth * (spots + channels + tokens * hidden),  # what gate and GELU multiply
         tokens=tokens,
         channels=channels,
+    )
+
+
+@describe.register
+def _(section: TextMixerSection, image_size: int, num_classes: int) -> Network:
+    tokens, width = section.tokens, section.width
+    block = _mlp(width, tokens, hidden_width(section.expansion, tokens), tokens)
+    block += _mlp(tokens, width, hidden_width(section.expansion, width), width)
+    norms = [Norm(tokens, width)] * (2 * section.depth + 1) if section.norm == "layer" else []
+    return Network(
+        [*block * section.depth, Dense(1, width, num_classes, mixes=False)],
+        norms,
+        width=tokens * width,
+        extra_parameters=section.vocabulary * width,
+        extra_kept=4 * tokens,  # ids of 64 bits, the mask, shares of the mean
+        tokens=tokens,
+        channels=width,
+    )
+
+
+@describe.register
+def _(section: TextTransformerSection, image_size: int, num_classes: int) -> Network:
+    """With PyTorch's flash attention, whose backward pass takes two and a half times the products of the forward."""
+    tokens, width, depth = section.tokens, section.width, section.depth
+    block = [Dense(tokens, width, 3 * width), Dense(tokens, width, width)]
+    block += _mlp(tokens, width, hidden_width(section.expansion, width), width)
+    of_attention = 3 * tokens * width + 2 * section.heads * tokens  # queries, keys, values, log-sums, the mask
+    return Network(
+        [*block * depth, Dense(1, width, num_classes, mixes=False)],
+        [Norm(tokens, width)] * (2 * depth + 1),
+        width=tokens * width,
+        extra_parameters=(section.vocabulary + tokens) * width,
+        extra_kept=3 * tokens + depth * of_attention,
+        extra_forward=4 * depth * tokens**2 * width,
+        extra_backward=10 * depth * tokens**2 * width,
+        tokens=tokens,
+        channels=width,
     )
 
 

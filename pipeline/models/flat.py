@@ -4,7 +4,6 @@ import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from pipeline.errors import InputError
 from pipeline.models.initial import initialise
 
 
@@ -68,8 +67,3 @@ class FlatClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
-
-
-def refuse_maps(name: str) -> None:
-    """Complain about `features_only` of a network whose features are a vector."""
-    raise InputError(f"{name}: its features are one vector and no map; leave features_only out")

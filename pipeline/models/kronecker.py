@@ -29,11 +29,12 @@ class BlockDiagonal(nn.Module):
 
     def __init__(self, rows: int, inputs: int, outputs: int, shared: bool):
         super().__init__()
+        self.shared = shared
         shape = (outputs, inputs) if shared else (rows, outputs, inputs)
         self.weight = nn.Parameter(torch.randn(shape) / math.sqrt(inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.dim() == 2:
+        if self.shared:
             return x @ self.weight.T
         return (x.transpose(0, 1) @ self.weight.transpose(1, 2)).transpose(0, 1)
 

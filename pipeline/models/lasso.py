@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import unfold
 
 from pipeline.models.flat import FlatClassifier
 
@@ -25,11 +24,12 @@ class LocallyConnected(nn.Module):
         super().__init__()
         self.in_chans, self.side = in_chans, side
         inputs = in_chans * KERNEL**2
+        self.unfold = nn.Unfold(KERNEL, padding=PADDING, stride=STRIDE)
         self.weight = nn.Parameter(torch.randn(places(side), inputs, channels) * inputs**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         pictures = x.unflatten(1, (self.in_chans, self.side, self.side))
-        patches = unfold(pictures, KERNEL, padding=PADDING, stride=STRIDE)  # [B, inputs, places]
+        patches = self.unfold(pictures)  # [B, inputs, places]
         out = patches.permute(2, 0, 1) @ self.weight  # [places, B, channels]
         return out.permute(1, 2, 0).flatten(1)
 

@@ -38,9 +38,9 @@ class Dense:
         return self.rows**2 * self.inputs * self.outputs
 
     @property
-    def products(self) -> int:
-        """Matrix products of this size in a forward and a backward pass."""
-        return 2 + self.input_gradient
+    def backward_products(self) -> int:
+        """Matrix products of this size in a backward pass: for the weights and for the input."""
+        return 1 + self.input_gradient
 
     @property
     def kept(self) -> int:
@@ -75,6 +75,8 @@ class Network:
     width: int  # m
     extra_parameters: int = 0  # that belong to no layer: class tokens and the like
     extra_kept: int = 0  # floats that something else keeps
+    extra_forward: int = 0  # FLOPs of products without weights: attention
+    extra_backward: int = 0
     gamma: float | None = None  # None: the one that gives Omega at these S and C
     tokens: int = 1
     channels: int = 1

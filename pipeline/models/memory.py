@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-STATES = {"adamw": 2, "sgd": 1}  # fp32 numbers a weight: two moments, or Nesterov's momentum
+STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "beta_lasso": 1}  # fp32 numbers a weight: two moments, or momentum
 
 
 @dataclass(frozen=True)
@@ -22,20 +22,20 @@ class StateBytes:
 def state_bytes(
     parameters: int,
     *,
-    optimizer: Literal["adamw", "sgd"] = "adamw",
-    engine: Literal["ddp", "deepspeed"] = "ddp",
+    optimizer: Literal["adamw", "sgd", "lamb", "beta_lasso"] = "adamw",
+    engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp",
     zero_stage: int = 0,
     world: int = 1,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> StateBytes:
     """Memory of `parameters` weights (Rajbhandari et al. 2020, section 3 and figure 1).
 
-    DDP keeps weights and gradients in fp32 whatever the arithmetic. DeepSpeed keeps them in half precision in bf16
-    and fp16, with a master copy beside the optimiser's states; ZeRO 1 shares out the optimiser, 2 the gradients too,
-    3 the weights too. Communication buckets, activations and fragmentation are left out.
+    DDP keeps weights and gradients in fp32 whatever the arithmetic, and so does FSDP, shared out. DeepSpeed keeps
+    them in half precision in bf16 and fp16, with a master copy beside the optimiser's states; ZeRO 1 shares out the
+    optimiser, 2 the gradients too, 3 the weights too. Left out: communication buckets, activations, fragmentation.
     """
     half = engine == "deepspeed" and precision != "fp32"
-    stage = zero_stage if engine == "deepspeed" else 0
+    stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
 
     def share(from_stage: int) -> int:
         return world if stage >= from_stage else 1

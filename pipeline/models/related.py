@@ -12,6 +12,7 @@ from timm.models import checkpoint_seq
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
+from pipeline.errors import InputError
 from pipeline.models.initial import initialise
 from pipeline.models.mixer import NORMS
 
@@ -74,6 +75,10 @@ class FfOnly(Relative):
         else:
             x = self.blocks(x)
         return self.norm(x)
+
+    def forward_intermediates(self, *args, **kwargs):
+        """Refused: the blocks see the class token besides the map."""
+        raise InputError("FF-only: its features are no map; take forward_features")
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         if self.global_pool:

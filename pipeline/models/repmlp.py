@@ -17,11 +17,15 @@ from pipeline.models.kronecker import BlockDiagonal
 from pipeline.models.related import Relative, drop_path
 
 
-class TokenNorm(nn.BatchNorm1d):
+class TokenNorm(nn.Module):
     """Batch norm of the channels of tokens [B, S, C]."""
 
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels)
+
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.flatten(0, 1)).view_as(x)
+        return self.norm(x.flatten(0, 1)).view_as(x)
 
 
 class LocalPerceptron(nn.Module):
@@ -168,8 +172,8 @@ def folded(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
 
 def _folded_linear(linear: nn.Module, norm: nn.Module) -> nn.Linear:
     assert isinstance(linear, nn.Linear)
-    assert isinstance(norm, nn.BatchNorm1d)
-    scale, bias = folded(norm)
+    assert isinstance(norm, TokenNorm)
+    scale, bias = folded(norm.norm)
     result = nn.Linear(linear.in_features, linear.out_features).to(linear.weight)
     result.weight = nn.Parameter(linear.weight * scale[:, None])
     result.bias = nn.Parameter(bias)

@@ -134,15 +134,22 @@ class SparseLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """M * W as a matrix [O, I], differentiable in the values."""
-        per_row = self.row_starts.diff()
+        per_row = self.row_starts[1:] - self.row_starts[:-1]
         row = torch.arange(self.outputs, device=self.values.device)
         index = row.repeat_interleave(per_row, output_size=len(self.values)) * self.inputs + self.columns
         empty = self.values.new_zeros(self.outputs * self.inputs)
         return empty.index_put((index,), self.values).view(self.outputs, self.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        # TorchScript knows no autograd.Function.
+        return self._densely(x) if torch.jit.is_scripting() else self._by_rule(x)
+
+    def _densely(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.dense_weight(), self.bias)
+
+    def _by_rule(self, x: Tensor) -> Tensor:
         if not multiplies_sparsely(x.device, self.density, self.inputs * self.outputs):
-            return nn.functional.linear(x, self.dense_weight(), self.bias)
+            return self._densely(x)
         places = (self.row_starts, self.columns, self.column_starts, self.rows, self.order)
         return _SparseProduct.apply(x, self.values, *places) + self.bias
 

@@ -95,7 +95,7 @@ def _families(section: str) -> tuple[type[BaseModel], ...]:
 
 def _joined(one: tuple[str, Any, str], other: tuple[str, Any, str]) -> tuple[str, Any, str]:
     values = one[0] if other[0] in one[0].split("|") else f"{one[0]}|{other[0]}"
-    descriptions = one[2] if one[2] == other[2] else f"{one[2]}; {other[2]}"
+    descriptions = one[2] if other[2] in one[2] else f"{one[2]}; {other[2]}"
     return values, one[1] if one[1] == other[1] else ..., descriptions
 
 

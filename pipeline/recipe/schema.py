@@ -21,7 +21,7 @@ class DataSection(Section):
     path: str = key(..., "folder that `widemix prep` wrote (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
     eval_split: str = key("val", "split to evaluate on")
-    num_classes: Positive = key(..., "classes; must equal the manifest's")
+    num_classes: Positive = key(..., "classes that the head tells apart; no fewer than the manifest's")
     image_size: Positive = key(224, "side of the square picture the model sees, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop, as a share of the picture's shorter side"
@@ -71,30 +71,55 @@ class AugmentSection(Section):
 class OptimSection(Section):
     """The optimiser. Biases and norms are never decayed."""
 
-    name: Literal["adamw", "sgd"] = key("adamw", "adamw, or sgd with Nesterov momentum")
+    name: Literal["adamw", "sgd", "lamb", "beta_lasso"] = key(
+        "adamw", "adamw; sgd with Nesterov momentum; lamb (timm's); beta_lasso (Neyshabur 2020)"
+    )
     lr: Annotated[float, Field(gt=0)] = key(..., "peak learning rate, for the global batch as it stands")
-    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weight matrices; decoupled in adamw")
-    betas: Pair = key((0.9, 0.999), "adamw: decay of the two moments")
-    eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw: added to the root of the second moment")
-    momentum: Fraction = key(0.9, "sgd: Nesterov momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled in adamw and lamb")
+    betas: Pair = key((0.9, 0.999), "adamw, lamb: decay of the two moments")
+    eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw, lamb: added to the root of the second moment")
+    momentum: Fraction = key(0.9, "sgd: Nesterov momentum; beta_lasso: heavy-ball momentum")
+    l1: Annotated[float, Field(ge=0)] = key(0.0, "beta_lasso: lambda, weight of the l1 penalty")
+    lasso_beta: Annotated[float, Field(ge=0)] = key(50.0, "beta_lasso: weights under beta * lambda become zero")
     clip_grad: Annotated[float, Field(gt=0)] | None = key(None, "greatest global gradient norm, or null")
+
+    @model_validator(mode="after")
+    def lasso_has_its_own_penalty(self):
+        if self.name == "beta_lasso" and (self.weight_decay > 0 or self.l1 == 0):
+            raise ValueError("beta_lasso takes l1 in place of weight_decay: set weight_decay 0 and l1 above 0")
+        if self.name != "beta_lasso" and self.l1 > 0:
+            raise ValueError(f"l1 is beta_lasso's, {self.name} would ignore it")
+        return self
 
 
 class ScheduleSection(Section):
-    """Learning rate by step: linear warm-up, then a cosine."""
+    """Learning rate by step: linear warm-up, then one of four ways down."""
 
+    name: Literal["cosine", "linear", "step", "constant"] = key(
+        "cosine",
+        "cosine or linear down to min_lr; step: by decay_rate every decay_epochs; constant, then a cool-down",
+    )
     warmup_epochs: Annotated[float, Field(ge=0)] = key(0.0, "length of the warm-up, epochs")
     warmup_lr: Annotated[float, Field(ge=0)] = key(1e-6, "learning rate at the first step of the warm-up")
-    min_lr: Annotated[float, Field(ge=0)] = key(0.0, "learning rate that the cosine ends at")
+    min_lr: Annotated[float, Field(ge=0)] = key(0.0, "learning rate at the last step (cosine, linear, cool-down)")
+    decay_epochs: Annotated[float, Field(gt=0)] = key(30.0, "step: epochs between decays, warm-up included")
+    decay_rate: Annotated[float, Field(gt=0, le=1)] = key(0.1, "step: factor of each decay")
+    cooldown_epochs: Annotated[float, Field(ge=0)] = key(0.0, "constant: epochs of the linear cool-down at the end")
 
 
 class TrainSection(Section):
-    """How long, how many pictures a step, in which precision."""
+    """How long, how many pictures a step, in which precision, to which end."""
 
     epochs: Positive = key(..., "passes over the training split")
     global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
     accumulation: Positive = key(1, "micro-batches that each rank sums its gradient over")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "arithmetic of the network; weights stay in fp32")
+    loss: Literal["softmax", "sigmoid"] = key(
+        "softmax", "cross-entropy over classes, or the sum of a binary one for each class (mean over pictures)"
+    )
+    head_bias: float = key(0.0, "first value of the head's bias; with the sigmoid loss -6.9 is usual at 1000 classes")
+    checkpointing: bool = key(False, "compute each block again in the backward pass, to save memory")
+    compile: bool = key(False, "torch.compile the network: a minute at the start, faster steps on a GPU")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
@@ -104,7 +129,9 @@ class TrainSection(Section):
 class EngineSection(Section):
     """What turns a module and an optimiser into a step on many ranks."""
 
-    kind: Literal["ddp", "deepspeed"] = key("ddp", "ddp (PyTorch) or deepspeed (ZeRO)")
+    kind: Literal["ddp", "fsdp", "deepspeed"] = key(
+        "ddp", "ddp: whole on each rank; fsdp: sharded block by block (FSDP2); deepspeed: ZeRO"
+    )
     zero_stage: Literal[0, 1, 2] = key(1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too")
     timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
 
@@ -158,6 +185,11 @@ def _schedule_fits(recipe: Recipe) -> None:
         raise ValueError(
             f"schedule.warmup_epochs {schedule.warmup_epochs:g} must be shorter than train.epochs {train.epochs}"
         )
+    if schedule.name == "constant" and schedule.warmup_epochs + schedule.cooldown_epochs > train.epochs:
+        raise ValueError(
+            f"schedule.warmup_epochs {schedule.warmup_epochs:g} and schedule.cooldown_epochs "
+            f"{schedule.cooldown_epochs:g} together exceed train.epochs {train.epochs}"
+        )
     for name in ("warmup_lr", "min_lr"):
         if getattr(schedule, name) > recipe.optim.lr:
             raise ValueError(f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}")
@@ -168,6 +200,11 @@ def _engine_can(recipe: Recipe) -> None:
         raise ValueError(
             f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
             "step there; engine.kind ddp does the same job, or take stage 1 or 2"
+        )
+    if recipe.optim.name == "lamb" and recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage > 0:
+        raise ValueError(
+            "optim.name lamb needs the norm of each parameter, which ZeRO lays end to end in slices; "
+            "take engine.kind ddp or fsdp"
         )
 
 

@@ -72,7 +72,7 @@ def test_every_cut_is_refused(tmp_path, whole):
     ("kind", "start", "row", "field", "value", "word"),
     [
         (HEADER, 0, 0, "version", 3, "version 3"),
-        (HEADER, 0, 0, "num_fields", 1, "not an RGB image"),
+        (HEADER, 0, 0, "num_fields", 1, "not image and label"),
         (HEADER, 0, 0, "num_samples", 2, "after its allocation table"),
         (HEADER, 0, 0, "num_samples", 4, "cut short"),
         (HEADER, 0, 0, "num_samples", 2**63, "cut short"),
@@ -82,8 +82,8 @@ def test_every_cut_is_refused(tmp_path, whole):
         (SAMPLE, TABLES, 1, "f0", (JPEG, 0, 3, PAGE + 18), "sample 1 does not lie"),
         (SAMPLE, TABLES, 1, "f0", (RAW, 2, 3, PAGE + 17), "sample 1 does not lie"),
         (ALLOCATION, -72, 1, "sample_id", 2, "allocation table is damaged"),
-        (ALLOCATION, -72, 1, "ptr", PAGE + 17, "sample 1 does not lie"),
-        (ALLOCATION, -72, 1, "size", 19, "sample 1 does not lie"),
+        (ALLOCATION, -72, 1, "ptr", PAGE + 17, "samples 0 and 1 overlap"),
+        (ALLOCATION, -72, 1, "size", 19, "samples 1 and 2 overlap"),
         (ALLOCATION, -72, 1, "size", 0, "sample 1 does not lie"),
     ],
 )

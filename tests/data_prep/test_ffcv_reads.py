@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import beton
+from data_prep import beton, text
 from data_prep.encode import encode_all
 from data_prep.prepare import prepare
 from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
+from data_prep.write import BetonWriter
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     from ffcv import types
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+    from ffcv.fields import IntField, NDArrayField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.reader import Reader
     from ffcv.transforms import ToTensor
@@ -35,12 +36,17 @@ def test_types_are_ffcvs():
         (beton.IMAGE, fields[0].metadata_type),
         (beton.SAMPLE, types.get_metadata_type(fields)),
         (beton.ALLOCATION, types.ALLOC_TABLE_TYPE),
+        (text.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
     ):
         assert ours.itemsize == theirs.itemsize
         assert [ours.fields[name] for name in ours.names] == [theirs.fields[name] for name in theirs.names]
     assert types.CURRENT_VERSION == beton.VERSION
     assert types.TYPE_ID_HANDLER[beton.INT_FIELD] is IntField
     assert types.TYPE_ID_HANDLER[beton.IMAGE_FIELD] is RGBImageField
+    assert types.TYPE_ID_HANDLER[text.ARRAY_FIELD] is NDArrayField
+    theirs = NDArrayField(np.dtype("<i4"), (7,)).to_binary()[0].tobytes()
+    (_, _, arguments), *_ = text.text_layout(7).fields
+    assert theirs == arguments.ljust(len(theirs), b"\0")
 
 
 def load(path):
@@ -76,7 +82,7 @@ def odd_files(tmp_path, picture):
 
 
 def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files, write_beton):
-    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(raw=True), 1))
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, 0, PrepSettings(raw=True), 1))
     images, labels = load(tmp_path / "a.beton")
     assert labels.tolist() == list(odd_files.labels)
     for image, name in zip(images, odd_files.names, strict=True):
@@ -85,7 +91,7 @@ def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files, write_beton
 
 def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_beton):
     """FFCV asks libturbojpeg for its fast inverse transform, which is some levels off the accurate one."""
-    write_beton(tmp_path / "a.beton", encode_all(odd_files, PrepSettings(), 1))
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, 0, PrepSettings(), 1))
     images, labels = load(tmp_path / "a.beton")
     stored = beton.open_beton(tmp_path / "a.beton")
     assert labels.tolist() == list(odd_files.labels)
@@ -126,3 +132,28 @@ def test_reader_sees_pages_and_samples(tmp_path, folder):
     assert np.array_equal(theirs.metadata["f1"], np.repeat([0, 1, 2], 7))
     assert np.array_equal(theirs.alloc_table["size"], ours.size)
     assert (ours.offset // theirs.page_size == (ours.offset + ours.size - 1) // theirs.page_size).all()
+
+
+def test_loader_gives_token_arrays(tmp_path):
+    tokens = np.random.RandomState(0).randint(0, 30_000, (10, 7), np.int32)
+    path = tmp_path / "a.beton"
+    with BetonWriter(path, tmp_path / "journal", 10, text.text_layout(7)) as writer:
+        for i, row in enumerate(tokens):
+            writer.add(text.EncodedPair(str(i), row.tobytes(), "", i % 7, i % 7 // 2, i % 2))
+        writer.finish()
+    numbers = {name: [IntDecoder(), ToTensor()] for name in ("length", "second", "label")}
+    loader = Loader(
+        str(path),
+        batch_size=10,
+        num_workers=1,
+        order=OrderOption.SEQUENTIAL,
+        os_cache=True,
+        pipelines={"tokens": [NDArrayDecoder(), ToTensor()], **numbers},
+    )
+    ((found, length, second, label),) = [tuple(part.clone().numpy() for part in batch) for batch in loader]
+    assert np.array_equal(found, tokens)
+    ours = text.open_text(path)
+    assert length[:, 0].tolist() == ours.length.tolist() == [i % 7 for i in range(10)]
+    assert second[:, 0].tolist() == ours.second.tolist() == [i % 7 // 2 for i in range(10)]
+    assert label[:, 0].tolist() == ours.label.tolist() == [i % 2 for i in range(10)]
+    assert np.array_equal(np.stack([ours[i] for i in range(10)]), tokens)

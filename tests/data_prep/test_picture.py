@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from data_prep.beton import JPEG, RAW
+from data_prep.jpeg import is_plain
 from data_prep.picture import encode
 from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
@@ -139,6 +140,43 @@ def test_an_animation_gives_its_first_frame(tmp_path, picture):
     assert encoded.rule == "first of 3 frames"
 
 
+@pytest.mark.parametrize("end", [b"\0" * 9, b"\r\n", b""])
+def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, picture):
+    picture(0).save(tmp_path / "a.jpg")
+    data = (tmp_path / "a.jpg").read_bytes() + end
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert encode_file(tmp_path / "a.jpg", PrepSettings()).data == data
+
+
+def test_a_jpeg_with_more_after_its_end_is_encoded_anew(tmp_path, picture):
+    picture(0).save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes() + b"more")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
+    assert encoded.rule == "odd JPEG"
+    assert encoded.data.endswith(b"\xff\xd9")
+    assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), Image.open(tmp_path / "a.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        (lambda d: d, True),
+        (lambda d: d[:2] + b"\xff\xff" + d[2:], True),  # fill bytes before a marker
+        (lambda d: d.replace(b"\xff\xc0", b"\xff\xc9", 1), False),  # arithmetic coding
+        (lambda d: d.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c", 1), False),  # 12 bits
+        (lambda d: d.replace(b"\xff\xc4", b"\xff\xed"), False),  # no Huffman tables
+        (lambda d: d[2:], False),
+        (lambda d: d[:300] + d[-2:], False),
+        (lambda d: b"", False),
+        (lambda d: d[:4], False),
+    ],
+)
+def test_plain_jpegs_are_told_by_their_markers(picture, change, plain):
+    buffer = io.BytesIO()
+    picture(0).save(buffer, "JPEG")
+    assert is_plain(change(buffer.getvalue())) is plain
+
+
 def test_odd_chroma_sampling_is_encoded_anew(tmp_path, picture):
     picture(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
     plain = (tmp_path / "a.jpg").read_bytes()
@@ -192,6 +230,8 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"fraction": 1.01},
         {"holdout": 1.0},
         {"holdout": -0.1},
+        {"length": 7},
+        {"vocab_size": 99},
         {"per_class": -1},
         {"per_class": 5, "fraction": 0.5},
         {"fraction": float("nan")},

@@ -1,6 +1,7 @@
 """A whole preparation: what lands, what is refused before anything is created."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -138,3 +139,28 @@ def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
     assert contents(out) == before
     shutil.copy(out / "manifest.json", tmp_path / "kept.json")
     assert json.loads((tmp_path / "kept.json").read_text())["format"] == 1
+
+
+@pytest.fixture
+def nobody():
+    """For a test run by root: a user whom permissions bind."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65_534)
+    yield
+    if root:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    "closed", ["pictures", "pictures/train", "pictures/train/ant", "pictures/train/ant/3.JPEG", "to"]
+)
+def test_what_may_not_be_entered_is_named(tmp_path, folder, closed, request):
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to").chmod(0o777)
+    for path in (tmp_path, *tmp_path.parents[:2]):  # pytest's own, for its user alone
+        path.chmod(0o711)
+    (tmp_path / closed).chmod(0)
+    request.getfixturevalue("nobody")
+    with pytest.raises(InputError, match=rf"{closed}.*(may not be entered|cannot be (read|written to))"):
+        prepare("image-folder", folder, tmp_path / "to" / "out", SETTINGS, processes=1)

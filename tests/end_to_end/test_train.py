@@ -1,8 +1,10 @@
 """The same curve whatever the ranks, the engine, the launcher and the interruptions: real processes, real signals."""
 
 import json
+import os
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ def finish(command: Command) -> None:
     [
         pytest.param(("--ranks", "2"), id="two ranks"),
         pytest.param(("--ranks", "2", "--engine.kind", "deepspeed"), id="ZeRO 1"),
+        pytest.param(("--ranks", "2", "--engine.kind", "fsdp"), id="FSDP"),
     ],
 )
 def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options):
@@ -71,6 +74,15 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp
     assert not (run / "done.json").exists()
     finish(train("run", *EPOCHS, "--train.save_every", "5", *second))
     assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_stochastic_depth_goes_on_with_the_numbers_it_would_have_drawn(train, tmp_path):
+    options = (*EPOCHS, "--model.drop_path", "0.4", "--train.max_steps")
+    finish(train("whole", *options, "20"))
+    for steps in ("9", "20"):
+        finish(train("parts", *options, steps))
+    whole, parts = train_lines(tmp_path / "whole"), train_lines(tmp_path / "parts")
+    assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,7 @@ def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_pat
     (run / f"checkpoints/{LAST:08d}/COMPLETE").unlink()
     code, output = train("run", *EPOCHS).wait()
     assert code == 0, output
-    assert f"at step {LAST - LAST // 4} of {LAST}" in output
+    assert f"at step {LAST - LAST // 4} to {LAST} steps" in output
     assert_same_curve(run, undisturbed, 1e-4)
 
 
@@ -152,3 +164,22 @@ def test_python_m_starts_need_no_launcher():
     code, output = Command("--help", module="pipeline.train").wait()
     assert code == 0
     assert "--train.global_batch" in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1400k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("this machine does not let root mount a tmpfs")
+    try:
+        code, output = train(str(disk / "run"), *EPOCHS).wait()
+        assert code == 1
+        assert "the checkpoint could not be written" in output
+        assert "training goes on" in output
+        assert "Traceback" not in output
+        complete = sorted(path.parent.name for path in disk.glob("run/checkpoints/*/COMPLETE"))
+        assert complete
+        assert sorted(path.name for path in (disk / "run/checkpoints").iterdir()) == complete
+    finally:
+        subprocess.run(["umount", disk], check=True)

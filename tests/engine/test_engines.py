@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
+from timm.optim import Lamb
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from pipeline.data.loader import Batch
-from pipeline.engine import build_engine, check_device
+from pipeline.engine import build_engine, check_device, prepare
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
-from pipeline.optim import build_optimizer
 from pipeline.recipe import load_recipe
 from pipeline.topology import read_topology
 from tests.conftest import ROOT
@@ -50,9 +50,10 @@ class Case:
         return build_model(self.recipe.model, 8, 10)
 
     def engine(self):
-        recipe, model = self.recipe, self.model()
-        optimizer = build_optimizer(recipe.optim, model)
-        return build_engine(recipe.engine, model, optimizer, recipe.optim, recipe.train, read_topology())
+        recipe = self.recipe
+        model = self.model()
+        prepare(model, recipe.train)
+        return build_engine(recipe.engine, model, recipe.optim, recipe.train, read_topology())
 
     def parts(self, step: int) -> list[Batch]:
         images, targets = self.batches[step]
@@ -84,13 +85,19 @@ def plain(given: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
     if section.name == "sgd":
         optimizer = torch.optim.SGD(groups, lr=1.0, momentum=section.momentum, nesterov=True)
+    elif section.name == "lamb":
+        optimizer = Lamb(groups, lr=1.0, betas=section.betas, eps=section.eps, max_grad_norm=None)
     else:
         optimizer = torch.optim.AdamW(groups, lr=1.0, betas=section.betas, eps=section.eps)
     losses = []
     for step, (images, targets) in enumerate(given.batches):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)
-        loss = cross_entropy(model(images), targets)
+        logits = model(images)
+        if given.recipe.train.loss == "sigmoid":
+            loss = binary_cross_entropy_with_logits(logits, targets) * logits.shape[1]
+        else:
+            loss = cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         if section.clip_grad:
@@ -109,7 +116,7 @@ def kind(name: str) -> list[tuple[str, str]]:
     return [("engine.kind", engine)] + ([("engine.zero_stage", stage)] if stage else [])
 
 
-ENGINES = ["ddp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
+ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -119,6 +126,7 @@ ENGINES = ["ddp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
         pytest.param([], id="adamw, clipped"),
         pytest.param([("optim.clip_grad", "null"), ("train.accumulation", "2")], id="accumulated"),
         pytest.param([("optim.name", "sgd"), ("optim.weight_decay", "0.01")], id="nesterov"),
+        pytest.param([("train.loss", "sigmoid"), ("train.checkpointing", "true")], id="sigmoid, checkpointed"),
     ],
 )
 def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
@@ -131,9 +139,29 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
+def test_lamb_is_timms(name):
+    given = case(*kind(name), ("optim.name", "lamb"))
+    expected, _ = plain(given)
+    assert run(given.engine(), given) == pytest.approx(expected, rel=2e-6)
+
+
+def test_the_heads_first_bias_is_the_recipes():
+    given = case(("train.head_bias", "-2.0"))
+    model = given.model()
+    prepare(model, given.recipe.train)
+    assert torch.equal(model.head.bias, torch.full((10,), -2.0))
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
-    [("ddp", "bf16", 5e-3), ("ddp", "fp16", 1e-3), ("deepspeed 1", "bf16", 5e-3), ("deepspeed 2", "bf16", 5e-3)],
+    [
+        ("ddp", "bf16", 5e-3),
+        ("ddp", "fp16", 1e-3),
+        ("fsdp", "bf16", 5e-3),
+        ("deepspeed 1", "bf16", 5e-3),
+        ("deepspeed 2", "bf16", 5e-3),
+    ],
 )
 def test_half_precision_stays_near_the_plain_loop(name, precision, tolerance):
     given = case(*kind(name), ("train.precision", precision))
@@ -167,7 +195,9 @@ def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
     assert before + run(other, given, range(5, STEPS)) == pytest.approx(expected, rel=2e-6)
 
 
-@pytest.mark.parametrize(("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("deepspeed 1", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("deepspeed 1", "bf16")]
+)
 def test_half_precision_resumes_exactly(name, precision):
     given = case(*kind(name), ("train.precision", precision))
     expected = run(given.engine(), given)

@@ -1,19 +1,15 @@
 """Costs by formula against counted modules, PyTorch's FLOP counter, saved tensors and the papers' figures."""
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.models import build_model, model_cost
-from pipeline.recipe.model import (
-    FfOnlySection,
-    LassoSection,
-    MixerSection,
-    PermutatorSection,
-    RepMlpSection,
-    ShallowSection,
-    SwMlpSection,
-)
+from pipeline.models import NAMED, build_model, model_cost
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -64,6 +60,10 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
     "ff_only": FfOnlySection(kind="ff_only", patch_size=1, channels=8, depth=2),
     "permutator": PermutatorSection(kind="permutator", patch_size=1, channels=8, depth=2),
     "repmlp": RepMlpSection(kind="repmlp", patch_size=1, channels=8, depth=2, share_sets=2, kernels=[1, 3]),
+    "text_mixer": TextMixerSection(kind="text_mixer", vocabulary=11, tokens=7, channels=6, depth=2),
+    "text_transformer": TextTransformerSection(
+        kind="text_transformer", vocabulary=11, tokens=7, channels=8, depth=2, heads=4
+    ),
 }
 
 
@@ -71,7 +71,7 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
 def test_formula_equals_the_counted_network(section):
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
-    x = torch.randn(8, 3, 4, 4)
+    x = torch.randint(1, 11, (8, 7)) if section.kind.startswith("text") else torch.randn(8, 3, 4, 4)
     with FlopCounterMode(display=False) as counter:
         output = model(x)
         forward = counter.get_total_flops()
@@ -132,3 +132,23 @@ def test_connections_of_the_cifar_mixers(patch, tokens, channels, millions):
     """SS/8, SS-W as its text has it, and SS-W with the channels that its table's 255 M need."""
     section = MixerSection(kind="mixer", patch_size=patch, tokens=tokens, channels=channels, depth=2, expansion=4)
     assert round(model_cost(section, 32, 10).connections / 1e6) == millions
+
+
+@pytest.mark.parametrize("size", ["s32", "b16", "ss8"])
+def test_timms_networks_are_counted_as_the_formulas_say(size):
+    """The same Mixer by our formula and, under timm's name, by a step without memory."""
+    name = {"s32": "mixer_s32_224", "b16": "mixer_b16_224", "ss8": "mixer_ss8_32"}[size]
+    formula = model_cost(*NAMED[name], 10)
+    counted = model_cost(TimmSection(kind="timm", name=name), NAMED[name][1], 10)
+    for quantity in ("parameters", "forward_flops", "training_flops", "activation_bytes"):
+        assert getattr(counted, quantity) == getattr(formula, quantity), quantity
+    assert math.isnan(counted.omega)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_every_named_network_has_the_parameters_that_its_cost_says(name):
+    section, side = NAMED[name]
+    one_block = section.model_copy(update={"depth": 1}) if hasattr(section, "depth") else section
+    with torch.device("meta"):
+        model = build_model(one_block, side, 7)
+    assert model_cost(one_block, side, 7).parameters == sum(parameter.numel() for parameter in model.parameters())

@@ -75,5 +75,5 @@ def test_width_without_factors_is_refused():
 
 
 def test_maps_are_refused():
-    with pytest.raises(InputError, match="one vector and no map"):
+    with pytest.raises(InputError, match="its features are no map"):
         timm.create_model("shallow_monarch_4096_32", features_only=True)

@@ -4,7 +4,9 @@ import pytest
 import timm
 import torch
 
-from pipeline.models.registry import TIMM_OWN, default_cfgs
+from pipeline.models import build_model
+from pipeline.models.named import NAMED, TIMM_OWN
+from pipeline.models.timm_names import default_cfgs
 
 PARAMETERS = {  # Tolstikhin et al. 2021, table 1, to the weight
     "s32": 19_104_624,
@@ -23,6 +25,7 @@ def test_parameters_are_the_published_ones_and_rp_adds_none(prefix, size):
 
 def test_timm_keeps_its_own_names():
     for name in TIMM_OWN:
+        assert name in NAMED
         assert name not in default_cfgs
         with torch.device("meta"):
             assert type(timm.create_model(name)) is timm.models.mlp_mixer.MlpMixer
@@ -49,6 +52,16 @@ def test_rp_weights_have_timms_names_and_shapes(name):
         theirs, ours = timm.create_model(name), timm.create_model(f"rp_{name}")
     shapes = {key: value.shape for key, value in ours.state_dict().items() if not key.endswith("index")}
     assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
+
+
+def test_published_sizes_are_timms():
+    """D_S and D_C among them: they are in the shapes of the weights."""
+    for name in TIMM_OWN:
+        with torch.device("meta"):
+            theirs, ours = timm.create_model(name), build_model(*NAMED[name], 1000)
+        assert {key: value.shape for key, value in ours.state_dict().items()} == {
+            key: value.shape for key, value in theirs.state_dict().items()
+        }
 
 
 def test_timms_weights_load_into_an_rp_mixer_but_for_the_permutations():

@@ -9,7 +9,7 @@ from pipeline.errors import InputError
 from pipeline.models import build_model
 from pipeline.models.related import FfOnly, PermuteMlp
 from pipeline.models.repmlp import RepMlp
-from pipeline.recipe.model import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
 
 SHAPE = {"patch_size": 2, "channels": 8, "depth": 2, "expansion": 1.5}
 FF_ONLY = FfOnlySection(kind="ff_only", **SHAPE)
@@ -120,9 +120,9 @@ def test_repmlp_fuses_exactly_into_plain_layers():
     fused = model.fused()
     assert torch.allclose(fused(X), model(X), atol=1e-10)
     kinds = {type(module).__name__ for module in fused.blocks.modules()}
-    assert not kinds & {"Conv2d", "BatchNorm1d", "LocalPerceptron"}
+    assert not kinds & {"Conv2d", "LocalPerceptron"}
     norms = [name for name, module in fused.blocks[0].named_modules() if isinstance(module, torch.nn.BatchNorm1d)]
-    assert norms == ["norm1", "norm2"]
+    assert norms == ["norm1.norm", "norm2.norm"]
     assert any(isinstance(module, torch.nn.Conv2d) for module in model.blocks.modules())
 
 

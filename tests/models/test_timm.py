@@ -131,6 +131,45 @@ def test_features_of_projected_tokens_are_refused_as_maps():
     assert features[-1].shape == (2, 5, 12)
 
 
+OTHERS = {
+    "sw_mlp_1619_32": {"width": 30, "depth": 2},
+    "shallow_monarch_4096_32": {"width": 30},
+    "shallow_kronecker_4096_32": {"width": 30},
+    "s_fc_32": {"base_channels": 2},
+    "s_local_32": {"base_channels": 2},
+    "ff_only_b16_224": {"patch_size": 8, "channels": 16, "depth": 2},
+    "permutator_s14_224": {"patch_size": 8, "channels": 16, "depth": 2},
+    "repmlp_s16_224": {"patch_size": 8, "channels": 16, "depth": 2, "sets": 4},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_rest_of_the_family_keeps_timms_interface(name):
+    def create(**kwargs):
+        torch.manual_seed(0)
+        return timm.create_model(name, **{"num_classes": 7, "img_size": 32, **OTHERS[name], **kwargs}).eval()
+
+    model = create()
+    nn.init.normal_(model.head.weight)
+    features = model.forward_features(X)
+    assert torch.equal(model.forward_head(features), model(X))
+    assert model.forward_head(features, pre_logits=True).shape == (2, model.num_features)
+    assert create(in_chans=1)(X[:, :1]).shape == (2, 7)
+    assert create(img_size=64)(torch.randn(2, 3, 64, 64)).shape == (2, 7)
+    assert create(num_classes=0)(X).shape == (2, model.num_features)
+    twin = copy.deepcopy(model)
+    assert torch.equal(twin(X), model(X))
+    with pytest.warns(FutureWarning, match="deprecated"):
+        scripted = torch.jit.script(model)
+    assert torch.allclose(scripted(X), model(X), atol=1e-5)
+    plain = torch.autograd.grad(model(X).sum(), list(model.parameters()))
+    twin.set_grad_checkpointing()
+    saving = torch.autograd.grad(twin(X).sum(), list(twin.parameters()))
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(plain, saving, strict=True))
+    twin.reset_classifier(3)
+    assert twin.train().train()(X).shape == (2, 3)
+
+
 def test_unknown_arguments_are_refused():
     with pytest.raises(TypeError, match="mlp_ratio"):
         create("mixer_ss8_32", mlp_ratio=2.0)

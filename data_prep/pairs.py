@@ -1,0 +1,116 @@
+"""MultiNLI (Williams et al. 2018) and SNLI (Bowman et al. 2015): sentence pairs as .jsonl, GLUE's .tsv or plain .tsv.
+
+The columns sentence1, sentence2 and gold_label (or label) are found by name. Files may be compressed (.gz).
+"""
+
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.official import Note
+from data_prep.samples import Dataset
+from pipeline.errors import InputError
+
+CLASSES = ("entailment", "neutral", "contradiction")
+SUFFIX = r"\.(jsonl|tsv|txt)(\.gz)?"
+
+
+class Pair(NamedTuple):
+    """Two sentences yet to be tokenised."""
+
+    name: str
+    label: int
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Pairs(Sequence[Pair]):
+    """The pairs of one file."""
+
+    pairs: Sequence[Pair]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index):
+        return self.pairs[index]
+
+
+def mnli(origin: Path) -> Dataset:
+    """train, dev_matched and dev_mismatched, those there are; also parts of them, named so."""
+    return _read(origin, [r"(?:multinli_1\.0_)?(train|dev_(?:mis)?matched\w*)"], "train, dev_matched, dev_mismatched")
+
+
+def snli(origin: Path) -> Dataset:
+    """train, dev and test, those there are; files that name SNLI before others."""
+    return _read(origin, [r"snli_(?:1\.0_)?(train|dev|test)", "(train|dev|test)"], "snli_train, snli_dev, snli_test")
+
+
+def _read(origin: Path, stems: Sequence[str], wanted: str) -> Dataset:
+    if not origin.is_dir():
+        raise InputError(f"{origin}: is not a folder of .jsonl or .tsv files")
+    for stem in stems:
+        matches = [(re.fullmatch(stem + SUFFIX, path.name), path) for path in sorted(origin.iterdir())]
+        files = {match[1]: path for match, path in reversed(matches) if match}
+        if files:
+            read = {split: _pairs(path) for split, path in sorted(files.items())}
+            notes = tuple(note for _, found in read.values() for note in found)
+            return Dataset(CLASSES, {split: Pairs(pairs) for split, (pairs, _) in read.items()}, notes, text=True)
+    raise InputError(f"{origin}: holds none of {wanted} as .jsonl, .tsv or .txt (or .gz of them)")
+
+
+def _pairs(path: Path) -> tuple[list[Pair], tuple[Note, ...]]:
+    """The labelled pairs of a file, and how many had no gold label (annotators disagreed)."""
+    pairs, unlabelled = [], 0
+    for number, row in _rows(path):
+        try:
+            gold = row["gold_label"] if "gold_label" in row else row["label"]
+            first, second = row["sentence1"], row["sentence2"]
+        except (KeyError, TypeError):
+            raise InputError(f"{path}: line {number} lacks one of sentence1, sentence2, gold_label") from None
+        if gold == "-":
+            unlabelled += 1
+        elif gold in CLASSES:
+            pairs.append(Pair(f"{path.name}:{number}", CLASSES.index(gold), first, second))
+        else:
+            raise InputError(f"{path}: line {number} has the label {gold!r}, none of {', '.join(CLASSES)}")
+    if not pairs:
+        raise InputError(f"{path}: holds no labelled pairs")
+    rule = f"left out {unlabelled} pairs without a gold label"
+    return pairs, ({"file": path.name, "rule": rule},) if unlabelled else ()
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """The number of each line and its values by column; tabs separate, and quotes mean nothing."""
+    is_json, header = ".jsonl" in path.suffixes, None
+    for number, line in enumerate(_lines(path), start=1):
+        if is_json:
+            try:
+                yield number, json.loads(line)
+            except ValueError:
+                raise InputError(f"{path}: line {number} is not JSON; is the file cut short?") from None
+            continue
+        values = line.split("\t")
+        if header is None:
+            header = values
+        elif len(values) != len(header):
+            raise InputError(f"{path}: line {number} has {len(values)} columns, the first has {len(header)}")
+        else:
+            yield number, dict(zip(header, values, strict=True))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); fetch it again") from None
+    for line in io.StringIO(text, newline="\n"):
+        yield line.rstrip("\r\n")

@@ -1,0 +1,77 @@
+"""Sentence pairs as FFCV's format holds them: int32 tokens of one length, how many count, where the second begins."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.beton import INT_FIELD, open_tables, refuse
+from data_prep.write import Layout
+
+TOKENIZER = "tokenizer.json"  # beside the data
+ARRAY_FIELD = 4  # FFCV's NDArrayField
+TOKEN = np.dtype("<i4")
+FIELDS = (("tokens", ARRAY_FIELD), ("length", INT_FIELD), ("second", INT_FIELD), ("label", INT_FIELD))
+SAMPLE = np.dtype([("f0", "<u8"), ("f1", "<i8"), ("f2", "<i8"), ("f3", "<i8")], align=True)
+ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
+
+
+class EncodedPair(NamedTuple):
+    """A pair ready to be written: [CLS] first [SEP] second [SEP] [PAD] ..."""
+
+    name: str
+    data: bytes  # of int32 tokens
+    rule: str
+    length: int  # tokens before the padding
+    second: int  # tokens before those of the second sentence
+    label: int
+
+    def row(self, position: int) -> tuple:
+        """The record in the file's table of samples, for data at `position`."""
+        return position, self.length, self.second, self.label
+
+
+@dataclass(frozen=True)
+class TextBeton:
+    """An opened file of token arrays and labels."""
+
+    path: Path
+    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    tokens: int  # in each array
+    offset: np.ndarray  # int64 [n], bytes from the start of the file
+    size: np.ndarray  # int64 [n], bytes
+    length: np.ndarray  # int64 [n], tokens before the padding
+    second: np.ndarray  # int64 [n], tokens before those of the second sentence
+    label: np.ndarray  # int64 [n]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The tokens of a pair, int32 [tokens], padding included."""
+        start = self.offset[index]
+        return self.bytes[start : start + self.size[index]].view(TOKEN)
+
+
+def text_layout(tokens: int) -> Layout:
+    """The layout of a file whose token arrays have that length."""
+    kind = json.dumps(TOKEN.descr).encode("ascii")
+    arguments = np.zeros(1, ARGUMENTS)
+    arguments["shape"][0, 0], arguments["type_length"] = tokens, len(kind)
+    described = (arguments.tobytes() + kind, b"", b"", b"")
+    return Layout(tuple((*field, extra) for field, extra in zip(FIELDS, described, strict=True)), SAMPLE)
+
+
+def open_text(path: Path) -> TextBeton:
+    """Map a .beton of token arrays; `InputError` unless every table and sample lies inside the file."""
+    tables = open_tables(path, FIELDS, SAMPLE)
+    tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
+    length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
+    misplaced = tables.samples["f0"].astype(np.int64) != tables.offset
+    refuse(
+        path,
+        misplaced | (tables.size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens),
+    )
+    return TextBeton(path, tables.bytes, tokens, tables.offset, tables.size, length, second, label)

@@ -1,0 +1,101 @@
+"""Text: a Mixer over the tokens of a sentence pair, and a transformer encoder to hold against it.
+
+Both take token ids [B, T], filled up with `PAD`, embed them, and classify the mean over the real tokens. A padded
+place never reaches a real one: its features are zeroed before every mixing, or masked in the attention.
+
+Shapes: B batch, T tokens, C channels (the width d of Navon & Bronstein 2023).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.initial import initialise
+from pipeline.models.mixer import NORMS, MixerBlock, MixerShape, mixer_blocks
+
+PAD = 0
+
+
+class TextClassifier(nn.Module):
+    """Embedding, an encoder of [B, T, C], norm, mean over the real tokens, linear head -> logits [B, num_classes]."""
+
+    def __init__(self, vocabulary: int, channels: int, norm: nn.Module, num_classes: int):
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = channels
+        self.embedding = nn.Embedding(vocabulary, channels, padding_idx=PAD)
+        self.norm = norm
+        self.head = nn.Linear(channels, num_classes) if num_classes > 0 else nn.Identity()
+
+    def start_weights(self) -> None:
+        initialise(self, self.head)
+        nn.init.normal_(self.embedding.weight)
+        with torch.no_grad():
+            self.embedding.weight[PAD] = 0
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Another head; 0 classes is none."""
+        weight = self.embedding.weight
+        self.num_classes = num_classes
+        new = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = new.to(weight.device, weight.dtype).train(self.training)
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        """[B, T, C] and which tokens are real, bool [B, T] -> [B, T, C]."""
+        raise NotImplementedError
+
+    def forward_features(self, ids: Tensor) -> Tensor:
+        """Ids [B, T] -> the mean over the real tokens [B, C]."""
+        real = ids != PAD
+        x = self.norm(self.encode(self.embedding(ids), real))
+        share = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
+        return (x * share[:, :, None]).sum(1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return x if pre_logits else self.head(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(ids))
+
+
+class TextMixer(TextClassifier):
+    """A Mixer of T tokens; token mixing knows their places, so that no position is embedded."""
+
+    def __init__(self, *, vocabulary: int, tokens: int, num_classes: int, shape: MixerShape):
+        super().__init__(vocabulary, shape.channels, NORMS[shape.norm](shape.channels), num_classes)
+        self.blocks = mixer_blocks(shape, tokens)
+        self.start_weights()
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        mask = real[:, :, None].to(x.dtype)
+        for block in self.blocks:
+            assert isinstance(block, MixerBlock)
+            x = x + block.drop_path(block.mlp_tokens(block.norm1(x) * mask))
+            x = x + block.drop_path(
+                block.mlp_channels(block.norm2(x) * mask)
+            )  # random permutations mix tokens here too
+        return x
+
+
+class TextTransformer(TextClassifier):
+    """A pre-norm transformer encoder of torch.nn with learned positions."""
+
+    def __init__(
+        self, *, vocabulary: int, tokens: int, num_classes: int, channels: int, depth: int, heads: int, hidden: int
+    ):
+        super().__init__(vocabulary, channels, NORMS["layer"](channels), num_classes)
+        self.positions = nn.Parameter(torch.zeros(1, tokens, channels))
+        layer = nn.TransformerEncoderLayer(
+            channels, heads, hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.start_weights()
+        nn.init.normal_(self.positions, std=0.02)
+        for name, weight in self.encoder.named_parameters():  # torch.nn gives all layers the first one's weights
+            if name.endswith("in_proj_weight"):
+                nn.init.normal_(weight, std=channels**-0.5)
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        return self.encoder(x + self.positions, src_key_padding_mask=~real)

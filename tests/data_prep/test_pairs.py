@@ -1,0 +1,191 @@
+"""MultiNLI and SNLI in the forms in which people have them, and what becomes of their sentences."""
+
+import gzip
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import pairs
+from data_prep.dry_run import dry_run
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.text import open_text
+from data_prep.verify import verify
+from launch.stage import stage
+from pipeline.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "mnli"
+ROWS = [
+    ("entailment", "A man eats.", "Somebody eats."),
+    ("-", "Nobody agreed.", "On this."),
+    ("contradiction", 'He said "no".', "He said yes!"),
+    ("neutral", "Two dogs, one cat", "Three animals run"),
+]
+LABELLED = [("entailment", *ROWS[0][1:]), ("contradiction", *ROWS[2][1:]), ("neutral", *ROWS[3][1:])]
+PIECES = "a man eat ##s . some ##body he said no yes ! two dog , one cat"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *PIECES.split()]
+tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="needs the package tokenizers")
+
+
+def jsonl(rows):
+    keys = ("gold_label", "sentence1", "sentence2")
+    return "".join(json.dumps({"pairID": "x", **dict(zip(keys, row, strict=True))}) + "\n" for row in rows)
+
+
+def glue(rows):
+    lines = ["index\tpromptID\tsentence1\tsentence2\tlabel1\tgold_label"]
+    lines += [f"{i}\t7\t{first}\t{second}\tneutral\t{gold}" for i, (gold, first, second) in enumerate(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def plain(rows):
+    return "label\tsentence2\tsentence1\r\n" + "".join(f"{gold}\t{b}\t{a}\r\n" for gold, a, b in rows)
+
+
+def listed(split):
+    return [(pairs.CLASSES[pair.label], pair.first, pair.second) for pair in split]
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "write", "split"),
+    [
+        (pairs.mnli, "multinli_1.0_train.jsonl", jsonl, "train"),
+        (pairs.mnli, "multinli_1.0_dev_mismatched.jsonl.gz", jsonl, "dev_mismatched"),
+        (pairs.mnli, "train.tsv", glue, "train"),
+        (pairs.mnli, "dev_matched.tsv.gz", plain, "dev_matched"),
+        (pairs.snli, "snli_1.0_test.jsonl", jsonl, "test"),
+        (pairs.snli, "snli_dev.tsv.gz", plain, "dev"),
+        (pairs.snli, "snli_1.0_train.txt", glue, "train"),
+        (pairs.snli, "train.tsv", plain, "train"),
+    ],
+)
+def test_every_form(tmp_path, read, name, write, split):
+    data = write(ROWS).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    dataset = read(tmp_path)
+    assert list(dataset.splits) == [split]
+    assert listed(dataset.splits[split]) == LABELLED
+    assert dataset.exceptions == ({"file": name, "rule": "left out 1 pairs without a gold label"},)
+
+
+def test_snli_beside_mnli_is_told_apart(tmp_path):
+    (tmp_path / "train.tsv").write_text(plain(ROWS[:1]))
+    (tmp_path / "snli_dev.tsv").write_text(plain(ROWS[2:]))
+    assert list(pairs.mnli(tmp_path).splits) == ["train"]
+    assert list(pairs.snli(tmp_path).splits) == ["dev"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "word"),
+    [
+        ("train.jsonl", jsonl(ROWS)[:-9], "line 4 is not JSON"),
+        ("train.jsonl", '{"sentence1": "a"}\n', "line 1 lacks one of"),
+        ("train.tsv", plain(ROWS) + "a\tb\n", "line 6 has 2 columns, the first has 3"),
+        ("train.tsv", "sentence1\tsentence2\na\tb\n", "line 2 lacks one of"),
+        ("train.tsv", plain([("yes", "a", "b")]), "line 2 has the label 'yes'"),
+        ("train.tsv", plain(ROWS[1:2]), "holds no labelled pairs"),
+        ("train.tsv", "", "holds no labelled pairs"),
+        ("train.tsv.gz", "not compressed", r"train\.tsv\.gz: cannot be read"),
+        ("other.tsv", plain(ROWS), "holds none of train, dev_matched"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, word):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=word):
+        pairs.mnli(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "pairs"
+    root.mkdir()
+    (root / "train.tsv").write_text(plain(ROWS))
+    (root / "vocab.txt").write_text("\n".join(WORDS))
+    return root
+
+
+@tokenizers
+def test_tokens_lengths_and_cuts(tmp_path, folder):
+    manifest = prepare("mnli", folder, tmp_path / "out", PrepSettings(length=12))
+    assert manifest.classes == ("entailment", "neutral", "contradiction")
+    beton = open_text(tmp_path / "out" / "train.beton")
+    words = [[WORDS[token] for token in beton[i]] for i in range(3)]
+    # 13 tokens in all: one is cut, of the first sentence where both are as long
+    assert " ".join(words[0]) == "[CLS] a man eat ##s [SEP] some ##body eat ##s . [SEP]"
+    assert " ".join(words[2][: beton.length[2]]) == "[CLS] two dog ##s , one cat [SEP] [UNK] [UNK] [UNK] [SEP]"
+    assert beton.second.tolist() == [6, 7, 8]
+    assert beton.label.tolist() == [0, 2, 1]
+    long = prepare("mnli", folder, tmp_path / "long", PrepSettings(length=20))
+    whole = "[CLS] a man eat ##s . [SEP] some ##body eat ##s . [SEP]"
+    wide = open_text(tmp_path / "long" / "train.beton")
+    assert long.splits["train"].samples == 3
+    assert [WORDS[token] for token in wide[0]] == [*whole.split(), *["[PAD]"] * 7]
+    assert wide.length.tolist()[0] == 13
+
+
+@tokenizers
+def test_a_learnt_vocabulary_is_kept_and_the_same_every_time(tmp_path, folder):
+    (folder / "vocab.txt").unlink()
+    for name in ("one", "two"):
+        prepare("mnli", folder, tmp_path / name, PrepSettings(length=16, vocab_size=100))
+    contents = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
+    assert contents[0] == contents[1]
+    from tokenizers import Tokenizer
+
+    kept = Tokenizer.from_file(str(tmp_path / "one" / "tokenizer.json"))
+    beton = open_text(tmp_path / "one" / "train.beton")
+    assert kept.encode(*ROWS[0][1:]).ids == beton[0][: beton.length[0]].tolist()
+
+
+@tokenizers
+def test_verify_and_stage_know_the_tokenizer(tmp_path, folder):
+    out = tmp_path / "out"
+    prepare("mnli", folder, out, PrepSettings(length=16))
+    assert verify(out) == []
+    copy = stage(out, tmp_path / "local")
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == {p.name: p.read_bytes() for p in out.iterdir()}
+    (out / "tokenizer.json").write_text("{}")
+    assert verify(out) == [f"{out / 'tokenizer.json'}: is damaged"]
+    (out / "tokenizer.json").unlink()
+    assert verify(out) == [f"{out / 'tokenizer.json'}: is missing"]
+    path = out / "train.beton"
+    data = bytearray(path.read_bytes())
+    data[8 << 20] ^= 1
+    path.write_bytes(data)
+    assert "samples 0 to 2" in verify(out)[0]
+
+
+@tokenizers
+def test_dry_run_of_pairs(tmp_path, folder):
+    ((split, samples, size, _),), _ = dry_run("mnli", folder, tmp_path / "out", PrepSettings(length=16))
+    assert (split, samples) == ("train", 3)
+    assert size == prepare("mnli", folder, tmp_path / "out", PrepSettings(length=16)).splits["train"].bytes
+
+
+@tokenizers
+@pytest.mark.parametrize("words", ["", "a\nb", None])
+def test_a_wrong_vocabulary_is_named(tmp_path, folder, words):
+    if words is not None:
+        (tmp_path / "words.txt").write_text(words)
+    with pytest.raises(InputError, match=r"words\.txt: is no WordPiece vocabulary|the vocabulary lacks \[PAD\]"):
+        prepare("mnli", folder, tmp_path / "out", PrepSettings(vocab=str(tmp_path / "words.txt")))
+    assert not (tmp_path / "out").exists()
+
+
+@tokenizers
+@pytest.mark.parametrize(
+    ("source", "counts"), [("mnli", {"train": 9888, "dev_matched": 9815}), ("snli", {"dev": 9842})]
+)
+def test_real_pairs_count_as_published(tmp_path, source, counts):
+    if not REAL.is_dir():
+        pytest.skip("needs the real pairs in ../shared/data/mnli")
+    manifest = prepare(source, REAL, tmp_path / "out", PrepSettings())
+    assert counts.items() <= {name: split.samples for name, split in manifest.splits.items()}.items()
+    for name in manifest.splits:
+        beton = open_text(tmp_path / "out" / f"{name}.beton")
+        shares = np.bincount(beton.label, minlength=3) / len(beton)
+        assert shares.min() > 0.3  # near balance, as in the papers
+        assert all(beton[i][0] == 101 for i in range(0, len(beton), 500))  # [CLS] of bert-base-uncased

@@ -1,0 +1,85 @@
+"""What is exported, timm loads back to equal logits."""
+
+import json
+
+import pytest
+import timm
+import torch
+
+from pipeline.errors import InputError
+from pipeline.models import build_model
+from pipeline.models.export import export_model
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
+from pipeline.recipe.text import TextMixerSection
+
+PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
+MIXER = MixerSection(kind="mixer", **PATCHED, tokens=16, expansion=2)
+SECTIONS = {
+    "mixer": MIXER,
+    "rp": MIXER.model_copy(update={"permutation": "random", "permuted_blocks": (1,)}),
+    "rp_s_mixer": MixerSection(kind="s_mixer", **PATCHED, tokens=9, permutation="random", project_tokens=True),
+    "sw_mlp": SwMlpSection(kind="sw_mlp", width=30, depth=2, density=0.3, expansion=1.5),
+    "shallow": ShallowSection(kind="shallow", width=30, matrices="monarch"),
+    "s_local": LassoSection(kind="s_local", base_channels=3),
+    "ff_only": FfOnlySection(kind="ff_only", **PATCHED),
+    "permutator": PermutatorSection(kind="permutator", **PATCHED),
+    "repmlp": RepMlpSection(kind="repmlp", **PATCHED, share_sets=4),
+    "timm": TimmSection(kind="timm", name="resmlp_12_224"),
+}
+OUTER = {
+    "image_size": 16,
+    "labels": ["ant", "bee", "cat"],
+    "mean": (0.1, 0.2, 0.3),
+    "std": (0.4, 0.5, 0.6),
+    "crop_pct": 0.9,
+}
+
+
+def trained(section):
+    model = build_model(section, 16, 3)
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    for name, buffer in model.named_buffers():
+        if name.endswith("index"):  # permutations that no seed gives
+            buffer.copy_(buffer.flip(0))
+    return model.eval()
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
+    model, folder = trained(section), tmp_path / "deep" / "exported"
+    export_model(model, section, folder, **OUTER)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert [path.name for path in folder.parent.iterdir()] == ["exported"]
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(loaded(x), model(x))
+    assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert loaded.pretrained_cfg["crop_pct"] == 0.9
+    assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
+
+
+def test_a_new_head_can_be_put_on(tmp_path):
+    model = trained(MIXER)
+    export_model(model, MIXER, tmp_path / "exported", **OUTER)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True, num_classes=9).eval()
+    x = torch.randn(2, 3, 16, 16)
+    assert loaded(x).shape == (2, 9)
+    assert torch.equal(loaded.forward_features(x), model.forward_features(x))
+
+
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InputError, match="exists already"):
+        export_model(trained(MIXER), MIXER, tmp_path / "there", **OUTER)
+    monkeypatch.setattr("pipeline.models.export.save_file", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export_model(trained(MIXER), MIXER, tmp_path / "new", **OUTER)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_text_is_refused(tmp_path):
+    section = TextMixerSection(kind="text_mixer", vocabulary=9, tokens=4, channels=4, depth=1)
+    with pytest.raises(InputError, match="timm has no text models"):
+        export_model(build_model(section, 0, 3), section, tmp_path / "new", **OUTER)

@@ -1,0 +1,118 @@
+"""Text models: padding never matters, equal budgets are equal, and the formula written out."""
+
+import pytest
+import torch
+from torch.nn.functional import gelu, layer_norm, softmax
+
+from pipeline.models import build_model
+from pipeline.models.text import PAD
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
+
+SHAPE = {"vocabulary": 20, "tokens": 9, "depth": 2, "expansion": 1.5}
+MIXER = TextMixerSection(kind="text_mixer", channels=8, **SHAPE)
+SECTIONS = {
+    "mixer": MIXER,
+    "rp_mixer": MIXER.model_copy(update={"permutation": "random"}),
+    "norm-free mixer": MIXER.model_copy(update={"norm": "none", "activation": "square"}),
+    "transformer": TextTransformerSection(kind="text_transformer", channels=8, heads=2, **SHAPE),
+}
+IDS = torch.randint(1, 20, (4, 9), generator=torch.Generator().manual_seed(0))
+LENGTHS = torch.tensor([9, 5, 1, 7])
+PADDED = IDS.masked_fill(torch.arange(9) >= LENGTHS[:, None], PAD)
+
+
+def build(section):
+    torch.manual_seed(0)
+    model = build_model(section, 0, 3).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embedding" not in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_what_stands_at_padded_places_never_matters(section):
+    model = build(section)
+    expected = model(PADDED)
+    with torch.no_grad():
+        model.embedding.weight[PAD] = 1e3 * torch.randn(8, dtype=torch.float64)
+    assert torch.allclose(model(PADDED), expected, atol=1e-9)
+    model(PADDED).square().sum().backward()
+    assert not model.embedding.weight.grad[PAD].any()
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_sentences_of_a_batch_do_not_meet(section):
+    model = build(section)
+    alone = torch.cat([model(one[None]) for one in PADDED])
+    assert torch.allclose(model(PADDED), alone, atol=1e-12)
+
+
+def test_mixer_is_its_formula():
+    model = build(MIXER)
+    for ids, length, ours in zip(PADDED, LENGTHS, model(PADDED), strict=True):
+        real = (torch.arange(9) < length).double()[:, None]
+        x = model.embedding.weight[ids] * real
+        for block in model.blocks:
+            for norm, mix, along_tokens in (
+                (block.norm1, block.mlp_tokens, True),
+                (block.norm2, block.mlp_channels, False),
+            ):
+                z = layer_norm(x, (8,), norm.weight, norm.bias, 1e-6) * real
+                z = z.T if along_tokens else z
+                z = gelu(z @ mix.fc1.weight.T + mix.fc1.bias) @ mix.fc2.weight.T + mix.fc2.bias
+                x = x + (z.T if along_tokens else z)
+        pooled = layer_norm(x, (8,), model.norm.weight, model.norm.bias, 1e-6)[:length].mean(0)
+        assert torch.allclose(ours, model.head.weight @ pooled + model.head.bias, atol=1e-10)
+
+
+def test_transformer_is_its_formula():
+    model = build(SECTIONS["transformer"])
+    for ids, length, ours in zip(PADDED, LENGTHS, model(PADDED), strict=True):
+        x = (model.embedding.weight[ids] + model.positions[0])[:length]
+        for layer in model.encoder.layers:
+            attention = layer.self_attn
+            z = layer_norm(x, (8,), layer.norm1.weight, layer.norm1.bias, 1e-5)
+            q, k, v = (z @ attention.in_proj_weight.T + attention.in_proj_bias).chunk(3, dim=1)
+            heads = [
+                softmax(q[:, of] @ k[:, of].T / 2, dim=1) @ v[:, of]  # 4 numbers a head, root 2
+                for of in (slice(0, 4), slice(4, 8))
+            ]
+            x = x + layer.self_attn.out_proj(torch.cat(heads, 1))
+            z = layer_norm(x, (8,), layer.norm2.weight, layer.norm2.bias, 1e-5)
+            x = x + layer.linear2(gelu(layer.linear1(z)))
+        pooled = layer_norm(x, (8,), model.norm.weight, model.norm.bias, 1e-6).mean(0)
+        assert torch.allclose(ours, model.head.weight @ pooled + model.head.bias, atol=1e-10)
+
+
+def blocks_of(model):
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if name.startswith(("bl", "enc")))
+
+
+@pytest.mark.parametrize("kind", [TextMixerSection, TextTransformerSection])
+@pytest.mark.parametrize("budget", [5_000, 123_456])
+def test_budget_makes_the_blocks_as_wide_as_fits(kind, budget):
+    name = "text_mixer" if kind is TextMixerSection else "text_transformer"
+    section = kind(kind=name, budget=budget, **SHAPE)
+    assert blocks_of(build_model(section, 0, 3)) == section.weights(section.width) <= budget
+    assert section.weights(section.width + section.step) > budget
+
+
+def test_widths_and_budgets_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="either channels or budget"):
+        TextMixerSection(kind="text_mixer", **SHAPE)
+    with pytest.raises(ValueError, match="the narrowest of depth 2 has"):
+        TextMixerSection(kind="text_mixer", budget=10, **SHAPE)
+    with pytest.raises(ValueError, match="heads 4 does not divide channels 6"):
+        TextTransformerSection(kind="text_transformer", channels=6, **SHAPE)
+
+
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_text_models_compile_and_change_heads(section):
+    model = build(section)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(PADDED), model(PADDED), atol=1e-10)
+    features = model.forward_head(model.forward_features(PADDED), pre_logits=True)
+    model.reset_classifier(0)
+    assert torch.equal(model(PADDED), features)

@@ -1,0 +1,37 @@
+"""The README says what is so."""
+
+import re
+from pathlib import Path
+
+from data_prep.prepare import SOURCES
+from pipeline.estimate import named_table
+from pipeline.models.cost import model_cost
+from pipeline.recipe.model import MixerSection
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_of_networks_is_the_commands():
+    assert named_table() in README
+
+
+def test_every_recipe_is_in_its_table_and_every_path_exists():
+    named = set(re.findall(r"`(recipes/\S+\.yaml)`", README))
+    assert named == {str(p.relative_to(ROOT)) for p in ROOT.glob("recipes/*/*.yaml") if p.parent.name != "base"}
+    for link in re.findall(r"\]\((?!https)([^)]+)\)", README):
+        assert (ROOT / link).exists(), link
+
+
+def test_its_commands_name_sources_and_targets_that_exist():
+    assert set(re.findall(r"widemix prep (\S+)", README)) <= set(SOURCES)
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"\bmake (\w+)", README.replace("make`", ""))) <= targets
+
+
+def test_table_s3_is_mixer_b_w_at_gamma_4():
+    section = MixerSection(kind="mixer", patch_size=14, tokens=256, channels=588, depth=8, expansion=4.0)
+    cost = model_cost(section, 224, 1000)
+    weights = 8 * 2 * 4 * (256**2 + 588**2)
+    assert round(weights / 1e6, 1) == 26.3
+    assert round(cost.connections / 1e9, 2) == 8.13
