@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipeline.data.augment.smooth import REACH
 from pipeline.data.compiled import jit
 
 
@@ -20,9 +21,11 @@ class Scratch(NamedTuple):
     rows: np.ndarray  # uint8 [2, 3 W]
     sums: np.ndarray  # uint32 [3 W]
     weighted: np.ndarray  # float32 [3 W]
+    wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
+    taps: np.ndarray  # float32 [23]
     copy: np.ndarray  # uint8 [H, 3 W]: for filters that work over rows
     original: np.ndarray  # uint8 [H, W, 3]: AugMix, the picture before
-    mixed: np.ndarray  # float32 [H, W, 3]: AugMix, the sum of the chains
+    mixed: np.ndarray  # float32 [H, W, 3]: AugMix's sum of the chains, the blur's rows
 
 
 @jit
@@ -39,6 +42,8 @@ def scratch_for(height, width):
         np.empty((2, 3 * width), np.uint8),
         np.empty(3 * width, np.uint32),
         np.empty(3 * width, np.float32),
+        np.empty(3 * (width + 2 * REACH), np.float32),
+        np.empty(2 * REACH + 1, np.float32),
         np.empty((height, 3 * width), np.uint8),
         np.empty((height, width, 3), np.uint8),
         np.empty((height, width, 3), np.float32),
