@@ -64,7 +64,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
 
     given = vars(arguments)
     names = ("max_size", "quality", "raw", "on_bad", "per_class", "seed", "length", "vocab", "vocab_size")
-    shares = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
+    shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
     settings = PrepSettings(**{name: given[name] for name in names}, **shares)
     if arguments.processes is not None and arguments.processes < 1:
         raise InputError(f"--processes {arguments.processes}: must be at least 1")
