@@ -7,6 +7,7 @@ is named after the sources and versions that the code was made from.
 import functools
 import hashlib
 import os
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,15 @@ def _cache_folder() -> Path:
     digest = hashlib.sha256(version("ffcv").encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "widemix" / f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix" / name
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if os.access(home, os.W_OK):
+            return home
+    except OSError:
+        pass  # a home that is not there or may not be written, as in some containers
+    return Path(tempfile.gettempdir()) / f"widemix-{os.getuid()}" / name
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
