@@ -4,9 +4,11 @@ numba's own cache does not see a change in a function that a cached one calls fr
 is named after the sources and versions that the code was made from.
 """
 
+import atexit
 import functools
 import hashlib
 import os
+import shutil
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +29,10 @@ def _cache_folder() -> Path:
             return home
     except OSError:
         pass  # a home that is not there or may not be written, as in some containers
-    return Path(tempfile.gettempdir()) / f"widemix-{os.getuid()}" / name
+    # Code on disk is run: never from a folder that others could have filled, so from one of this process alone.
+    alone = Path(tempfile.mkdtemp(prefix="widemix-"))
+    atexit.register(shutil.rmtree, alone, ignore_errors=True)
+    return alone
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
