@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.cpu import CPUTargetOptions
+from numba.core.options import TargetOptions
 
 
 def _cache_folder() -> Path:
@@ -39,3 +41,13 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 jit: Any = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")
+
+# numba knows LLVM's `noalias` but offers no option for it. Without it loops that gather or write several arrays
+# are not vectorised: four times slower for shear and rotate.
+CPUTargetOptions.noalias = TargetOptions.Mapping("noalias")
+
+pixels: Any = functools.partial(jit, noalias=True)
+"""`jit` for functions of pictures. Its promise: no two arguments share memory."""
+
+inlined: Any = functools.partial(pixels, inline="always")
+"""`pixels` for the arithmetic of one value: part of its caller's loop before LLVM vectorises that."""

@@ -3,18 +3,19 @@
 The boxes are drawn first, by plain functions, so that what a picture undergoes can be tested apart from pixels.
 """
 
+import functools
 import importlib.util
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
-import numba
 import numpy as np
 from numba import types
 
 from data_prep.beton import JPEG, Beton
 from pipeline.data.compiled import jit
 from pipeline.data.random import CROP, FLIP, key, uniform
+from pipeline.data.threads import share_out
 from pipeline.errors import InputError
 
 
@@ -65,6 +66,22 @@ def random_boxes(samples, height, width, seed, epoch, scale, ratio, hflip):
 
 
 @jit
+def padded_boxes(samples, height, width, side, padding, seed, epoch, hflip):
+    """Squares of `side` pixels anywhere within the picture and a border of `padding`: int64 [B, 5], as above.
+
+    torchvision's `RandomCrop(side, padding)`. Top and left may be negative: the border is black.
+    """
+    boxes = np.empty((len(samples), 5), np.int64)
+    for b in range(len(samples)):
+        stream = key(seed, epoch, samples[b], CROP)
+        boxes[b, 0] = int(uniform(stream, 0) * (height[samples[b]] + 2 * padding - side + 1)) - padding
+        boxes[b, 1] = int(uniform(stream, 1) * (width[samples[b]] + 2 * padding - side + 1)) - padding
+        boxes[b, 2:4] = side
+        boxes[b, 4] = uniform(key(seed, epoch, samples[b], FLIP), 0) < hflip
+    return boxes
+
+
+@jit
 def _fallback(height, width, ratio):
     """The largest centre crop whose aspect lies within `ratio`."""
     h, w = height, width
@@ -86,40 +103,52 @@ def decode(beton: Beton, samples: np.ndarray, boxes: np.ndarray, pictures: np.nd
     """Fill `pictures`, uint8 [B, side, side, 3], with the boxes of `samples`. `InputError` names a damaged sample."""
     if len(samples) and not (samples.min() >= 0 and samples.max() < len(beton)):
         raise InputError(f"{beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(beton)}")
-    kernel = _decode_parallel if threads > 1 else _decode_serial
-    if threads > 1:
-        numba.set_num_threads(threads)
     damaged = np.zeros(len(samples), np.bool_)
     tables = (beton.mode, beton.height, beton.width, beton.offset, beton.size)
-    kernel(beton.bytes, *tables, samples, boxes, pictures, damaged, threads)
+    work = functools.partial(_decode_share, beton.bytes, tables, samples, boxes, pictures, damaged)
+    share_out(work, threads)
     if damaged.any():
         raise InputError(
             f"{beton.path}: sample {int(samples[damaged.argmax()])} is not a whole JPEG; prepare the folder again"
         )
 
 
-def _decode(data, mode, height, width, offset, size, samples, boxes, pictures, damaged, chunks):
-    side = pictures.shape[1]
-    for chunk in numba.prange(chunks):
-        scratch = np.empty(0, np.uint8)
-        for b in range(chunk, len(samples), chunks):
-            sample = samples[b]
-            h, w = height[sample], width[sample]
-            pixels = data.ctypes.data + offset[sample]
-            if mode[sample] == JPEG:
-                if scratch.size < 3 * h * w:
-                    scratch = np.empty(3 * h * w, np.uint8)
-                target = scratch.ctypes.data
-                damaged[b] = _imdecode(pixels, size[sample], h, w, target, h, w, 0, 0, 1, 1, False, False) != 0
-                pixels = target
-            top, left, crop_h, crop_w, flip = boxes[b]
-            picture = pictures[b]
-            _resize(
-                *(0, pixels, h, w, top, top + crop_h, left, left + crop_w),
-                *(picture.ctypes.data, side, side),
-            )
-            if flip:
-                _flip(picture)
+@jit
+def _decode_share(data, tables, samples, boxes, pictures, damaged, chunk, chunks):
+    """Every `chunks`-th picture from `chunk` on."""
+    mode, height, width, offset, size = tables
+    scratch = np.empty(0, np.uint8)
+    for b in range(chunk, len(samples), chunks):
+        sample = samples[b]
+        h, w = height[sample], width[sample]
+        pixels = data.ctypes.data + offset[sample]
+        if mode[sample] == JPEG:
+            if scratch.size < 3 * h * w:
+                scratch = np.empty(3 * h * w, np.uint8)
+            target = scratch.ctypes.data
+            damaged[b] = _imdecode(pixels, size[sample], h, w, target, h, w, 0, 0, 1, 1, False, False) != 0
+            pixels = target
+        _crop(pixels, h, w, boxes[b], pictures[b])
+        if boxes[b, 4]:
+            _flip(pictures[b])
+
+
+@jit
+def _crop(pixels, height, width, box, picture):
+    """Resize a box of the pixels at that address to the picture. What lies outside of them is black."""
+    top, left, bottom, right = box[0], box[1], box[0] + box[2], box[1] + box[3]
+    side = picture.shape[0]
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        _resize(0, pixels, height, width, top, bottom, left, right, picture.ctypes.data, side, side)
+        return
+    first, last = max(top, 0), min(bottom, height)
+    start, stop = max(left, 0), min(right, width)
+    picture[:] = 0
+    if last > first and stop > start:  # such a box has the picture's own size: nothing to resize
+        within = np.empty((last - first, stop - start, 3), np.uint8)
+        address = within.ctypes.data
+        _resize(0, pixels, height, width, first, last, start, stop, address, last - first, stop - start)
+        picture[first - top : last - top, start - left : stop - left] = within
 
 
 @jit
@@ -131,24 +160,3 @@ def _flip(picture):
                 kept = picture[row, column, channel]
                 picture[row, column, channel] = picture[row, side - 1 - column, channel]
                 picture[row, side - 1 - column, channel] = kept
-
-
-_decode_serial = jit(_decode)
-_decode_parallel = jit(_decode, parallel=True)
-
-
-def safe_threading() -> bool:
-    """Whether numba found a threading layer that two loaders of one process may share."""
-    try:
-        numba.config.THREADING_LAYER = "threadsafe"  # type: ignore[attr-defined]
-        numba.set_num_threads(numba.get_num_threads())
-        _probe(np.zeros(2))
-        return True
-    except ValueError:
-        return False
-
-
-@jit(parallel=True)
-def _probe(numbers):
-    for i in numba.prange(len(numbers)):
-        numbers[i] += 1

@@ -14,12 +14,13 @@ import torch
 
 from data_prep.beton import Beton, open_beton
 from data_prep.manifest import read_manifest, split_path
+from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
-from pipeline.data.decode import centre_boxes, decode, random_boxes, safe_threading
+from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import evaluation_samples, steps_per_epoch, training_samples
 from pipeline.data.prefetch import Prefetch
-from pipeline.data.random import AUGMENT, ERASE, key
+from pipeline.data.random import ERASE, key
 from pipeline.errors import InputError
 from pipeline.recipe.schema import AugmentSection, DataSection
 from pipeline.topology import Topology, share_cpus
@@ -61,11 +62,6 @@ class _Pictures:
         self.beton = open_split(section, split)
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
-        if self.threads > 1 and not safe_threading():
-            raise InputError(
-                "data.workers: numba found no thread-safe threading layer; install libtbb12 or libgomp1, "
-                "or set data.workers to 1"
-            )
 
     def read(self, samples: np.ndarray, boxes: np.ndarray, step: int = 0, part: int = 0) -> _HostBatch:
         side, pin = self.section.image_size, self.topology.device.type == "cuda"
@@ -99,7 +95,8 @@ class TrainLoader:
         self.global_batch, self.accumulation = global_batch, accumulation
         self.share = global_batch // topology.world // accumulation  # pictures in a micro-batch
         self.steps = steps_per_epoch(len(self.pictures.beton), global_batch)
-        self.policy = _policy(augment.auto_augment, section)
+        self.augmentation = augmentation(augment, section.mean)
+        self._check_padding()
         if self.steps == 0:
             raise InputError(
                 f"train.global_batch {global_batch} exceeds the {len(self.pictures.beton)} samples of split "
@@ -112,21 +109,33 @@ class TrainLoader:
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the decoding thread: crop, flip and policy, on uint8 pictures."""
-        beton, augment = self.pictures.beton, self.augment
+        beton = self.pictures.beton
         order = training_samples(
             len(beton), self.seed, epoch, self.global_batch, self.topology.rank, self.topology.world, first_step
         )
         for step, row in enumerate(order, first_step):
             for part, samples in enumerate(row.reshape(self.accumulation, self.share)):
-                boxes = random_boxes(
-                    *(samples, beton.height, beton.width, self.seed, epoch),
-                    *(augment.scale, augment.ratio, augment.hflip),
-                )
-                host = self.pictures.read(samples, boxes, epoch * self.steps + step, part)
-                if self.policy is not None:
-                    for sample, picture in zip(samples, host.pictures.numpy(), strict=True):
-                        picture[:] = self.policy(picture, key(self.seed, epoch, sample, AUGMENT))
+                host = self.pictures.read(samples, self._boxes(samples, epoch), epoch * self.steps + step, part)
+                if self.augmentation:
+                    self.augmentation(host.pictures.numpy(), samples, self.seed, epoch, self.pictures.threads)
                 yield host
+
+    def _boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+        beton, augment = self.pictures.beton, self.augment
+        sizes = (samples, beton.height, beton.width)
+        if augment.crop == "padded":
+            side = self.section.image_size
+            return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
+        return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
+
+    def _check_padding(self) -> None:
+        beton, side, border = self.pictures.beton, self.section.image_size, 2 * self.augment.padding
+        smallest = int(min(beton.height.min(), beton.width.min()))
+        if self.augment.crop == "padded" and smallest + border < side:
+            raise InputError(
+                f"augment.padding {self.augment.padding}: {beton.path} has a picture of {smallest} pixels, too small "
+                f"to cut data.image_size {side} out of; {-(-(side - smallest) // 2)} would do"
+            )
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix."""
@@ -141,14 +150,6 @@ class TrainLoader:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
             targets = mix_groups(images, targets, augment, self.seed, host.step, first)
         return Batch(images, targets, host.samples)
-
-
-def _policy(text: str | None, section: DataSection) -> Callable[[np.ndarray, int], np.ndarray] | None:
-    if text is None:
-        return None
-    from pipeline.data.augment.policy import Policy  # timm takes a second to import
-
-    return Policy(text, section.image_size, section.mean)
 
 
 class EvalLoader:

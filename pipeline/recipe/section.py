@@ -8,6 +8,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Triple = Annotated[tuple[float, float, float], Field(strict=False)]
+Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 
 
 def key(default, description: str):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import functional
 
 from data_prep.beton import RAW, open_beton
 from data_prep.picture import Encoded
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.write import BetonWriter
-from pipeline.data.decode import centre_boxes, decode, random_boxes
+from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.errors import InputError
 from pipeline.recipe.schema import AugmentSection, DataSection
@@ -23,7 +24,14 @@ from pipeline.topology import Topology
 
 BATCH = 16
 FULL = AugmentSection(
-    auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5, mixup=0.8, cutmix=1.0, mix_group=4, smoothing=0.1
+    auto_augment="rand-m9-mstd0.5-inc1",
+    color_jitter=(0.4, 0.4, 0.4, 0.1),
+    gaussian_blur_prob=0.3,
+    re_prob=0.5,
+    mixup=0.8,
+    cutmix=1.0,
+    mix_group=4,
+    smoothing=0.1,
 )
 
 
@@ -43,7 +51,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def section(folder: Path, **changes) -> DataSection:
-    return DataSection(path=str(folder), num_classes=2, image_size=24, **{"workers": 1, **changes})
+    return DataSection(path=str(folder), num_classes=2, **{"image_size": 24, "workers": 1, **changes})
 
 
 def place(rank=0, world=1) -> Topology:
@@ -76,6 +84,7 @@ def digest(steps) -> list[str]:
         {"accumulation": 2},
         {"world": 2, "accumulation": 2},
         {"workers": 2},
+        {"workers": 3},
         {"batches_ahead": 1},
     ],
     ids=str,
@@ -155,6 +164,44 @@ def test_random_boxes_follow_torchvisions_law(folder):
 def test_a_picture_too_wide_for_the_ratio_gives_its_centre():
     boxes = random_boxes(np.array([0]), np.array([10]), np.array([1000]), 0, 0, (1.0, 1.0), (3 / 4, 4 / 3), 0.0)
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13, 0]]
+
+
+@pytest.mark.parametrize("padding", [2, 4, 8])
+def test_padded_crops_are_torchvisions(folder, padding):
+    """The whole picture with a black border, cut at the box: Pillow's own."""
+    beton = open_beton(folder / "train.beton")
+    samples = np.arange(len(beton))
+    boxes = padded_boxes(samples, beton.height, beton.width, 20, padding, 7, 3, 0.5)
+    pictures, outside = np.empty((len(samples), 20, 20, 3), np.uint8), 0
+    decode(beton, samples, boxes, pictures, threads=1)
+    for sample, picture, (top, left, height, width, flip) in zip(samples, pictures, boxes, strict=True):
+        h, w = int(beton.height[sample]), int(beton.width[sample])
+        whole = np.empty((1, max(h, w), max(h, w), 3), np.uint8)
+        decode(beton, np.array([sample]), np.array([[0, 0, max(h, w), max(h, w), 0]]), whole, threads=1)
+        padded = functional.pad(Image.fromarray(whole[0, :h, :w]), padding)
+        expected = np.asarray(functional.crop(padded, top + padding, left + padding, height, width))
+        assert np.array_equal(picture, expected[:, ::-1] if flip else expected)
+        outside += top < 0 or left < 0 or top + 20 > h or left + 20 > w
+    assert outside > 5
+
+
+def test_padded_boxes_are_uniform():
+    count = 20_000
+    sides = np.full(count, 32)
+    top, left, height, width, flip = padded_boxes(np.arange(count), sides, sides, 32, 4, 1, 2, 0.5).T
+    for found in (top, left):
+        counts = np.bincount(found + 4, minlength=9)
+        assert len(counts) == 9
+        assert ((counts - count / 9) ** 2 / (count / 9)).sum() < 30
+    assert (height == 32).all()
+    assert (width == 32).all()
+    assert abs(flip.mean() - 0.5) < 0.02
+
+
+def test_a_picture_too_small_for_its_padded_crop_is_refused(folder):
+    padded = AugmentSection(crop="padded", padding=1)
+    with pytest.raises(InputError, match=r"augment.padding 1: .* picture of 2\d pixels"):
+        TrainLoader(section(folder, image_size=64), padded, BATCH, 1, 7, place())
 
 
 def test_centre_boxes_are_the_middle_square():

@@ -1,0 +1,79 @@
+"""Colour jitter, grayscale and blur after the policy: timm's order, torchvision's laws."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.data.augment.blend import brightness, color, contrast
+from pipeline.data.augment.hue import turn_hue
+from pipeline.data.augment.smooth import gaussian_smooth
+from pipeline.data.compiled import jit
+from pipeline.data.random import uniform
+from pipeline.recipe.schema import AugmentSection
+
+# Counters of a picture's stream: the order's four numbers come last.
+_JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER = 0, 1, 2, 3, 4, 8
+
+
+class Appearance(NamedTuple):
+    """How strong and how often."""
+
+    jitter: np.ndarray  # float64 [4]: brightness, contrast, saturation, hue
+    jitter_prob: float
+    gray_prob: float
+    blur_prob: float
+
+
+def appearance(section: AugmentSection) -> Appearance:
+    jitter_prob = section.color_jitter_prob if any(section.color_jitter) else 0.0
+    strengths = np.array(section.color_jitter)
+    return Appearance(strengths, jitter_prob, section.grayscale_prob, section.gaussian_blur_prob)
+
+
+@jit
+def change_appearance(picture, looks, stream, scratch):
+    """Do to picture uint8 [H, W, 3] in place what `looks` makes of the stream's numbers."""
+    values = picture.reshape(-1)
+    if uniform(stream, _JITTER) < looks.jitter_prob:
+        for part, factor in draw_jitter(looks.jitter, stream):
+            _jitter(values, int(part), factor)
+    if uniform(stream, _GRAY) < looks.gray_prob:
+        color(values, 0.0)
+    if uniform(stream, _BLUR) < looks.blur_prob:
+        rows = picture.reshape(picture.shape[0], -1)
+        between = scratch.mixed.reshape(rows.shape)
+        gaussian_smooth(rows, draw_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
+
+
+@jit
+def draw_jitter(strength, stream):
+    """float64 [4, 2]: brightness 0, contrast 1, saturation 2, hue 3 in random order, each with its factor."""
+    drawn = np.empty((4, 2))
+    order = np.argsort(np.array([uniform(stream, _ORDER + part) for part in range(4)]))
+    for place in range(4):
+        part = order[place]
+        centre = 0.0 if part == 3 else 1.0
+        low = -strength[part] if part == 3 else max(0.0, centre - strength[part])
+        drawn[place, 0] = part
+        drawn[place, 1] = low + (centre + strength[part] - low) * uniform(stream, _STRENGTH + part)
+    return drawn
+
+
+@jit
+def draw_sigma(stream):
+    """torchvision's default deviation of the blur, pixels."""
+    return 0.1 + 1.9 * uniform(stream, _SIGMA)
+
+
+@jit
+def _jitter(values, part, factor):
+    if part == 3:
+        if factor != 0.0:
+            turn_hue(values, factor)
+    elif factor != 1.0:  # else the picture stays as it is
+        if part == 0:
+            brightness(values, factor)
+        elif part == 1:
+            contrast(values, factor)
+        else:
+            color(values, factor)

@@ -1,0 +1,48 @@
+"""A batch of pictures augmented in the decoding threads, pictures shared out, without the GIL."""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.data.augment.appearance import Appearance, appearance, change_appearance
+from pipeline.data.augment.program import NO_POLICY, Program, compile_policy
+from pipeline.data.augment.run import run_policy
+from pipeline.data.augment.scratch import scratch_for
+from pipeline.data.compiled import jit
+from pipeline.data.random import APPEARANCE, AUGMENT, key
+from pipeline.data.threads import share_out
+from pipeline.recipe.policy import parse_policy
+from pipeline.recipe.schema import AugmentSection
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What becomes of a training picture between crop and device. Each picture's numbers are its own."""
+
+    program: Program
+    looks: Appearance
+
+    def __bool__(self) -> bool:
+        looks = self.looks
+        return self.program.kind != NO_POLICY or max(looks.jitter_prob, looks.gray_prob, looks.blur_prob) > 0
+
+    def __call__(self, pictures: np.ndarray, samples: np.ndarray, seed: int, epoch: int, threads: int) -> None:
+        """Augment uint8 [B, H, W, 3], which show `samples`, in place."""
+        work = functools.partial(_augment_share, pictures, samples, seed, epoch, self.program, self.looks)
+        share_out(work, threads)
+
+
+def augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:
+    policy = parse_policy(section.auto_augment) if section.auto_augment else None
+    return Augmentation(compile_policy(policy, mean), appearance(section))
+
+
+@jit
+def _augment_share(pictures, samples, seed, epoch, program, looks, chunk, chunks):
+    """Every `chunks`-th picture from `chunk` on."""
+    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+    chain = np.empty((max(program.layers, 3), 3))
+    for b in range(chunk, len(samples), chunks):
+        run_policy(pictures[b], program, key(seed, epoch, samples[b], AUGMENT), scratch, chain)
+        change_appearance(pictures[b], looks, key(seed, epoch, samples[b], APPEARANCE), scratch)

@@ -1,0 +1,144 @@
+"""What a policy does to one picture: drawn from the picture's own stream, by timm's laws.
+
+The k-th step takes its numbers from counter 8 k on, one number a purpose, so that no choice moves another.
+"""
+
+import math
+
+import numpy as np
+
+from pipeline.data.augment.program import (
+    AUTO,
+    AWAY,
+    FEWER,
+    LINEAR,
+    NOTHING,
+    REST,
+    SIGNED,
+    SPREAD,
+    STEPS,
+)
+from pipeline.data.compiled import jit
+from pipeline.data.random import scramble, uniform
+
+SKIP = -1  # instead of an operation: its probability spared the picture
+_CHOICE, _PROB, _RADIUS, _ANGLE, _SIGN, _CUBIC, _WITHIN = range(7)
+_NUMBERS = 8  # counters that a step may use
+_SHARES, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's shares, and of its chains' own streams
+
+
+@jit
+def draw_chain(program, stream, chain):
+    """Fill float64 [layers, 3] with the operation (or SKIP), timm's argument and cubic (or linear) of each step."""
+    table = program.table
+    if program.kind == AUTO:
+        policy = int(uniform(stream, _CHOICE) * (len(table) // program.layers))
+    for k in range(len(chain)):
+        at = _NUMBERS * k
+        if program.kind == AUTO:
+            row = policy * program.layers + k
+        elif len(program.weights):
+            row = _weighted(program.weights, stream, k)
+        else:
+            row = int(uniform(stream, at + _CHOICE) * len(table))
+        _draw_step(table[row], stream, at, chain[k])
+
+
+@jit
+def _weighted(weights, stream, k):
+    """The k-th of a draw without replacement: of what earlier steps left, each in proportion to its weight."""
+    left = weights.copy()
+    row = 0
+    for step in range(k + 1):
+        point = uniform(stream, _NUMBERS * step + _CHOICE) * left.sum()
+        for candidate in range(len(left)):
+            if left[candidate] > 0:
+                row = candidate
+                point -= left[candidate]
+                if point < 0:
+                    break
+        if step < k:
+            left[row] = 0.0
+    return row
+
+
+@jit
+def _draw_step(row, stream, at, step):
+    operation, law, scale, offset, low, high, prob, magnitude, std, limit = row
+    step[0] = operation if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
+    if std == np.inf:
+        magnitude *= uniform(stream, at + _RADIUS)
+    elif std > 0:
+        magnitude += std * _normal(stream, at)
+    share = max(0.0, min(magnitude, limit)) / 10.0
+    step[1] = _argument(law, scale, offset, low, high, share, stream, at)
+    step[2] = uniform(stream, at + _CUBIC) < 0.5
+
+
+@jit
+def _normal(stream, at):
+    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(stream, at + _RADIUS)))
+    return radius * math.cos(2.0 * math.pi * uniform(stream, at + _ANGLE))
+
+
+@jit
+def _argument(law, scale, offset, low, high, share, stream, at):
+    """timm's argument of an operation; `program` lists the laws."""
+    amount = share * scale
+    negative = uniform(stream, at + _SIGN) < 0.5
+    if law == LINEAR:
+        return max(low, min(high, amount + offset))
+    if law == SIGNED:
+        return -amount if negative else amount
+    if law == AWAY:
+        return max(low, 1.0 - amount if negative else 1.0 + amount)
+    if law == STEPS:
+        return offset + min(high, np.floor(amount))
+    if law == FEWER:
+        return offset - min(high, np.floor(amount))
+    if law == REST:
+        return 1.0 - max(low, min(high, amount + offset))
+    if law == SPREAD:
+        return offset + (min(share, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
+    assert law == NOTHING
+    return 0.0
+
+
+@jit
+def draw_shares(program, stream, shares):
+    """AugMix: fill float32 [width] with the chains' shares of the mixture; the mixture's share of the picture."""
+    total = 0.0
+    gammas = np.empty(program.width)
+    for k in range(program.width):
+        gammas[k] = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + k)))
+        total += gammas[k]
+    for k in range(program.width):
+        shares[k] = gammas[k] / total
+    one = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + program.width)))
+    other = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + program.width + 1)))
+    return np.float32(one / (one + other))
+
+
+@jit
+def mixed_chain(program, stream, k):
+    """AugMix: the stream of the k-th chain, and how many steps it has."""
+    own = scramble(stream + np.uint64(_CHAINS + k))
+    depth = program.layers if program.layers else 1 + int(3 * uniform(own, 1 << 19))
+    return own, depth
+
+
+@jit
+def _gamma(alpha, stream):
+    """A Gamma(alpha, 1) number (Marsaglia & Tsang 2000), by a fourth of the stream's numbers an attempt."""
+    boosted = alpha if alpha >= 1 else alpha + 1.0
+    d = boosted - 1.0 / 3.0
+    c = 1.0 / math.sqrt(9.0 * d)
+    at = 0
+    while True:
+        normal = _normal(stream, at)
+        v = (1.0 + c * normal) ** 3
+        if v > 0 and math.log(1.0 - uniform(stream, at)) < 0.5 * normal * normal + d - d * v + d * math.log(v):
+            break
+        at += _NUMBERS
+    scaled = d * v
+    return scaled if alpha >= 1 else scaled * (1.0 - uniform(stream, 1 << 19)) ** (1.0 / alpha)

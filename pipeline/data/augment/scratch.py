@@ -1,0 +1,50 @@
+"""Memory that the operations work in: made once for a run of pictures, so that none of them allocates."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.data.augment.smooth import REACH
+from pipeline.data.compiled import jit
+
+
+class Scratch(NamedTuple):
+    """Work space for pictures [H, W, 3]. Its contents mean nothing between two operations."""
+
+    padded: np.ndarray  # uint32 [H + 4, W + 4]: pixels as R | G << 8 | B << 16, edges repeated
+    corner: np.ndarray  # int32 [W]: where in `padded` an output pixel reads
+    shift: np.ndarray  # float64 [2, W]: its fractions of a pixel in x and y
+    inside: np.ndarray  # uint32 [W]: all ones where it reads from within the picture
+    line: np.ndarray  # uint32 [W]: a row of output pixels
+    counts: np.ndarray  # int32 [6, 256]: histograms
+    tables: np.ndarray  # uint8 [3, 256]: one table a channel
+    rows: np.ndarray  # uint8 [2, 3 W]
+    sums: np.ndarray  # uint32 [3 W]
+    weighted: np.ndarray  # float32 [3 W]
+    wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
+    taps: np.ndarray  # float32 [23]
+    copy: np.ndarray  # uint8 [H, 3 W]: for filters that work over rows
+    original: np.ndarray  # uint8 [H, W, 3]: AugMix, the picture before
+    mixed: np.ndarray  # float32 [H, W, 3]: AugMix's sum of the chains, the blur's rows
+
+
+@jit
+def scratch_for(height, width):
+    """Work space for pictures of this size. What is never touched costs no memory."""
+    return Scratch(
+        np.empty((height + 4, width + 4), np.uint32),
+        np.empty(width, np.int32),
+        np.empty((2, width), np.float64),
+        np.empty(width, np.uint32),
+        np.empty(width, np.uint32),
+        np.empty((6, 256), np.int32),
+        np.empty((3, 256), np.uint8),
+        np.empty((2, 3 * width), np.uint8),
+        np.empty(3 * width, np.uint32),
+        np.empty(3 * width, np.float32),
+        np.empty(3 * (width + 2 * REACH), np.float32),
+        np.empty(2 * REACH + 1, np.float32),
+        np.empty((height, 3 * width), np.uint8),
+        np.empty((height, width, 3), np.uint8),
+        np.empty((height, width, 3), np.float32),
+    )

@@ -1,0 +1,224 @@
+"""timm's policy strings (1.0.31), read without timm: what the words mean, and which of them are wrong.
+
+RandAugment (Cubuk et al. 2020), AutoAugment (Cubuk et al. 2019) and AugMix (Hendrycks et al. 2020). Stricter than
+timm, which silently passes over an option without a number and over a set of operations that it does not know.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import InputError
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation by timm's name, with probability `prob`, at a magnitude on timm's scale of 0 to 10.
+
+    The magnitude is drawn from N(magnitude, std), or uniformly from [0, magnitude] where std is infinite, and
+    clipped to [0, limit].
+    """
+
+    name: str
+    prob: float
+    magnitude: float
+    std: float = 0.0
+    limit: float = 10.0
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """`layers` of the steps one after the other: any with replacement, or by weight without."""
+
+    steps: tuple[Step, ...]
+    layers: int
+    weights: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class AutoAugment:
+    """One of the policies, and of that each step in turn."""
+
+    policies: tuple[tuple[Step, ...], ...]
+
+
+@dataclass(frozen=True)
+class AugMix:
+    """`width` chains of `depth` steps (0: one to three), mixed by Dirichlet(alpha), then with the picture by Beta."""
+
+    steps: tuple[Step, ...]
+    width: int
+    depth: int
+    alpha: float
+    blended: bool
+
+
+Policy = RandAugment | AutoAugment | AugMix
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A number behind a key: its type, range and what it stands for."""
+
+    kind: type
+    default: float
+    least: float
+    greatest: float = field(default=math.inf)
+
+
+_RAND = {
+    "m": _Option(int, 10, 0),
+    "n": _Option(int, 2, 1),
+    "p": _Option(float, 0.5, 0, 1),
+    "mstd": _Option(float, 0, 0),
+    "mmax": _Option(int, 10, 1),
+    "inc": _Option(int, 0, 0, 1),
+}
+_AUTO = {"mstd": _Option(float, 0, 0)}
+_MIX = {
+    "m": _Option(int, 3, 0),
+    "w": _Option(int, 3, 1, 16),
+    "d": _Option(int, 0, 0, 16),
+    "a": _Option(float, 1, 0.05),
+    "b": _Option(int, 0, 0, 1),
+    "mstd": _Option(float, math.inf, 0),
+}
+
+_MOVES = ("ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
+_ENHANCEMENTS = ("Color", "Contrast", "Brightness", "Sharpness")
+_FIXED = ("AutoContrast", "Equalize", "Invert", "Rotate")
+_PLAIN = (*_FIXED, "Posterize", "Solarize", "SolarizeAdd", *_ENHANCEMENTS, *_MOVES)
+_STRONGER = tuple(f"{name}Increasing" for name in _ENHANCEMENTS)
+_INCREASING = (*_FIXED, "PosterizeIncreasing", "SolarizeIncreasing", "SolarizeAdd", *_STRONGER, *_MOVES)
+_MIXED = (
+    *("AutoContrast", *_STRONGER, "Equalize", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing"),
+    *_MOVES,
+)
+_SETS: dict[str, Mapping[str, float] | tuple[str, ...]] = {
+    "weights": {
+        "Rotate": 3,
+        "ShearX": 2,
+        "ShearY": 2,
+        "TranslateXRel": 1,
+        "TranslateYRel": 1,
+        **dict.fromkeys(("ColorIncreasing", "SharpnessIncreasing", "AutoContrast"), 0.25),
+        **dict.fromkeys(("SolarizeIncreasing", "SolarizeAdd", "ContrastIncreasing", "BrightnessIncreasing"), 0.05),
+        **dict.fromkeys(("Equalize", "PosterizeIncreasing", "Invert"), 0.05),
+    },
+    "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
+    "3aw": {
+        **dict.fromkeys(("SolarizeIncreasing", "Desaturate", "GaussianBlur"), 6),
+        "Rotate": 3,
+        "ShearX": 2,
+        "ShearY": 2,
+        "PosterizeIncreasing": 1,
+        "AutoContrast": 1,
+        **dict.fromkeys(("ColorIncreasing", "SharpnessIncreasing", "ContrastIncreasing", "BrightnessIncreasing"), 1),
+        "Equalize": 1,
+        "Invert": 1,
+    },
+}
+
+# name, probability, magnitude; two steps a policy. `r` policies keep fewer bits as the magnitude rises.
+_V0 = """
+Equalize .8 1, ShearY .8 4; Color .4 9, Equalize .6 3; Color .4 1, Rotate .6 8; Solarize .8 3, Equalize .4 7;
+Solarize .4 2, Solarize .6 2; Color .2 0, Equalize .8 8; Equalize .4 8, SolarizeAdd .8 3; ShearX .2 9, Rotate .6 8;
+Color .6 1, Equalize 1 2; Invert .4 9, Rotate .6 0; Equalize 1 9, ShearY .6 3; Color .4 7, Equalize .6 0;
+Posterize .4 6, AutoContrast .4 7; Solarize .6 8, Color .6 9; Solarize .2 4, Rotate .8 9;
+Rotate 1 7, TranslateYRel .8 9; ShearX 0 0, Solarize .8 4; ShearY .8 0, Color .6 4; Color 1 0, Rotate .6 2;
+Equalize .8 4, Equalize 0 8; Equalize 1 4, AutoContrast .6 2; ShearY .4 7, SolarizeAdd .6 7;
+Posterize .8 2, Solarize .6 10; Solarize .6 8, Equalize .6 1; Color .8 6, Rotate .4 5
+"""
+_ORIGINAL = """
+PosterizeOriginal .4 8, Rotate .6 9; Solarize .6 5, AutoContrast .6 5; Equalize .8 8, Equalize .6 3;
+PosterizeOriginal .6 7, PosterizeOriginal .6 6; Equalize .4 7, Solarize .2 4; Equalize .4 4, Rotate .8 8;
+Solarize .6 3, Equalize .6 7; PosterizeOriginal .8 5, Equalize 1 2; Rotate .2 3, Solarize .6 8;
+Equalize .6 8, PosterizeOriginal .4 6; Rotate .8 8, Color .4 0; Rotate .4 9, Equalize .6 2;
+Equalize 0 7, Equalize .8 8; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8; Rotate .8 8, Color 1 2;
+Color .8 8, Solarize .8 7; Sharpness .4 7, Invert .6 8; ShearX .6 5, Equalize 1 9; Color .4 0, Equalize .6 3;
+Equalize .4 7, Solarize .2 4; Solarize .6 5, AutoContrast .6 5; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8;
+Equalize .8 8, Equalize .6 3
+"""
+_LEARNT = {
+    "v0": _V0,
+    "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
+    "original": _ORIGINAL,
+    "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
+    "3a": "Solarize 1 5; Desaturate 1 10; GaussianBlurRand 1 10",  # Touvron et al. 2022
+}
+
+
+def parse_policy(text: str) -> Policy:
+    """A policy such as `rand-m9-mstd0.5-inc1`, or `InputError` that names the bad part and what would be right.
+
+    rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100 uniform from 0 to m), mmax
+    (10), inc (0), t set of operations (weights, 3a, 3aw). v0, v0r, original, originalr, 3a: mstd (0). augmix: m (3),
+    w chains (3), d steps in a chain (0: one to three), a alpha (1), b blends one after the other (0), mstd (uniform).
+    """
+    name, *parts = text.split("-")
+    if name == "rand":
+        return _rand(parts)
+    if name == "augmix":
+        return _mix(parts)
+    if name in _LEARNT:
+        std = _options(parts, _AUTO)["mstd"]
+        policies = (chain.split(",") for chain in _LEARNT[name].split(";"))
+        return AutoAugment(tuple(tuple(_step(step, std) for step in chain) for chain in policies))
+    raise InputError(f"{name!r}: no such policy; known are rand, augmix, {', '.join(_LEARNT)}")
+
+
+def _rand(parts: list[str]) -> RandAugment:
+    sets = [part for part in parts if part.startswith("t")]
+    options = _options([part for part in parts if part not in sets], _RAND)
+    chosen: Mapping[str, float] | tuple[str, ...] = _INCREASING if options["inc"] else _PLAIN
+    if sets:
+        if len(sets) > 1 or sets[0][1:] not in _SETS:
+            raise InputError(f"part {'-'.join(sets)!r}: takes one set of operations, of {', '.join(_SETS)}")
+        chosen = _SETS[sets[0][1:]]
+    std = math.inf if options["mstd"] > 100 else options["mstd"]
+    steps = tuple(Step(name, options["p"], options["m"], std, options["mmax"]) for name in chosen)
+    weights = tuple(chosen.values()) if isinstance(chosen, Mapping) else None
+    if weights and options["n"] > len(weights):
+        raise InputError(
+            f"part 'n{options['n']}': {sets[0]} draws without replacement from {len(weights)} operations"
+        )
+    return RandAugment(steps, options["n"], weights)
+
+
+def _mix(parts: list[str]) -> AugMix:
+    options = _options(parts, _MIX)
+    steps = tuple(Step(name, 1.0, options["m"], options["mstd"]) for name in _MIXED)
+    return AugMix(steps, options["w"], options["d"], options["a"], bool(options["b"]))
+
+
+def _step(text: str, std: float) -> Step:
+    name, prob, magnitude = text.split()
+    return Step(name, float(prob), float(magnitude), std)
+
+
+def _options(parts: list[str], known: dict[str, _Option]) -> dict[str, Any]:
+    """The numbers behind the keys, defaults filled in."""
+    values: dict[str, Any] = {}
+    for part in parts:
+        key, number = re.fullmatch(r"(\D*)(.*)", part, re.DOTALL).groups()  # type: ignore[union-attr]
+        if key not in known:
+            cure = "; timm has replaced w by t, as in tweights" if known is _RAND and key == "w" else ""
+            names = [*known, "t"] if known is _RAND else known
+            raise InputError(f"part {part!r}: no such option; known are {', '.join(names)}{cure}")
+        if key in values:
+            raise InputError(f"part {part!r}: {key} is given twice")
+        values[key] = _number(part, number, known[key])
+    return {key: option.default for key, option in known.items()} | values
+
+
+def _number(part: str, text: str, option: _Option) -> float:
+    if not re.fullmatch("[0-9]+" if option.kind is int else r"[0-9]+(\.[0-9]*)?", text):
+        whole = "whole " if option.kind is int else ""
+        raise InputError(f"part {part!r}: needs a {whole}number such as {part[: len(part) - len(text)]}1")
+    value = option.kind(text)
+    if not option.least <= value <= option.greatest:
+        upper = f" to {option.greatest:g}" if option.greatest < math.inf else " or more"
+        raise InputError(f"part {part!r}: must be {option.least:g}{upper}")
+    return value

@@ -1,0 +1,89 @@
+"""Colour jitter, grayscale and blur against torchvision on Pillow pictures."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torchvision.transforms import functional as F
+
+from pipeline.data.augment.appearance import Appearance, change_appearance, draw_jitter, draw_sigma
+from pipeline.data.augment.hue import turn_hue
+from pipeline.data.augment.scratch import scratch_for
+from pipeline.data.augment.smooth import gaussian_smooth
+from pipeline.data.random import APPEARANCE, key
+
+OFF = (0.0, 0.0, 0.0, 0.0)
+ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+
+
+def changed(picture: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0):
+    ours = picture.copy()
+    looks = Appearance(np.array(jitter), jitter_prob, gray_prob, blur_prob)
+    change_appearance(ours, looks, np.uint64(stream), scratch_for(*picture.shape[:2]))
+    return ours
+
+
+@pytest.mark.parametrize("strength", [(0.4, 0.4, 0.4, 0.0), (0.3, 1.5, 0.2, 0.1), (0.0, 0.0, 0.0, 0.5)])
+def test_jitter_is_torchvisions_with_the_same_numbers(pictures, strength):
+    for stream, picture in enumerate(pictures):
+        image = Image.fromarray(picture)
+        for part, factor in draw_jitter(np.array(strength), np.uint64(stream)):
+            if strength[int(part)]:
+                image = ADJUST[int(part)](image, factor)
+        assert np.array_equal(changed(picture, stream, strength, jitter_prob=1.0), np.asarray(image))
+
+
+def test_every_colour_turns_as_pillow_turns_it():
+    steps = np.append(np.arange(0, 256, 5), [1, 254]).astype(np.uint8)
+    cube = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(1, -1, 3)
+    for turn in (-0.5, -0.33, -0.001, 0.0, 0.07, 0.25, 0.5):
+        ours = cube.copy()
+        turn_hue(ours.reshape(-1), turn)
+        assert np.array_equal(ours, np.asarray(F.adjust_hue(Image.fromarray(cube), turn))), turn
+
+
+def test_jitter_draws_every_order_and_its_whole_range():
+    strength = np.array([0.4, 1.5, 0.2, 0.1])
+    drawn = np.array([draw_jitter(strength, np.uint64(key(1, 1, sample, APPEARANCE))) for sample in range(20_000)])
+    orders = Counter(tuple(order) for order in drawn[:, :, 0].astype(int))
+    assert len(orders) == 24
+    assert stats.chisquare(list(orders.values())).pvalue > 1e-3
+    for part, (low, high) in enumerate([(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]):
+        factors = drawn[drawn[:, :, 0] == part][:, 1]
+        assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
+    sigmas = [draw_sigma(np.uint64(key(1, 1, sample, APPEARANCE))) for sample in range(20_000)]
+    assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
+
+
+def test_grayscale_is_torchvisions_as_often_as_asked(pictures):
+    for stream, picture in enumerate(pictures):
+        expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(picture), 3))
+        assert np.array_equal(changed(picture, stream, gray_prob=1.0), expected)
+    small = np.array([[[1, 100, 200]]], np.uint8)
+    grey = sum(changed(small, key(1, 1, s, APPEARANCE), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
+    assert abs(grey - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.4, 1.1, 2.0])
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (224, 224), (97, 131)])
+def test_blur_is_torchvisions_but_for_rounding(sigma, height, width):
+    numbers = np.random.RandomState(3)
+    for picture in (numbers.randint(0, 256, (height, width, 3)), np.full((height, width, 3), 77)):
+        tensor = torch.from_numpy(picture.astype(np.uint8)).permute(2, 0, 1)
+        expected = F.gaussian_blur(tensor, [23, 23], [sigma, sigma]).permute(1, 2, 0).numpy().astype(int)
+        scratch = scratch_for(height, width)
+        rows = picture.astype(np.uint8).reshape(height, -1)
+        between = scratch.mixed.reshape(height, -1)
+        gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, between, scratch.weighted)
+        difference = np.abs(rows.reshape(expected.shape) - expected)
+        assert difference.max() <= 1
+        assert (difference > 0).mean() < 1e-4
+
+
+def test_blur_mirrors_pictures_narrower_than_its_reach():
+    flat = np.full((4, 3, 3), 99, np.uint8)
+    assert np.array_equal(changed(flat, 5, blur_prob=1.0), flat)

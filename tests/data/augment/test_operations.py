@@ -1,0 +1,111 @@
+"""Every operation is Pillow's as timm calls it, bit for bit, over its whole range and on pictures of many sizes."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter
+from timm.data import auto_augment
+
+from pipeline.data.augment import operations
+from pipeline.data.augment.affine import rotation
+from pipeline.data.augment.blend import blend
+from pipeline.data.augment.operations import apply
+from pipeline.data.augment.scratch import scratch_for
+
+FILL = (124, 116, 104)
+PACKED = np.uint32(124 | 116 << 8 | 104 << 16)
+LINEAR, CUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+PLAIN = {
+    operations.AUTOCONTRAST: (auto_augment.auto_contrast, [None]),
+    operations.EQUALIZE: (auto_augment.equalize, [None]),
+    operations.INVERT: (auto_augment.invert, [None]),
+    operations.POSTERIZE: (auto_augment.posterize, list(range(1, 9))),
+    operations.SOLARIZE: (auto_augment.solarize, [0, 1, 2, 26, 100, 128, 200, 254, 255, 256]),
+    operations.SOLARIZE_ADD: (auto_augment.solarize_add, [0, 1, 33, 77, 99, 110, 127, 128]),
+    operations.COLOR: (auto_augment.color, np.linspace(0, 2.8, 29).tolist()),
+    operations.CONTRAST: (auto_augment.contrast, np.linspace(0, 2.8, 29).tolist()),
+    operations.BRIGHTNESS: (auto_augment.brightness, np.linspace(0, 2.8, 29).tolist()),
+    operations.SHARPNESS: (auto_augment.sharpness, np.linspace(0, 2.8, 29).tolist()),
+    operations.BLUR: (auto_augment.gaussian_blur, [0.1, 0.3, 0.77, 1.0, 1.31, 1.9, 2.0, 3.7, 8.0]),
+}
+BOTH_WAYS = np.linspace(-1, 1, 13)
+MOVES = {
+    operations.ROTATE: (auto_augment.rotate, [*(BOTH_WAYS * 30), 0.0001, 45.0, 90.0, -90.0, 180.0, 200.0]),
+    operations.SHEAR_X: (auto_augment.shear_x, BOTH_WAYS * 0.3),
+    operations.SHEAR_Y: (auto_augment.shear_y, BOTH_WAYS * 0.3),
+    operations.TRANSLATE_X: (auto_augment.translate_x_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
+    operations.TRANSLATE_Y: (auto_augment.translate_y_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
+    operations.TRANSLATE_X_REL: (auto_augment.translate_x_rel, BOTH_WAYS * 0.45),
+    operations.TRANSLATE_Y_REL: (auto_augment.translate_y_rel, BOTH_WAYS * 0.45),
+}
+
+
+def applied(picture: np.ndarray, operation: int, argument: float | None, cubic: bool = False) -> np.ndarray:
+    ours = picture.copy()
+    apply(ours, operation, float(argument or 0), cubic, PACKED, scratch_for(*picture.shape[:2]))
+    return ours
+
+
+@pytest.mark.parametrize("operation", PLAIN, ids=lambda n: PLAIN[n][0].__name__)
+def test_values_are_pillows(pictures, operation):
+    function, arguments = PLAIN[operation]
+    for picture in pictures:
+        for argument in arguments:
+            given = () if argument is None else (argument,)
+            expected = np.asarray(function(Image.fromarray(picture), *given))
+            assert np.array_equal(applied(picture, operation, argument), expected), argument
+
+
+@pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
+@pytest.mark.parametrize("operation", MOVES, ids=lambda n: MOVES[n][0].__name__)
+def test_moved_pixels_are_pillows(pictures, operation, resample):
+    function, arguments = MOVES[operation]
+    for picture in pictures[:3]:
+        for argument in map(float, arguments):
+            expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
+            ours = applied(picture, operation, argument, resample == CUBIC)
+            assert np.array_equal(ours, np.asarray(expected)), argument
+
+
+@settings(deadline=None, max_examples=500)  # the first call compiles
+@given(st.floats(-720, 720), st.integers(1, 500), st.integers(1, 500))
+def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
+    angle = -math.radians(degrees % 360.0)
+    cos, sin, back = round(math.cos(angle), 15), round(math.sin(angle), 15), round(-math.sin(angle), 15)
+    x, y = width / 2, height / 2
+    shift_x, shift_y = cos * -x + sin * -y + 0.0 + x, back * -x + cos * -y + 0.0 + y
+    assert rotation(degrees, height, width) == (cos, sin, shift_x, back, cos, shift_y)
+
+
+def test_no_bits_left_is_black(pictures):
+    """Pillow 13 raises there, and with it timm's policies at magnitude 10."""
+    for bits in (0, -4):
+        assert not applied(pictures[2], operations.POSTERIZE, bits).any()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3, 0.77, 1.0])
+def test_blends_are_pillows(pictures, factor):
+    for one, two in itertools.pairwise(pictures):
+        expected = Image.blend(Image.fromarray(one), Image.fromarray(two), factor)
+        ours = one.copy()
+        blend(ours.reshape(-1), two.reshape(-1), factor)
+        assert np.array_equal(ours, np.asarray(expected))
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (2, 3), (3, 2), (3, 3), (4, 5)])
+def test_the_smallest_pictures_too(height, width):
+    picture = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    image = Image.fromarray(picture)
+    assert np.array_equal(applied(picture, operations.SHARPNESS, 1.7), auto_augment.sharpness(image, 1.7))
+    for sigma in (0.5, 2.0, 5.0):
+        blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(sigma)))
+        assert np.array_equal(applied(picture, operations.BLUR, sigma), blurred), sigma
+    assert np.array_equal(
+        applied(picture, operations.ROTATE, 20, cubic=True),
+        np.asarray(auto_augment.rotate(image, 20, fillcolor=FILL, resample=CUBIC)),
+    )

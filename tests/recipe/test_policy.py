@@ -1,0 +1,89 @@
+"""Policy strings mean what they mean to timm, and a wrong one is refused by its wrong part."""
+
+import itertools
+import math
+
+import pytest
+from timm.data import auto_augment
+
+from pipeline.errors import InputError
+from pipeline.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, parse_policy
+
+RAND = [
+    f"rand-{m}-{n}-{rest}-{inc}"
+    for m, n, rest, inc in itertools.product(("m9", "m14"), ("n3", "mstd0.5"), ("mmax12", "p0.3"), ("inc1", "inc0"))
+]
+TEXTS = [
+    *("rand", "rand-m9-mstd0.5-inc1", "rand-mstd101", "rand-m15-mmax20-mstd1.5-p1-n1-inc1", "rand-tweights-m5"),
+    *("rand-t3a-inc1", "rand-m7-t3aw-n3", *RAND),
+    *("v0", "v0r", "original", "originalr", "3a", "original-mstd0.5", "3a-mstd2"),
+    *("augmix", "augmix-m5-w4-d2", "augmix-mstd1-a0.5-b1", "augmix-d0"),
+]
+
+
+def timms(text: str):
+    hparams = {"translate_const": 100, "img_mean": (1, 2, 3)}
+    if text.startswith("rand"):
+        return auto_augment.rand_augment_transform(text, hparams)
+    if text.startswith("augmix"):
+        return auto_augment.augment_and_mix_transform(text, hparams)
+    return auto_augment.auto_augment_transform(text, hparams)
+
+
+def steps_of(operations) -> tuple[Step, ...]:
+    return tuple(Step(op.name, op.prob, op.magnitude, op.magnitude_std, op.magnitude_max or 10) for op in operations)
+
+
+def expected(text: str) -> Policy:
+    theirs = timms(text)
+    if isinstance(theirs, auto_augment.RandAugment):
+        weights = None if theirs.choice_weights is None else tuple(theirs.choice_weights)
+        return RandAugment(steps_of(theirs.ops), theirs.num_layers, weights)
+    if isinstance(theirs, auto_augment.AutoAugment):
+        return AutoAugment(tuple(steps_of(chain) for chain in theirs.policy))
+    return AugMix(steps_of(theirs.ops), theirs.width, max(theirs.depth, 0), theirs.alpha, theirs.blended)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_policy_is_timms(text):
+    ours, theirs = parse_policy(text), expected(text)
+    if isinstance(ours, RandAugment) and ours.weights:
+        assert ours.steps == theirs.steps
+        assert ours.layers == theirs.layers
+        assert [weight / sum(ours.weights) for weight in ours.weights] == pytest.approx(theirs.weights)
+    else:
+        assert ours == theirs
+
+
+def test_uniform_magnitudes_are_told_by_an_infinite_deviation():
+    assert parse_policy("rand-mstd101").steps[0].std == math.inf
+    assert parse_policy("augmix").steps[0].std == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "'': no such policy; known are rand, augmix, v0, v0r, original, originalr, 3a"),
+        ("rnd-m9", "'rnd': no such policy"),
+        ("randm9", "'randm9': no such policy"),
+        ("rand-m9-x4", "part 'x4': no such option; known are m, n, p, mstd, mmax, inc, t"),
+        ("rand-m9-w0", "part 'w0': .* timm has replaced w by t, as in tweights"),
+        ("rand-m9.5", "part 'm9.5': needs a whole number such as m1"),
+        ("rand-m9-inc", "part 'inc': needs a whole number such as inc1"),
+        ("rand-m9-inc2", "part 'inc2': must be 0 to 1"),
+        ("rand-p1.5", "part 'p1.5': must be 0 to 1"),
+        ("rand-n0", "part 'n0': must be 1 or more"),
+        ("rand-m9-m5", "part 'm5': m is given twice"),
+        ("rand-m9-", "part '': no such option"),
+        ("rand-tweight", "part 'tweight': takes one set of operations, of weights, 3a, 3aw"),
+        ("rand-n20-t3aw", "part 'n20': t3aw draws without replacement from 14"),
+        ("original-m9", "part 'm9': no such option; known are mstd"),
+        ("augmix-n2", "part 'n2': no such option; known are m, w, d, a, b, mstd"),
+        ("augmix-a0", "part 'a0': must be 0.05 or more"),
+        ("rand-mstd1e400", "part 'mstd1e400'"),
+        ("rand-m9\n", "part 'm9"),
+    ],
+)
+def test_the_bad_part_is_named(text, words):
+    with pytest.raises(InputError, match=words):
+        parse_policy(text)
