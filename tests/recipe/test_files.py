@@ -99,6 +99,12 @@ def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
         ("train: {epochs: 1, epochs: 2}", "the key 'epochs' stands twice"),
         ("train: {epochs: 1, glob_batch: 2}", "unknown key train.glob_batch; did you mean train.global_batch?"),
         ("- a\n- b", "a recipe is a mapping of sections"),
+        (
+            "data: {path: x, num_classes: 3}\n"
+            "model: {kind: text_mixer, vocabulary: 9, tokens: 8, depth: 1, channels: 4}\n"
+            "optim: {lr: 1.0}\ntrain: {epochs: 1, global_batch: 1}",
+            "recipes train on pictures so far",
+        ),
         ("train: [", "not valid YAML, line 1"),
         ("extends: nowhere.yaml", "no such recipe"),
         ("extends: recipe.yaml", "extends itself"),

@@ -1,0 +1,28 @@
+"""The command `widemix`. What a command needs is imported when it runs, so that help and mistakes come at once."""
+
+import sys
+
+from pipeline.cli import data, machine, runs
+from pipeline.commands import Parser, run_command
+
+COMMANDS = (
+    data.add_prep,
+    data.add_verify,
+    data.add_stage,
+    runs.add_train,
+    runs.add_eval,
+    runs.add_export,
+    machine.add_cost,
+    machine.add_doctor,
+)
+
+
+def main() -> None:
+    parser = Parser(
+        prog="widemix",
+        description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in COMMANDS:
+        add(commands)
+    sys.exit(run_command(parser))
