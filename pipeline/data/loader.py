@@ -116,8 +116,7 @@ class TrainLoader:
         for step, row in enumerate(order, first_step):
             for part, samples in enumerate(row.reshape(self.accumulation, self.share)):
                 host = self.pictures.read(samples, self._boxes(samples, epoch), epoch * self.steps + step, part)
-                if self.augmentation:
-                    self.augmentation(host.pictures.numpy(), samples, self.seed, epoch, self.pictures.threads)
+                self.augmentation(host.pictures.numpy(), samples, self.seed, epoch, self.pictures.threads)
                 yield host
 
     def _boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:

@@ -23,14 +23,12 @@ class Augmentation:
     program: Program
     looks: Appearance
 
-    def __bool__(self) -> bool:
-        looks = self.looks
-        return self.program.kind != NO_POLICY or max(looks.jitter_prob, looks.gray_prob, looks.blur_prob) > 0
-
     def __call__(self, pictures: np.ndarray, samples: np.ndarray, seed: int, epoch: int, threads: int) -> None:
-        """Augment uint8 [B, H, W, 3], which show `samples`, in place."""
-        work = functools.partial(_augment_share, pictures, samples, seed, epoch, self.program, self.looks)
-        share_out(work, threads)
+        """Augment uint8 [B, H, W, 3], which show `samples`, in place. What is off is not even compiled."""
+        if self.program.kind != NO_POLICY:
+            share_out(functools.partial(_run_share, pictures, samples, seed, epoch, self.program), threads)
+        if max(self.looks.jitter_prob, self.looks.gray_prob, self.looks.blur_prob) > 0:
+            share_out(functools.partial(_look_share, pictures, samples, seed, epoch, self.looks), threads)
 
 
 def augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:
@@ -39,10 +37,16 @@ def augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> A
 
 
 @jit
-def _augment_share(pictures, samples, seed, epoch, program, looks, chunk, chunks):
-    """Every `chunks`-th picture from `chunk` on."""
+def _run_share(pictures, samples, seed, epoch, program, chunk, chunks):
+    """The policy on every `chunks`-th picture from `chunk` on."""
     scratch = scratch_for(pictures.shape[1], pictures.shape[2])
     chain = np.empty((max(program.layers, 3), 3))
     for b in range(chunk, len(samples), chunks):
         run_policy(pictures[b], program, key(seed, epoch, samples[b], AUGMENT), scratch, chain)
+
+
+@jit
+def _look_share(pictures, samples, seed, epoch, looks, chunk, chunks):
+    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+    for b in range(chunk, len(samples), chunks):
         change_appearance(pictures[b], looks, key(seed, epoch, samples[b], APPEARANCE), scratch)

@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 
 MIN_AREA, MAX_AREA = 0.02, 1 / 3
@@ -44,7 +43,7 @@ def erase(
             if mode == "const":
                 region.zero_()
                 continue
-            noise = np.random.Generator(np.random.SFC64([stream, top * side + left]))
+            noise = torch.Generator().manual_seed((stream + top * side + left) % 2**64)
             shape = (h, w, channels) if mode == "pixel" else (1, 1, channels)  # in the order of memory
-            fill = torch.from_numpy(noise.standard_normal(shape, np.float32)).permute(2, 0, 1).to(images.dtype)
+            fill = torch.randn(shape, generator=noise).permute(2, 0, 1).to(images.dtype)
             region.copy_(fill.to(images.device, non_blocking=True).expand_as(region))
