@@ -18,6 +18,7 @@ from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.data.normalise import normalised
 from pipeline.data.order import evaluation_samples, steps_per_epoch, training_samples
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.random import ERASE, key
@@ -71,8 +72,7 @@ class _Pictures:
 
     def normalised(self, pictures: torch.Tensor) -> torch.Tensor:
         """uint8 [B, H, W, 3] on the host to float32 [B, 3, H, W] on the device, channels last."""
-        images = pictures.to(self.topology.device, non_blocking=True).permute(0, 3, 1, 2)
-        return images.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)
+        return normalised(pictures, self.mean, self.std)
 
     def prefetch(self, batches: Iterator[_HostBatch]) -> Prefetch[_HostBatch]:
         return Prefetch(batches, self.section.batches_ahead)

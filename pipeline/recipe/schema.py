@@ -60,9 +60,17 @@ class AugmentSection(Section):
     re_count: Positive = key(1, "random erasing: greatest number of boxes")
     mixup: Annotated[float, Field(ge=0)] = key(0.0, "alpha of mixup; 0 is off")
     cutmix: Annotated[float, Field(ge=0)] = key(0.0, "alpha of CutMix; 0 is off")
-    mixup_prob: Fraction = key(1.0, "probability that a group is mixed at all")
+    cutmix_minmax: Pair | None = key(
+        None, "CutMix by boxes of these shares of the side, least and greatest, instead of by alpha; null is off"
+    )
+    mix_mode: Literal["batch", "pair", "elem"] = key(
+        "batch", "one draw for a whole mix_group, one for each pair in it, or one for each picture"
+    )
+    mixup_prob: Fraction = key(1.0, "probability that a group (pair, picture) is mixed at all")
     mixup_switch_prob: Fraction = key(0.5, "probability of CutMix where both are on")
-    mix_group: Positive = key(32, "pictures that share one draw of mixup or CutMix, whatever the world size")
+    mix_group: Positive = key(
+        32, "pictures mixed among themselves, by one draw in mode batch, whatever the world size"
+    )
     smoothing: Annotated[float, Field(ge=0, lt=1)] = key(0.0, "label smoothing")
 
     @field_validator("auto_augment")
@@ -78,6 +86,8 @@ class AugmentSection(Section):
             raise ValueError(f"scale {list(self.scale)} must rise within (0, 1]")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio {list(self.ratio)} must rise and be positive")
+        if self.cutmix_minmax and not 0 <= self.cutmix_minmax[0] < self.cutmix_minmax[1] <= 1:
+            raise ValueError(f"cutmix_minmax {list(self.cutmix_minmax)} must rise within [0, 1]")
         if min(self.color_jitter) < 0 or self.color_jitter[3] > 0.5:
             raise ValueError(f"color_jitter {list(self.color_jitter)} must not be negative, its hue not above 0.5")
         if self.mixing and self.mix_group % 2:
@@ -85,8 +95,13 @@ class AugmentSection(Section):
         return self
 
     @property
+    def cut_alpha(self) -> float:
+        """Alpha that CutMix draws by: with boxes of their own it only decides how often nothing is cut."""
+        return self.cutmix if self.cutmix_minmax is None else 1.0
+
+    @property
     def mixing(self) -> bool:
-        return self.mixup > 0 or self.cutmix > 0
+        return self.mixup > 0 or self.cut_alpha > 0
 
 
 class OptimSection(Section):
@@ -193,7 +208,13 @@ class Recipe(Section):
 
 
 def _picture_fits(recipe: Recipe) -> None:
-    recipe.model.check_image_size(recipe.data.image_size)
+    side = recipe.data.image_size
+    recipe.model.check_image_size(side)
+    least, greatest = recipe.augment.cutmix_minmax or (0.0, 1.0)
+    if int(side * least) == int(side * greatest):
+        raise ValueError(
+            f"augment.cutmix_minmax [{least:g}, {greatest:g}] is no whole pixel of data.image_size {side}"
+        )
 
 
 def _batch_divides(recipe: Recipe) -> None:

@@ -17,11 +17,25 @@ def batch(size):
     return torch.randn(size, 3, 12, 12, generator=numbers), torch.randint(CLASSES, (size,), generator=numbers)
 
 
-@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 1.0), (0.8, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+@pytest.mark.parametrize(
+    ("mixup", "cutmix", "minmax"),
+    [(0.8, 1.0, None), (0.8, 0.0, None), (0.0, 1.0, None), (0.8, 0.3, (0.2, 0.8)), (0.0, 0.0, (0.3, 0.5))],
+)
 @pytest.mark.parametrize("prob", [0.5, 1.0])
-def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, prob):
-    section = AugmentSection(mixup=mixup, cutmix=cutmix, mixup_prob=prob, mix_group=GROUP, smoothing=0.1)
-    timms = Mixup(mixup, cutmix, prob=prob, switch_prob=0.5, label_smoothing=0.1, num_classes=CLASSES)
+def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, prob, mode):
+    section = AugmentSection(
+        mixup=mixup,
+        cutmix=cutmix,
+        cutmix_minmax=minmax,
+        mixup_prob=prob,
+        mix_mode=mode,
+        mix_group=GROUP,
+        smoothing=0.1,
+    )
+    timms = Mixup(
+        mixup, cutmix, minmax, prob=prob, mode=mode, switch_prob=0.5, label_smoothing=0.1, num_classes=CLASSES
+    )
     for step in range(40):
         images, labels = batch(GROUP)
         ours = images.clone()
@@ -32,8 +46,9 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, prob):
         torch.testing.assert_close(targets, expected_targets)
 
 
-def test_two_halves_mix_as_the_whole():
-    section = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=GROUP)
+@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
+def test_two_halves_mix_as_the_whole(mode):
+    section = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=GROUP, mix_mode=mode)
     images, labels = batch(4 * GROUP)
     whole, halves = images.clone(), images.clone()
     targets = soft_labels(labels, CLASSES, 0.0)

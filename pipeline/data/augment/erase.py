@@ -44,7 +44,7 @@ def erase(
             if mode == "const":
                 region.zero_()
                 continue
-            noise = np.random.RandomState((stream + top * side + left) & 0xFFFFFFFF)
-            shape = (channels, h, w) if mode == "pixel" else (channels, 1, 1)
-            fill = torch.from_numpy(noise.standard_normal(shape)).to(images.dtype)
+            noise = np.random.Generator(np.random.SFC64([stream, top * side + left]))
+            shape = (h, w, channels) if mode == "pixel" else (1, 1, channels)  # in the order of memory
+            fill = torch.from_numpy(noise.standard_normal(shape, np.float32)).permute(2, 0, 1).to(images.dtype)
             region.copy_(fill.to(images.device, non_blocking=True).expand_as(region))

@@ -1,0 +1,178 @@
+"""`python -m pipeline.bench.augment`: the full recipe's training pictures, ours against timm's and torchvision's.
+
+Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, erasing a quarter of the pictures
+with noise. Files in, tensors out, on one core. Needs real ImageNet JPEGs in a folder of classes.
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.bench.paired import Contestant, machine, race
+from pipeline.commands import Exit, Parser, run_command
+from pipeline.data.decode import decode, random_boxes
+from pipeline.data.loader import TrainLoader, open_split
+from pipeline.errors import InputError
+from pipeline.recipe.schema import IMAGENET_MEAN, IMAGENET_STD, AugmentSection, DataSection
+from pipeline.topology import Topology
+
+SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
+POLICY = "rand-m9-mstd0.5-inc1"
+SIDE, BATCH = 224, 25
+TIMM = "timm + Pillow, original files"
+
+
+def main() -> None:
+    parser = Parser(prog="python -m pipeline.bench.augment", description=__doc__.splitlines()[0])
+    parser.add_argument("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="ImageNet JPEGs")
+    parser.add_argument("--rounds", type=int, default=7, help="paired rounds (default: 7)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    sys.exit(run_command(parser, _bench))
+
+
+def _bench(arguments) -> Exit:
+    if arguments.rounds < 1:
+        raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
+    files = sorted((arguments.origin / "train").glob("*/*.JPEG")) + sorted(arguments.origin.glob("train/*/*.jpg"))
+    if len(files) < BATCH:  # none at all, where there is no such folder
+        print(f"skipped: {arguments.origin} has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
+        return Exit.DONE
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = race(_contestants(files, arguments.origin, Path(folder)), arguments.rounds, peer=TIMM)
+    where = machine("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
+    print(where)
+    for row in rows:
+        print(f"{row['images_per_cpu_s']:>9.1f} images per CPU second  {row['ratio']:>6.3f}  {row['name']}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
+    return Exit.DONE
+
+
+def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
+    for name, settings in (("original", PrepSettings(max_size=0)), ("small", PrepSettings(max_size=400))):
+        prepare("image-folder", origin, folder / name, settings, processes=1)
+    original, small = folder / "original", folder / "small"
+    return {
+        TIMM: _timms(files),
+        "torchvision v2, original files": _torchvisions(files),
+        "ours, original bytes": _ours(original, POLICY, 0.25),
+        "ours, original bytes, without policy": _ours(original, None, 0.25),
+        "ours, original bytes, crop and flip alone": _ours(original, None, 0.0),
+        "our decoding with timm's policy on Pillow": _mixed(original),
+        "ours, prepared with --max-size 400": _ours(small, POLICY, 0.25),
+        "ours, prepared with --max-size 400, crop and flip alone": _ours(small, None, 0.0),
+        "decoding to uint8 alone, original bytes": _decoded(original),
+    }
+
+
+def _data(folder: Path) -> DataSection:
+    return DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
+
+
+def _ours(folder: Path, policy: str | None, re_prob: float) -> Contestant:
+    """The training loader itself, prefetch thread and soft targets included."""
+    augment = AugmentSection(auto_augment=policy, re_prob=re_prob, re_mode="pixel")
+    loader = TrainLoader(_data(folder), augment, BATCH, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+
+    def make(turn: int) -> int:
+        with loader.batches(turn) as batches:
+            return sum(len(batch) for batch in batches)
+
+    return make
+
+
+def _decoded(folder: Path) -> Contestant:
+    beton = open_split(_data(folder), "train")
+    pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
+
+    def make(turn: int) -> int:
+        boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        decode(beton, samples, boxes, pictures, threads=1)
+        return len(samples)
+
+    return make
+
+
+def _mixed(folder: Path) -> Contestant:
+    """Our decoder, then timm's policy on Pillow pictures; normalised and erased by timm."""
+    beton = open_split(_data(folder), "train")
+    transform = _timm_transform().transforms[2:]
+    pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
+
+    def make(turn: int) -> int:
+        boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        decode(beton, samples, boxes, pictures, threads=1)
+        for picture in pictures:
+            image = Image.fromarray(picture)
+            for step in transform:
+                image = _unfailing(step, image)
+        return len(samples)
+
+    return make
+
+
+def _timms(files: Sequence[Path]) -> Contestant:
+    transform = _timm_transform()
+
+    def make(turn: int) -> int:
+        made = [_unfailing(transform, Image.open(file).convert("RGB")) for file in files]
+        return len(made)
+
+    return make
+
+
+def _timm_transform():
+    from timm.data import create_transform
+
+    return create_transform(
+        SIDE,
+        is_training=True,
+        auto_augment=POLICY,
+        re_prob=0.25,
+        re_mode="pixel",
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+def _unfailing(transform, image):
+    """timm asks Pillow 13 for 0 bits in one picture of 600, and fails: draw again."""
+    while True:
+        try:
+            return transform(image)
+        except ValueError:
+            continue
+
+
+def _torchvisions(files: Sequence[Path]) -> Contestant:
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIDE, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.RandAugment(num_ops=2, magnitude=9),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+            v2.RandomErasing(0.25),
+        ]
+    )
+
+    def make(turn: int) -> int:
+        return len([transform(decode_jpeg(read_file(str(file)), ImageReadMode.RGB)) for file in files])
+
+    return make
+
+
+if __name__ == "__main__":
+    main()
