@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from data_prep.manifest import NAME, read_manifest
 from pipeline.errors import InputError
@@ -15,6 +15,11 @@ GPUS = {
     "h100": (989e12, 67e12, 80),
     "h200": (989e12, 67e12, 141),
 }
+ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
+    ("DDP", "ddp", 0),
+    ("FSDP", "fsdp", 0),
+    *((f"ZeRO {stage}", "deepspeed", stage) for stage in range(3)),
+)
 UTILISATION = 0.35  # assumed share of the peak; hours scale with its inverse
 IMAGENET_SAMPLES = 1_281_167
 
@@ -109,25 +114,47 @@ def named_table() -> str:
     return "\n".join(lines)
 
 
+def pairs_table(omega: float, gamma: float) -> str:
+    """Mixers of equal Omega from few channels to few tokens, the widest in the middle, as a Markdown table."""
+    from pipeline.models.width import pairs, tokens_of, widest
+
+    if not (omega > 0 and gamma > 0):
+        raise InputError(f"--omega {omega:g}, --gamma {gamma:g}: both must be above 0")
+    best = widest(omega, gamma)
+    most = next(k for k in range(64) if tokens_of(best * 2 ** ((k + 1) / 2), omega, gamma) < 1)
+    channels = sorted({max(1, round(best * 2 ** (k / 2))) for k in range(-most, most + 1)})
+    lines = ["| C | S | width m = S C | Omega |", "|---:|---:|---:|---:|"]
+    for count, tokens in pairs(omega, gamma, channels):
+        exact = gamma * (count * tokens**2 + count**2 * tokens) / 2
+        lines.append(f"| {count:,} | {tokens:,} | {count * tokens:,} | {exact:,.0f} |")
+    return "\n".join([*lines, "", f"widest at C = S = (Omega / gamma)^(1/3) = {best:.1f}"])
+
+
 def _memory(recipe: Recipe, parameters: int, activations: int, micro: int, gpus: int, gpu: str) -> list[Row]:
     """Bytes on one GPU: weights, gradients and optimiser by engine; activations in the precision of training."""
     from pipeline.models.memory import state_bytes
 
     engine, precision = recipe.engine, recipe.train.precision
-    state = state_bytes(
-        parameters,
-        optimizer=recipe.optim.name,
-        engine=engine.kind,
-        zero_stage=engine.zero_stage,
-        world=gpus,
-        precision=precision,
-    ).total
+    taken = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
     kept = activations * micro * (1.0 if precision == "fp32" else 0.5)
-    name = {"ddp": "DDP", "fsdp": "FSDP", "deepspeed": f"ZeRO {engine.zero_stage}"}[engine.kind]
+    rows, total = [], kept
+    for name, kind, stage in ENGINES:
+        size = state_bytes(
+            parameters,
+            optimizer=recipe.optim.name,
+            engine=kind,
+            zero_stage=stage,
+            world=gpus,
+            precision=precision,
+        ).total
+        note = "a GPU; weights, gradients and optimiser" if kind == "ddp" else ""
+        if (kind, stage) == taken:
+            total, note = total + size, f"{note}; the recipe's engine".removeprefix("; ")
+        rows.append(Row(f"state, {name}", size, _bytes(size), note))
     return [
-        Row("state memory", state, _bytes(state), f"a GPU; weights, gradients and optimiser under {name}"),
-        Row("activation memory", kept, _bytes(kept), f"a GPU, {micro} pictures a micro-batch, no checkpointing"),
-        Row("memory", state + kept, _bytes(state + kept), f"a GPU, of {GPUS[gpu][2]} GB, without its workspace"),
+        *rows,
+        Row("activations", kept, _bytes(kept), f"a GPU, {micro} pictures a micro-batch, no checkpointing"),
+        Row("memory", total, _bytes(total), f"a GPU, of {GPUS[gpu][2]} GB, without its workspace"),
     ]
 
 

@@ -17,6 +17,8 @@ def add_cost(commands) -> None:
     )
     add_recipe_arguments(parser)
     parser.add_argument("--named", action="store_true", help="in place of a recipe: a table of all named networks")
+    parser.add_argument("--omega", type=float, help="in place of a recipe: Mixers (C, S) of this mean connectivity")
+    parser.add_argument("--gamma", type=float, default=1.0, help="their expansion (default: 1)")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
     parser.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
     parser.add_argument(
@@ -29,8 +31,11 @@ def add_cost(commands) -> None:
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
-    from pipeline.estimate import estimate, named_table, show
+    from pipeline.estimate import estimate, named_table, pairs_table, show
 
+    if arguments.omega is not None:
+        print(pairs_table(arguments.omega, arguments.gamma))
+        return Exit.DONE
     if arguments.named:
         print(named_table())
         return Exit.DONE
