@@ -78,7 +78,7 @@ def test_a_truncated_beton_is_told_once_by_two_ranks(train, digits, tmp_path):
 
 
 def test_a_policy_that_does_not_exist(train, tmp_path):
-    refused(train("run", "--augment.auto_augment", "rnd-m9"), "is not a policy that timm knows")
+    refused(train("run", "--augment.auto_augment", "rnd-m9"), "'rnd': no such policy; known are rand")
     assert not (tmp_path / "run").exists()
 
 

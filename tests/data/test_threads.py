@@ -1,0 +1,28 @@
+"""Work shared out: every share once, at once, and no exception lost."""
+
+import threading
+
+import pytest
+
+from pipeline.data.threads import share_out
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_share_is_worked_at_the_same_time(threads):
+    meet, seen = threading.Barrier(threads, timeout=30), []
+
+    def work(k: int, of: int) -> None:
+        meet.wait()  # nobody leaves before all have come
+        seen.append((k, of))
+
+    share_out(work, threads)
+    assert sorted(seen) == [(k, threads) for k in range(threads)]
+
+
+def test_an_exception_of_any_share_is_raised():
+    def work(k: int, of: int) -> None:
+        if k == 2:
+            raise OSError("the third share")
+
+    with pytest.raises(OSError, match="the third share"):
+        share_out(work, 3)
