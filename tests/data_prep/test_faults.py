@@ -35,8 +35,8 @@ def slow_folder(tmp_path, picture):
     """Pictures that take some seconds: a few large ones under many names."""
     (tmp_path / "pictures/train/a").mkdir(parents=True)
     picture(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
-    for i in range(400):
-        os.link(tmp_path / "large.jpg", tmp_path / f"pictures/train/a/{i:03}.jpg")
+    for i in range(4000):
+        os.link(tmp_path / "large.jpg", tmp_path / f"pictures/train/a/{i:04}.jpg")
     return tmp_path / "pictures"
 
 
