@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from pipeline.recipe.schema import OptimSection
+from pipeline.recipe.optim import OptimSection
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 

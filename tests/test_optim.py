@@ -11,7 +11,7 @@ from timm.optim import param_groups_weight_decay
 import pipeline.models  # noqa: F401 - registers our names
 from pipeline.optim import build_optimizer, undecayed
 from pipeline.recipe import load_recipe
-from pipeline.recipe.schema import OptimSection, ScheduleSection
+from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.schedule import build_schedule
 
 

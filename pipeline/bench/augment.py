@@ -21,7 +21,8 @@ from pipeline.commands import Exit, Parser, run_command
 from pipeline.data.decode import decode, random_boxes
 from pipeline.data.loader import TrainLoader, open_split
 from pipeline.errors import InputError
-from pipeline.recipe.schema import IMAGENET_MEAN, IMAGENET_STD, AugmentSection, DataSection
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.topology import Topology
 
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"

@@ -23,7 +23,8 @@ from pipeline.data.order import evaluation_samples, steps_per_epoch, training_sa
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.random import ERASE, key
 from pipeline.errors import InputError
-from pipeline.recipe.schema import AugmentSection, DataSection
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
 from pipeline.topology import Topology, share_cpus
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pipeline.data.random import MIX, key
-from pipeline.recipe.schema import AugmentSection
+from pipeline.recipe.augment import AugmentSection
 
 
 def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.Tensor:

@@ -7,7 +7,8 @@ from torch import nn
 from pipeline.engine.contract import Engine, State, StepResult
 from pipeline.errors import InputError
 from pipeline.optim import build_optimizer
-from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
+from pipeline.recipe.optim import OptimSection
+from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.topology import Topology
 
 

@@ -17,7 +17,8 @@ from pipeline.engine.contract import (
     read_optimizer,
     write_optimizer,
 )
-from pipeline.recipe.schema import OptimSection, TrainSection
+from pipeline.recipe.optim import OptimSection
+from pipeline.recipe.train import TrainSection
 from pipeline.topology import Topology
 
 

@@ -22,7 +22,8 @@ from pipeline.engine.contract import (
     read_optimizer,
     write_optimizer,
 )
-from pipeline.recipe.schema import EngineSection, OptimSection, TrainSection
+from pipeline.recipe.optim import OptimSection
+from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.topology import Topology
 
 

@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import DTYPES, LOSSES, State, StepResult
 from pipeline.optim import build_optimizer
-from pipeline.recipe.schema import OptimSection, TrainSection
+from pipeline.recipe.optim import OptimSection
+from pipeline.recipe.train import TrainSection
 from pipeline.topology import Topology
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)

@@ -19,7 +19,8 @@ from data_prep.write import BetonWriter
 from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.errors import InputError
-from pipeline.recipe.schema import AugmentSection, DataSection
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
 from pipeline.topology import Topology
 
 BATCH = 16

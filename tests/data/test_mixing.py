@@ -7,7 +7,7 @@ from timm.data import Mixup
 
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.random import MIX, key
-from pipeline.recipe.schema import AugmentSection
+from pipeline.recipe.augment import AugmentSection
 
 GROUP, CLASSES = 8, 10
 

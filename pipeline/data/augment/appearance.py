@@ -9,7 +9,7 @@ from pipeline.data.augment.hue import turn_hue
 from pipeline.data.augment.smooth import gaussian_smooth
 from pipeline.data.compiled import jit
 from pipeline.data.random import uniform
-from pipeline.recipe.schema import AugmentSection
+from pipeline.recipe.augment import AugmentSection
 
 # Counters of a picture's stream: the order's four numbers come last.
 _JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER = 0, 1, 2, 3, 4, 8

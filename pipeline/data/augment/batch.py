@@ -12,8 +12,8 @@ from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.compiled import jit
 from pipeline.data.random import APPEARANCE, AUGMENT, key
 from pipeline.data.threads import share_out
+from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.policy import parse_policy
-from pipeline.recipe.schema import AugmentSection
 
 
 @dataclass(frozen=True)

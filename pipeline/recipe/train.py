@@ -1,0 +1,51 @@
+"""How long, on which engine, with what measured and kept."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.recipe.section import Positive, Section, key
+
+
+class TrainSection(Section):
+    """How long, how many pictures a step, in which precision, to which end."""
+
+    epochs: Positive = key(..., "passes over the training split")
+    global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
+    accumulation: Positive = key(1, "micro-batches that each rank sums its gradient over")
+    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "arithmetic of the network; weights stay in fp32")
+    loss: Literal["softmax", "sigmoid"] = key(
+        "softmax", "cross-entropy over classes, or the sum of a binary one for each class (mean over pictures)"
+    )
+    head_bias: float = key(0.0, "first value of the head's bias; with the sigmoid loss -6.9 is usual at 1000 classes")
+    checkpointing: bool = key(False, "compute each block again in the backward pass, to save memory")
+    compile: bool = key(False, "torch.compile the network: a minute at the start, faster steps on a GPU")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
+    max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
+    save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
+    keep: Positive = key(2, "newest checkpoints to keep")
+
+
+class EngineSection(Section):
+    """What turns a module and an optimiser into a step on many ranks."""
+
+    kind: Literal["ddp", "fsdp", "deepspeed"] = key(
+        "ddp", "ddp: whole on each rank; fsdp: sharded block by block (FSDP2); deepspeed: ZeRO"
+    )
+    zero_stage: Literal[0, 1, 2] = key(1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too")
+    timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
+
+
+class EvalSection(Section):
+    """How often the evaluation split is measured."""
+
+    every: Positive = key(1, "epochs between evaluations; the last epoch is always measured")
+    batch: Positive = key(128, "pictures a batch and rank")
+
+
+class LogSection(Section):
+    """What is written down while it trains."""
+
+    every: Positive = key(50, "steps between lines of metrics.jsonl")
+    tensorboard: bool = key(True, "draw the same record in TensorBoard, under tb/")
+    images: Annotated[int, Field(ge=0)] = key(32, "pictures in the grid of the first step; 0 is off")
