@@ -1,14 +1,14 @@
-"""`python -m pipeline.bench.augment`: the full recipe's training pictures, ours against timm's and torchvision's.
+"""The full recipe's training pictures, ours against timm's and torchvision's.
 
 Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, erasing a quarter of the pictures
 with noise. Files in, tensors out, on one core. Needs real ImageNet JPEGs in a folder of classes.
 """
 
-import json
-import sys
+import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from PIL import Image
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from pipeline.bench.paired import Contestant, machine, race
-from pipeline.commands import Exit, Parser, run_command
+from pipeline.bench.paired import Contestant, race
 from pipeline.data.decode import decode, random_boxes
 from pipeline.data.loader import TrainLoader, open_split
 from pipeline.errors import InputError
@@ -25,37 +24,19 @@ from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.topology import Topology
 
-SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
+VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE, BATCH = 224, 25
 TIMM = "timm + Pillow, original files"
 
 
-def main() -> None:
-    parser = Parser(prog="python -m pipeline.bench.augment", description=__doc__.splitlines()[0])
-    parser.add_argument("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="ImageNet JPEGs")
-    parser.add_argument("--rounds", type=int, default=7, help="paired rounds (default: 7)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    sys.exit(run_command(parser, _bench))
-
-
-def _bench(arguments) -> Exit:
-    if arguments.rounds < 1:
-        raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     files = sorted((arguments.origin / "train").glob("*/*.JPEG")) + sorted(arguments.origin.glob("train/*/*.jpg"))
     if len(files) < BATCH:  # none at all, where there is no such folder
-        print(f"skipped: {arguments.origin} has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
-        return Exit.DONE
+        raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        rows = race(_contestants(files, arguments.origin, Path(folder)), arguments.rounds, peer=TIMM)
-    where = machine("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
-    print(where)
-    for row in rows:
-        print(f"{row['images_per_cpu_s']:>9.1f} images per CPU second  {row['ratio']:>6.3f}  {row['name']}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
-    return Exit.DONE
+        return race(_contestants(files, arguments.origin, Path(folder)), arguments.rounds, peer=TIMM)
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
@@ -173,7 +154,3 @@ def _torchvisions(files: Sequence[Path]) -> Contestant:
         return len([transform(decode_jpeg(read_file(str(file)), ImageReadMode.RGB)) for file in files])
 
     return make
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,8 @@
 """Contestants that take turns on the same pictures, so that a busy machine disturbs all alike."""
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 Contestant = Callable[[int], int]  # a round's number to the pictures made in it
@@ -31,14 +28,3 @@ def race(contestants: Mapping[str, Contestant], rounds: int, peer: str) -> list[
         }
         for name, found in rates.items()
     ]
-
-
-def machine(*packages: str) -> str:
-    """The processor and the versions that a figure belongs to."""
-    models = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    versions = ", ".join(f"{package} {version(package)}" for package in packages)
-    return f"{models[0] if models else platform.processor()}, Python {platform.python_version()}, {versions}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []

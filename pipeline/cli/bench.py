@@ -1,0 +1,40 @@
+"""widemix bench: our parts against named peers, in turns, in one run."""
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+
+from pipeline.commands import Exit
+from pipeline.errors import InputError
+
+# Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
+BENCHES = {
+    "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+}
+SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
+
+
+def add_bench(commands) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure our parts against others'",
+        description="Ours and its peers, timed in turns in one run, with the ratio to the first peer.",
+    )
+    benches = parser.add_subparsers(metavar="BENCH", required=True)
+    for name, text in BENCHES.items():
+        bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        add = bench.add_argument
+        add("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="real data, prepared by itself")
+        add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
+        add("--json", type=Path, metavar="FILE", help="also write the figures there")
+        bench.set_defaults(command=_bench, bench=name)
+
+
+def _bench(arguments: argparse.Namespace) -> Exit:
+    if arguments.rounds < 1:
+        raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
+    from pipeline.bench.report import report
+
+    bench = import_module(f"pipeline.bench.{arguments.bench}")
+    report(bench.run(arguments), bench.VERSIONS, arguments.json)
+    return Exit.DONE
