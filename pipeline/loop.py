@@ -95,8 +95,8 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 parts = list(islice(batches, section.accumulation))
                 waited = batches.waited - waited
                 lr = run.schedule(step)
-                if step == 0 and run.record and run.recipe.log.images:
-                    run.record.picture(parts[0].images[: run.recipe.log.images], run.recipe.data, step=1)
+                if step == 0 and run.record and run.recipe.log.images and run.recipe.data.kind == "pictures":
+                    run.record.picture(parts[0].inputs[: run.recipe.log.images], run.recipe.data, step=1)
                 torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)
                 step += 1
