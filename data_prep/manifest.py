@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 
 NAME = "manifest.json"
 BLOCK = 64 << 20  # bytes that one hash covers
@@ -70,8 +70,8 @@ def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
 
 
 def hash_blocks(path: Path) -> tuple[str, ...]:
-    """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are allowed CPUs."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are usable CPUs."""
+    with ThreadPoolExecutor(usable_cpus()) as pool:
         return tuple(pool.map(lambda block: hash_block(path, block), range(-(-path.stat().st_size // BLOCK))))
 
 

@@ -64,7 +64,7 @@ def prepare(
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
     A folder that holds just this already is left alone; one that holds anything else is an `InputError`, unless
-    `force`. `processes` encode pictures, by default as many as there are allowed CPUs. Raises `InputError` for what
+    `force`. `processes` encode pictures, by default as many as there are usable CPUs. Raises `InputError` for what
     the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed. Either way, and
     after Ctrl-C or a kill, the folder is as it was, or the same call goes on where this one stopped.
     """

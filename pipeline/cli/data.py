@@ -24,7 +24,7 @@ def add_prep(commands) -> None:
     add("--from", dest="origin", type=Path, metavar="DIR", help="where the source lies")
     add("--to", type=Path, required=True, metavar="DIR", help="folder to write")
     add("--dry-run", action="store_true", help="say what would be written, how large and how long, and write nothing")
-    add("--processes", type=int, metavar="N", help="processes that encode (default: the allowed CPUs)")
+    add("--processes", type=int, metavar="N", help="processes that encode (default: the usable CPUs)")
     add("--force", action="store_true", help="replace what the folder holds already")
     _add_picture_options(parser)
     _add_share_options(parser)
