@@ -12,6 +12,7 @@ import torch
 
 from pipeline import checkpoint
 from pipeline.checkpoint import Position
+from pipeline.data.grid import training_grid
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.random import NETWORK, key
 from pipeline.engine import Engine, StepResult
@@ -96,7 +97,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 waited = batches.waited - waited
                 lr = run.schedule(step)
                 if step == 0 and run.record and run.recipe.log.images:
-                    run.record.picture(parts[0].images[: run.recipe.log.images], run.recipe.data, step=1)
+                    run.record.picture(training_grid(parts[0], run.recipe.log.images, run.recipe.data), step=1)
                 torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)
                 step += 1
