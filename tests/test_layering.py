@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors"],
+    ["pipeline.errors", "pipeline.limits"],
     ["data_prep"],
     ["pipeline.recipe"],
     ["pipeline.commands"],
