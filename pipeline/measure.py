@@ -8,7 +8,7 @@ from torch import nn
 from data_prep.manifest import NAME, read_manifest
 from pipeline import checkpoint, topology
 from pipeline.data.loader import EvalLoader, check_model
-from pipeline.engine.contract import DTYPES
+from pipeline.engine.contract import DTYPES, autocast
 from pipeline.errors import InputError
 from pipeline.evaluate import evaluate
 from pipeline.models.export import export_model
@@ -39,8 +39,7 @@ def measure(path: Path, data: Path | None, split: str | None, batch: int | None)
         torch.set_num_threads(topology.share_cpus(here))
         loader = EvalLoader(section, batch or recipe.eval.batch, here)
         check_model(recipe.model, loader)
-        dtype = DTYPES[recipe.train.precision]
-        precision = torch.autocast(here.device.type, dtype, enabled=dtype is not torch.float32)
+        precision = autocast(here.device, DTYPES[recipe.train.precision])
         return evaluate(module.to(here.device), precision, loader, section.num_classes)
     finally:
         topology.stop()

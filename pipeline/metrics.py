@@ -5,6 +5,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -42,16 +43,10 @@ class Record:
             self._board.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
             self._board.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
 
-    def picture(self, images: torch.Tensor, section, step: int) -> None:
-        """A grid of pictures [B, 3, H, W] as the model sees them, their normalisation undone."""
+    def picture(self, grid: np.ndarray, step: int) -> None:
+        """A grid of training pictures, uint8 [height, width, 3]."""
         if self._board:
-            from torchvision.utils import make_grid
-
-            mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
-            pixels = (images.float().cpu() * std + mean).clamp(0, 1)
-            zoom = max(1, 64 // pixels.shape[-1])
-            pixels = pixels.repeat_interleave(zoom, -1).repeat_interleave(zoom, -2)
-            self._board.add_image("train/pictures", make_grid(pixels, nrow=8, padding=4, pad_value=0.5), step)
+            self._board.add_image("train/pictures", grid, step, dataformats="HWC")
 
     def finish(self, recipe: Recipe, result: dict[str, Any]) -> None:
         """What the recipe sets beside its result, for TensorBoard's table of runs."""

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors"],
+    ["pipeline.errors", "pipeline.limits"],
     ["data_prep"],
     ["pipeline.recipe"],
     ["pipeline.commands"],
@@ -20,7 +20,7 @@ LAYERS = [
     ["pipeline.checkpoint", "pipeline.evaluate", "pipeline.metrics", "pipeline.progress", "pipeline.signals"],
     ["pipeline.loop", "pipeline.runfolder"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench"],
+    ["pipeline.bench", "pipeline.analysis"],
     ["launch"],
     ["pipeline.cli"],
 ]

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.cli import bench, data, machine, runs
+from pipeline.cli import analyse, bench, data, machine, runs
 from pipeline.commands import Parser, run_command
 
 COMMANDS = (
@@ -12,6 +12,7 @@ COMMANDS = (
     runs.add_train,
     runs.add_eval,
     runs.add_export,
+    analyse.add_analyse,
     bench.add_bench,
     machine.add_cost,
     machine.add_doctor,

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from data_prep.manifest import read_manifest, split_path
+from data_prep.manifest import check_counts, read_manifest, split_path
 from pipeline.errors import InputError
 from pipeline.recipe.data import PreparedSection
 
@@ -29,10 +29,7 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
     folder = Path(section.path)
     manifest = read_manifest(folder)
     opened = open_file(split_path(folder, split, manifest))
-    if len(opened) != manifest.splits[split].samples:
-        raise InputError(
-            f"{opened.path}: holds {len(opened)} samples, the manifest says {manifest.splits[split].samples}"
-        )
+    check_counts(opened.path, opened.label, manifest.splits[split])
     if len(manifest.classes) > section.num_classes:
         raise InputError(
             f"data.num_classes {section.num_classes}: {folder} has {len(manifest.classes)} classes, of which "

@@ -13,6 +13,11 @@ from pipeline.data.loader import Batch
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """A context that computes in `dtype`; in float32 it changes nothing."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)
+
+
 @dataclass(frozen=True)
 class StepResult:
     """Of one optimiser step on this rank, still on the device: mean loss over its pictures, global gradient norm."""
@@ -62,6 +67,15 @@ def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
+def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """The optimiser of a `State`, parameter by parameter: name -> slot -> tensor."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for key, value in slots.items():
+        slot, name = key.split("/", 1)
+        found.setdefault(name, {})[slot] = value
+    return found
+
+
 def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The slots of an optimiser that holds the module's own parameters, on the CPU and named as in `State`."""
     names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
@@ -76,12 +90,12 @@ def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def write_optimizer(slots: dict[str, torch.Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """The reverse of `read_optimizer`."""
     parameters = dict(module.named_parameters())
-    for key, value in slots.items():
-        slot, name = key.split("/", 1)
-        # AdamW counts its steps on the CPU unless it is fused.
-        on_cpu = slot == "step" and not optimizer.defaults.get("fused")
-        device = torch.device("cpu") if on_cpu else parameters[name].device
-        optimizer.state[parameters[name]][slot] = value.to(device, copy=True)
+    for name, kept in by_parameter(slots).items():
+        for slot, value in kept.items():
+            # AdamW counts its steps on the CPU unless it is fused.
+            on_cpu = slot == "step" and not optimizer.defaults.get("fused")
+            device = torch.device("cpu") if on_cpu else parameters[name].device
+            optimizer.state[parameters[name]][slot] = value.to(device, copy=True)
 
 
 def read_model(module: nn.Module) -> dict[str, torch.Tensor]:

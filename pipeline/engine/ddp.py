@@ -13,6 +13,7 @@ from pipeline.engine.contract import (
     LOSSES,
     State,
     StepResult,
+    autocast,
     read_model,
     read_optimizer,
     write_optimizer,
@@ -69,7 +70,7 @@ class DDPEngine:
         return StepResult(loss, norm.detach())
 
     def evaluate_mode(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+        return autocast(self.device, self.dtype)
 
     def state(self) -> State:
         scalars = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}

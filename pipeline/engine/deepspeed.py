@@ -18,6 +18,8 @@ from pipeline.engine.contract import (
     LOSSES,
     State,
     StepResult,
+    autocast,
+    by_parameter,
     read_model,
     read_optimizer,
     write_optimizer,
@@ -88,7 +90,7 @@ class DeepSpeedEngine:
         return StepResult(loss, norm)
 
     def evaluate_mode(self) -> torch.autocast:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32)
+        return autocast(self.device, self.dtype)
 
     def state(self) -> State:
         model = read_model(self.module)
@@ -111,12 +113,12 @@ class DeepSpeedEngine:
             return
         for name, parameter in self.module.named_parameters():
             self._scatter(parameter, state.model[name])
-        for key, value in state.optimizer.items():
-            slot, name = key.split("/", 1)
-            if slot == "step":
-                self._set_step(value)
-            else:
-                self._scatter(self.module.get_parameter(name), value, slot)
+        for name, kept in by_parameter(state.optimizer).items():
+            for slot, value in kept.items():
+                if slot == "step":
+                    self._set_step(value)
+                else:
+                    self._scatter(self.module.get_parameter(name), value, slot)
         if "loss_scale" in state.scalars and self.dtype is torch.float16:
             self.engine.optimizer.loss_scaler.cur_scale = state.scalars["loss_scale"]
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, LOSSES, State, StepResult
+from pipeline.engine.contract import DTYPES, LOSSES, State, StepResult, autocast, by_parameter
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import TrainSection
@@ -59,7 +59,7 @@ class FSDPEngine:
         return StepResult(loss, norm.full_tensor())
 
     def evaluate_mode(self) -> torch.autocast:
-        return torch.autocast(self.device.type, enabled=False)  # the blocks know their precision
+        return autocast(self.device, torch.float32)  # the blocks know their precision
 
     def state(self) -> State:
         model: Any = get_model_state_dict(self.module, options=WHOLE)
@@ -68,12 +68,8 @@ class FSDPEngine:
         return State(model, {f"{slot}/{name}": value for name in kept for slot, value in kept[name].items()})
 
     def load(self, state: State) -> None:
-        slots: dict[str, dict[str, torch.Tensor]] = {}
-        for key, value in state.optimizer.items():
-            slot, name = key.split("/", 1)
-            slots.setdefault(name, {})[slot] = value
         model: Any = state.model
         sharded: Any = get_optimizer_state_dict(self.module, self.optimizer)
-        whole: Any = {"state": slots, "param_groups": sharded["param_groups"]}
+        whole: Any = {"state": by_parameter(state.optimizer), "param_groups": sharded["param_groups"]}
         set_model_state_dict(self.module, model, options=WHOLE)
         set_optimizer_state_dict(self.module, self.optimizer, whole, options=WHOLE)

@@ -7,7 +7,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 
 from pipeline.models.text import TextMixer, TextTransformer
 
-_OF_PICTURES = ("img_size", "in_chans", "global_pool")  # what timm offers every model
+_OF_PICTURES: Any = ("img_size", "in_chans", "global_pool")  # what timm offers every model
 
 default_cfgs: dict[str, Any] = generate_default_cfgs(
     {

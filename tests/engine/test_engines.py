@@ -5,9 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from timm.optim import Lamb
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from pipeline.data.loader import Batch
 from pipeline.engine import build_engine, check_device, prepare
@@ -16,26 +14,12 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
 from pipeline.topology import read_topology
 from tests.conftest import ROOT
+from tests.engine.plain import plain_loop
+from tests.engine.ranks import ENGINES, overrides_for
 
 STEPS, BATCH = 12, 32
 # DeepSpeed's own imports warn of things that are not ours to mend.
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def alone():
-    """One rank for the whole module: DeepSpeed keeps the first process group that it meets."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("RANK", "WORLD_SIZE"):
-            patch.delenv(name, raising=False)
-        patch.setenv("LOCAL_RANK", "0")
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(threads)
-        dist.destroy_process_group()
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
 
 @dataclass
@@ -78,45 +62,14 @@ def rate(step: int) -> float:
 
 
 def plain(given: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and final weights of a loop that any textbook could hold."""
-    model, section = given.model(), given.recipe.optim
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if section.name == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=1.0, momentum=section.momentum, nesterov=True)
-    elif section.name == "lamb":
-        optimizer = Lamb(groups, lr=1.0, betas=section.betas, eps=section.eps, max_grad_norm=None)
-    else:
-        optimizer = torch.optim.AdamW(groups, lr=1.0, betas=section.betas, eps=section.eps)
-    losses = []
-    for step, (images, targets) in enumerate(given.batches):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step)
-        logits = model(images)
-        if given.recipe.train.loss == "sigmoid":
-            loss = binary_cross_entropy_with_logits(logits, targets) * logits.shape[1]
-        else:
-            loss = cross_entropy(logits, targets)
-        optimizer.zero_grad()
-        loss.backward()
-        if section.clip_grad:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), section.clip_grad)
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model.state_dict()
+    """Losses and final weights of the plain loop."""
+    model, recipe = given.model(), given.recipe
+    rates = [rate(step) for step in range(STEPS)]
+    return plain_loop(model, given.batches, rates, optim=recipe.optim, loss=recipe.train.loss), model.state_dict()
 
 
 def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
     return [engine.step(given.parts(step), rate(step)).loss.item() for step in steps]
-
-
-def kind(name: str) -> list[tuple[str, str]]:
-    engine, _, stage = name.partition(" ")
-    return [("engine.kind", engine)] + ([("engine.zero_stage", stage)] if stage else [])
-
-
-ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -130,7 +83,7 @@ ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"]
     ],
 )
 def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
-    given = case(*kind(name), *overrides)
+    given = case(*overrides_for(name), *overrides)
     expected, weights = plain(given)
     engine = given.engine()
     assert run(engine, given) == pytest.approx(expected, rel=2e-6)
@@ -141,7 +94,7 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
 def test_lamb_is_timms(name):
-    given = case(*kind(name), ("optim.name", "lamb"))
+    given = case(*overrides_for(name), ("optim.name", "lamb"))
     expected, _ = plain(given)
     assert run(given.engine(), given) == pytest.approx(expected, rel=2e-6)
 
@@ -164,7 +117,7 @@ def test_the_heads_first_bias_is_the_recipes():
     ],
 )
 def test_half_precision_stays_near_the_plain_loop(name, precision, tolerance):
-    given = case(*kind(name), ("train.precision", precision))
+    given = case(*overrides_for(name), ("train.precision", precision))
     expected, _ = plain(given)
     found = run(given.engine(), given)
     assert found == pytest.approx(expected, rel=tolerance)
@@ -173,7 +126,7 @@ def test_half_precision_stays_near_the_plain_loop(name, precision, tolerance):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_gradient_norm_is_that_of_the_plain_loop(name):
-    given = case(*kind(name))
+    given = case(*overrides_for(name))
     model = given.model()
     images, targets = given.batches[0]
     cross_entropy(model(images), targets).backward()
@@ -186,10 +139,10 @@ def test_the_gradient_norm_is_that_of_the_plain_loop(name):
 @pytest.mark.parametrize("reader", ENGINES)
 def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
     expected = run(case().engine(), case())
-    given = case(*kind(writer))
+    given = case(*overrides_for(writer))
     engine = given.engine()
     before = run(engine, given, range(5))
-    other = case(*kind(reader)).engine()
+    other = case(*overrides_for(reader)).engine()
     run(other, given, range(3))  # whatever it had done is forgotten
     other.load(engine.state())
     assert before + run(other, given, range(5, STEPS)) == pytest.approx(expected, rel=2e-6)
@@ -199,7 +152,7 @@ def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
     ("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("deepspeed 1", "bf16")]
 )
 def test_half_precision_resumes_exactly(name, precision):
-    given = case(*kind(name), ("train.precision", precision))
+    given = case(*overrides_for(name), ("train.precision", precision))
     expected = run(given.engine(), given)
     engine = given.engine()
     before = run(engine, given, range(5))
@@ -209,6 +162,6 @@ def test_half_precision_resumes_exactly(name, precision):
 
 
 def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():
-    recipe = case(*kind("deepspeed 1"), ("train.precision", "fp16")).recipe
+    recipe = case(*overrides_for("deepspeed 1"), ("train.precision", "fp16")).recipe
     with pytest.raises(InputError, match="take bf16, engine"):
         check_device(recipe.engine, recipe.train, read_topology())

@@ -1,0 +1,1 @@
+"""What runs and recipes do, as numbers and pictures."""

@@ -1,0 +1,129 @@
+"""Sheets of pictures: they show what the run sees, say what differs, and appear whole or not at all."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.analysis.augment import first_batch, write_png
+from pipeline.analysis.operations import AMPLIFIED, Shown, all_operations, compared
+from pipeline.cli import main
+from pipeline.data.grid import GUTTER, PAPER, grid, visible
+from pipeline.data.loader import TrainLoader
+from pipeline.data.normalise import normalised
+from pipeline.recipe import load_recipe
+from pipeline.recipe.data import DataSection
+from pipeline.topology import Topology
+
+
+def rp_mixer(digits):
+    return load_recipe("recipes/digits/rp_mixer.yaml", [("data.path", str(digits))])
+
+
+def test_the_grid_shows_what_the_first_step_trains_on(digits):
+    recipe = rp_mixer(digits)
+    alone = Topology(0, 1, 0, 1, torch.device("cpu"))
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train.global_batch, 1, 3, alone)
+    with loader.batches(0) as batches:
+        expected = next(batches)
+    shown = first_batch(recipe, 20, seed=3)
+    assert len(shown) == 32  # two groups of 16
+    assert torch.equal(shown.inputs, expected.inputs[:32])
+    assert torch.equal(shown.targets, expected.targets[:32])
+
+
+def test_undoing_the_normalisation_gives_the_bytes_back():
+    section = DataSection(path="", num_classes=2)
+    pictures = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 16, 16, 3)
+    mean, std = (255 * torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
+    assert torch.equal(torch.from_numpy(visible(normalised(pictures, mean, std), section)), pictures)
+
+
+def test_tiles_stand_in_rows_each_pixel_a_square():
+    tiles = [np.full((8, 8, 3), value, np.uint8) for value in (1, 2, 3)]
+    paper = grid(tiles, ["", "two\nlines", ""], columns=2)
+    places = [(GUTTER, GUTTER), (GUTTER, 2 * GUTTER + 112), (None, GUTTER)]
+    second_row = np.flatnonzero((paper == 3).all(2).any(1))[0]
+    for value, (y, x) in enumerate(places, 1):
+        y = second_row if y is None else y
+        assert (paper[y : y + 112, x : x + 112] == value).all()
+    assert (paper[:, :GUTTER] == PAPER).all()
+
+
+def test_a_difference_is_amplified_and_told():
+    picture = np.full((300, 300, 3), 100, np.uint8)
+
+    def wrong(picture, argument):
+        changed = picture.copy()
+        changed[7, 9, 1] += np.uint8(argument)
+        return changed
+
+    shown = Shown("", None, (0.0, 1.0), "its peer", wrong, lambda picture, _: picture)
+    tiles, words = compared(shown, picture)
+    assert words == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 4e-06"]
+    assert not tiles[4].any()
+    assert tiles[5].max() == AMPLIFIED  # seen, though the tile is smaller than the picture
+    assert all(tile.shape == (100, 100, 3) for tile in tiles)
+
+
+def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
+    picture = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
+    for shown in all_operations((124, 116, 104)):
+        _, words = compared(shown, picture)
+        verdicts = set(words[2 * len(shown.arguments) :])
+        allowed = {"Pillow refuses"} if shown.name.startswith("Posterize") else set()
+        if shown.peer == "Pillow":
+            assert verdicts - allowed == {"identical"}, shown.name
+
+
+def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
+    words = ["widemix", "analyse", "augment", "recipes/digits/mixer.yaml", "--data.path", str(digits)]
+    monkeypatch.setattr("sys.argv", [*words, "--to", str(tmp_path / "sheets"), "--pictures", "9", "--seed", "4"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    names = sorted(path.name for path in (tmp_path / "sheets").iterdir())
+    assert names == ["operations.png", "training.png"]
+    assert str(tmp_path / "sheets" / "training.png") in capsys.readouterr().out
+    with Image.open(tmp_path / "sheets" / "training.png") as sheet:
+        assert np.asarray(sheet).shape[1] == 8 * (112 + GUTTER) + GUTTER
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--pictures", "0"], "--pictures 0: must be at least 1"),
+        (
+            ["--pictures", "1500"],
+            "--pictures 1500: the training split has 1424 in whole groups of augment.mix_group 16",
+        ),
+        (["--seed", "-1"], "--seed -1: must not be negative"),
+        (["--data.path", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_mistakes_are_one_line_and_write_nothing(digits, tmp_path, monkeypatch, capsys, words, complaint):
+    recipe = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--to", str(tmp_path / "to")]
+    monkeypatch.setattr("sys.argv", ["widemix", "analyse", "augment", *recipe, *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert complaint in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "to").exists()
+
+
+def test_an_interrupted_picture_leaves_what_was_there(tmp_path, monkeypatch):
+    path = tmp_path / "sheet.png"
+    write_png(Image.new("RGB", (2, 2), (1, 2, 3)), path)
+    before = path.read_bytes()
+
+    def interrupted(picture, name, **options):
+        name.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Image.Image, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_png(Image.new("RGB", (2, 2)), path)
+    assert [item.name for item in tmp_path.iterdir()] == ["sheet.png"]
+    assert path.read_bytes() == before

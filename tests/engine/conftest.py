@@ -1,0 +1,37 @@
+"""Process groups for the engines: one rank in the test's own process, several in others."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from launch.local import launch
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="package")
+def alone():
+    """One rank for all of these tests: DeepSpeed keeps the first process group that it meets."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RANK", "WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        patch.setenv("LOCAL_RANK", "0")
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def two_ranks(digits, tmp_path_factory) -> dict[str, Any]:
+    """Every job of tests/engine/ranks.py, computed by two ranks."""
+    results = tmp_path_factory.mktemp("ranks") / "results.pt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        assert launch(["-m", "tests.engine.ranks", str(digits), str(results)], 2) == 0
+    return torch.load(results)
