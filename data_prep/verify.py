@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import BLOCK, Split, hash_block, hash_bytes, read_manifest
+from data_prep.manifest import BLOCK, Split, check_counts, hash_block, hash_bytes, read_manifest
 from data_prep.progress import progress
 from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError
@@ -40,8 +40,7 @@ def _verify(path: Path, name: str, split: Split, opening: Opening) -> list[str]:
     beton = None
     try:
         beton = opening(path)
-        if len(beton) != split.samples:
-            lines.append(f"{path}: holds {len(beton)} samples, the manifest says {split.samples}")
+        check_counts(path, beton.label, split)
     except InputError as error:
         lines.append(str(error))
     with ThreadPoolExecutor(usable_cpus()) as pool:

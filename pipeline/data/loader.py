@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import read_manifest, split_path
+from data_prep.manifest import check_counts, read_manifest, split_path
 from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
@@ -210,10 +210,7 @@ def open_split(section: DataSection, split: str) -> Beton:
     folder = Path(section.path)
     manifest = read_manifest(folder)
     beton = open_beton(split_path(folder, split, manifest))
-    if len(beton) != manifest.splits[split].samples:
-        raise InputError(
-            f"{beton.path}: holds {len(beton)} samples, the manifest says {manifest.splits[split].samples}"
-        )
+    check_counts(beton.path, beton.label, manifest.splits[split])
     if len(manifest.classes) > section.num_classes:
         raise InputError(
             f"data.num_classes {section.num_classes}: {folder} has {len(manifest.classes)} classes, of which "
