@@ -4,7 +4,7 @@ Every `*.c` of this folder goes into one library, `load()`ed by ctypes: built by
 another kind of machine. Where it cannot be built there is a plain way in Python with the same results, slower.
 """
 
-from pipeline.native.build import BuildError, build
+from pipeline.native.build import BuildError, compiled
 from pipeline.native.library import load
 
-__all__ = ["BuildError", "build", "load"]
+__all__ = ["BuildError", "compiled", "load"]

@@ -24,7 +24,7 @@ class BuildError(RuntimeError):
     """The C part could not be compiled: one line, which says why."""
 
 
-def build() -> Path:
+def compiled() -> Path:
     """The compiled library of these sources for this machine, made where it is missing, or `BuildError`."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     stem = f"native-{platform.machine()}-{_digest(*_sources(), _cpu())}"

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import sys
 
-from pipeline.native.build import BuildError, build
+from pipeline.native.build import BuildError, compiled
 
 
 @functools.cache
@@ -19,7 +19,7 @@ def load() -> ctypes.CDLL | None:
 
 def open_library() -> ctypes.CDLL:
     """The library, compiled where it is missing. `BuildError` where it cannot be compiled or loaded."""
-    path = build()
+    path = compiled()
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.native import BuildError, build
+from pipeline.native import BuildError, compiled
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,30 +39,30 @@ def test_processes_that_start_at_once_share_one_build(home):
 
 
 def test_what_is_there_is_not_built_again(home):
-    path = build()
+    path = compiled()
     before = path.stat().st_mtime_ns
-    assert build() == path
+    assert compiled() == path
     assert path.stat().st_mtime_ns == before
 
 
 def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
-    path = build()
+    path = compiled()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert build() == path
+    assert compiled() == path
     path.unlink()
     with pytest.raises(BuildError, match="there is no C compiler"):
-        build()
+        compiled()
 
 
 def test_another_processor_or_compiler_gets_a_build_of_its_own(home, monkeypatch, tmp_path):
-    first = build()
+    first = compiled()
     monkeypatch.setattr("pipeline.native.build._cpu", lambda: b"flags : another")
-    second = build()
+    second = compiled()
     compiler = tmp_path / "newer"
     compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert len({first, second, build()}) == 3
+    assert len({first, second, compiled()}) == 3
 
 
 def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tmp_path):
@@ -73,5 +73,5 @@ def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tm
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
     with pytest.raises(BuildError, match=r"fatal error: jpeglib.h: No; apt-get install libjpeg-dev"):
-        build()
+        compiled()
     assert not list(home.iterdir())
