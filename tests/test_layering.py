@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["pipeline.errors", "pipeline.limits"],
+    ["pipeline.native"],
     ["data_prep"],
     ["pipeline.recipe"],
     ["pipeline.commands"],
