@@ -154,9 +154,8 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
 def refuse(path: Path, bad: np.ndarray) -> None:
     """`InputError` naming the first sample for which `bad`, bool [n] or [n, parts], holds."""
     if bad.any():
-        raise InputError(
-            f"{path}: sample {int(np.nonzero(bad)[0][0])} does not lie inside the file; prepare it again"
-        )
+        first = int(np.nonzero(bad)[0][0])
+        raise InputError(f"{path}: sample {first} does not lie inside the file; prepare it again")
 
 
 def _name(field: np.ndarray) -> str:

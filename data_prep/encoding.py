@@ -52,6 +52,5 @@ def _of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> 
         learnt_from = dataset.splits.get("train") or next(iter(dataset.splits.values()))
         tokenizer = learn_tokenizer(learnt_from, settings.vocab_size, settings.length)
     records = partial(encode_pairs, tokenizer=tokenizer, length=settings.length)
-    return Encoding(
-        text_layout(settings.length), records, False, "pairs", {TOKENIZER: tokenizer.to_str().encode()}, {}
-    )
+    files = {TOKENIZER: tokenizer.to_str().encode()}
+    return Encoding(text_layout(settings.length), records, False, "pairs", files, {})

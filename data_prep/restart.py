@@ -28,9 +28,7 @@ from pipeline.native.library import open_library
 NUMBER = np.dtype("<u4")
 HEAD = 3  # numbers before the places
 NO_SEGMENTS = bytes(HEAD * NUMBER.itemsize)
-NARROWEST = (
-    48  # pixels across a segment: 3 MCUs of 16. A segment costs 2 to 3 bytes, and its DC prediction starts anew
-)
+NARROWEST = 48  # pixels across a segment, which costs 2 to 3 bytes and has its DC prediction start anew
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")
 
 
@@ -70,8 +68,8 @@ def library() -> ctypes.CDLL | None:
 def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     """A plain JPEG with restart markers and Huffman tables of its own: (bytes, table of segments, rule).
 
-    Pixels stay what they are; comments and metadata go. A progressive one, and one of which libjpeg warns, is kept as
-    it is, for which there is a rule; so is any, without one, where there is no compiled library. Raises `DamagedJpeg`.
+    Pixels stay what they are; comments and metadata go. A progressive one, and one of which libjpeg warns, is kept
+    as it is, by a rule; so is any, without a rule, where there is no compiled library. Raises `DamagedJpeg`.
     """
     compiled = library()
     if compiled is None:
@@ -93,11 +91,8 @@ def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     if outcome == WRITTEN and not frame.progressive:
         anew = written[: size.value].tobytes()
         return anew, segment_table(anew), ""
-    return (
-        data,
-        NO_SEGMENTS,
-        f"kept as it is: {'progressive' if outcome == WRITTEN else words or 'grows by a quarter'}",
-    )
+    why = "progressive" if outcome == WRITTEN else words or "grows by a quarter"
+    return data, NO_SEGMENTS, f"kept as it is: {why}"
 
 
 def segment_table(data: bytes) -> bytes:
