@@ -58,7 +58,7 @@ class DDPEngine:
                 if i < len(batches) - 1:
                     stack.enter_context(self.model.no_sync())
                 with self.evaluate_mode():
-                    logits = self.model(batch.images)
+                    logits = self.model(batch.inputs)
                 part = self.loss(logits, batch.targets) / len(batches)
                 self.scaler.scale(part).backward()
             loss += part.detach()

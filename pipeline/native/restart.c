@@ -21,8 +21,9 @@ static void fail(j_common_ptr codec) {
 }
 
 static void remark(j_common_ptr codec, int level) {
-    if (level < 0 && codec->err->num_warnings++ == 0) /* traces are not below 0 */
-        codec->err->format_message(codec, ((struct complaint *)codec->err)->text);
+    struct complaint *complaint = (struct complaint *)codec->err;
+    if (level < 0 && complaint->text[0] == '\0') /* traces are not below 0; libjpeg's own count starts anew on the way */
+        codec->err->format_message(codec, complaint->text);
 }
 
 static void write_anew(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int interval,
@@ -62,7 +63,7 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
         jpeg_create_decompress(&source);
         jpeg_create_compress(&target);
         write_anew(&source, &target, data, size, interval, &written, &written_size);
-        outcome = complaint.manager.num_warnings ? WARNED : written != out ? TOO_LARGE : WRITTEN;
+        outcome = text[0] ? WARNED : written != out ? TOO_LARGE : WRITTEN;
         *out_size = (int64_t)written_size;
         if (written != out)
             free(written);

@@ -146,7 +146,7 @@ def test_damage_between_the_markers_is_found(picture):
     middle = len(data) // 2
     with pytest.raises(DamagedJpeg, match="premature end"):
         transcoded(data[:middle] + b"\xff\xd9")
-    odd = data[:-2] + b"more" + data[-2:]
+    odd = data[:-2] + b"more" * 9 + data[-2:]
     anew, table, rule = transcoded(odd)
     assert (anew, table) == (odd, NO_SEGMENTS)
     assert rule.startswith("kept as it is: Corrupt JPEG data")
