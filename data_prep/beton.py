@@ -14,7 +14,8 @@ import numpy as np
 from pipeline.errors import InputError
 
 VERSION = 2
-INT_FIELD, IMAGE_FIELD = 1, 2
+INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
+TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
 JPEG, RAW = 0, 1
 
 HEADER = np.dtype(

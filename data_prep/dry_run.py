@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.encode import allowed_cpus
 from data_prep.encoding import Encoding, encoding_for
 from data_prep.prepare import already_there, checked_origin, list_samples
 from data_prep.settings import PrepSettings
 from data_prep.subset import Chosen
 from data_prep.workplace import permitted
 from data_prep.write import expected_bytes
+from pipeline.limits import usable_cpus
 
 TRIED = 64  # pictures a split that are encoded to see
 
@@ -47,7 +47,7 @@ def dry_run(
         return [], free
     dataset = list_samples(source, origin, settings)
     alone = encoding_for(dataset, origin, settings, processes=1)  # starting a pool would be most of the time
-    workers = (processes or allowed_cpus()) if alone.shared else 1
+    workers = (processes or usable_cpus()) if alone.shared else 1
     return [_estimate(name, samples, alone, workers) for name, samples in dataset.splits.items()], free
 
 

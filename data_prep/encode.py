@@ -17,11 +17,6 @@ CHUNK = 16  # pictures a task: large enough to hide the cost of a task, small en
 AHEAD = 4  # tasks under way per process, which bounds memory
 
 
-def allowed_cpus() -> int:
-    """The CPUs that this process may use; `os.cpu_count` ignores affinity."""
-    return len(os.sched_getaffinity(0))
-
-
 def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, processes: int) -> Generator[Encoded]:
     """The samples from number `start` on, encoded, in order. One process means this one; more are started afresh.
 

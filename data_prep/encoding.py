@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.encode import allowed_cpus, encode_all
+from data_prep.encode import encode_all
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.text import TOKENIZER, text_layout
 from data_prep.write import PICTURES, Layout
+from pipeline.limits import usable_cpus
 
 
 class Encoding(NamedTuple):
@@ -25,11 +26,11 @@ class Encoding(NamedTuple):
 
 
 def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, processes: int | None) -> Encoding:
-    """The encoding of this kind of samples, by `processes`, or as many as there are allowed CPUs."""
+    """The encoding of this kind of samples, by `processes`, or as many as there are usable CPUs."""
     if dataset.text:
         return _of_pairs(dataset, origin, settings)
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
-    workers = 1 if in_memory else processes or allowed_cpus()
+    workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
     return Encoding(PICTURES, records, not in_memory, "images", {})
 

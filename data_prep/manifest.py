@@ -2,14 +2,15 @@
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 
 NAME = "manifest.json"
 BLOCK = 64 << 20  # bytes that one hash covers
@@ -17,12 +18,14 @@ PIECE = 4 << 20  # bytes read at a time
 
 
 class Split(BaseModel):
-    """One .beton: its size and samples, and the BLAKE2b-128 of each 64 MiB block."""
+    """One .beton: its size, fields and samples, and the BLAKE2b-128 of each 64 MiB block."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: str
     bytes: int
     samples: int
+    per_class: tuple[int, ...]  # samples, in label order; those without a label (-1) are in none
+    fields: dict[str, str]  # name -> FFCV's type
     blocks: tuple[str, ...]
 
 
@@ -69,9 +72,26 @@ def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
     return path
 
 
+def count_labels(labels: np.ndarray, classes: int) -> tuple[int, ...]:
+    """How many of the labels, int [n], are each class's."""
+    return tuple(np.bincount(labels[labels >= 0], minlength=classes).tolist())
+
+
+def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
+    """`InputError` unless the labels of a file, int [n], are as many, of each class too, as the manifest says."""
+    if len(labels) != split.samples:
+        raise InputError(f"{path}: holds {len(labels)} samples, the manifest says {split.samples}")
+    if labels.min() < -1 or labels.max() >= len(split.per_class):
+        raise InputError(f"{path}: has labels beyond its {len(split.per_class)} classes; prepare it again")
+    counts = count_labels(labels, len(split.per_class))
+    for label, (found, wanted) in enumerate(zip(counts, split.per_class, strict=True)):
+        if found != wanted:
+            raise InputError(f"{path}: holds {found} samples of class {label}, the manifest says {wanted}")
+
+
 def hash_blocks(path: Path) -> tuple[str, ...]:
-    """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are allowed CPUs."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are usable CPUs."""
+    with ThreadPoolExecutor(usable_cpus()) as pool:
         return tuple(pool.map(lambda block: hash_block(path, block), range(-(-path.stat().st_size // BLOCK))))
 
 

@@ -12,14 +12,12 @@ import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from data_prep.beton import JPEG, RAW
-from data_prep.jpeg import is_plain
+from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 ORIENTATION = 0x0112  # the EXIF tag
-# Sampling of the first component against the other two that libturbojpeg knows: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1.
-SAMPLINGS = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)}
 
 
 class Encoded(NamedTuple):
@@ -59,10 +57,11 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
 
 
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
+    frame = plain_frame(data)
     try:
+        if frame and not settings.raw and _keeps_bytes(frame, data, settings):
+            return Encoded(sample.name, sample.label, JPEG, frame.width, frame.height, data, "")
         image = Image.open(io.BytesIO(data))
-        if not settings.raw and _keeps_bytes(image, settings.max_size) and is_plain(data):
-            return Encoded(sample.name, sample.label, JPEG, *image.size, data, "")
         frames = getattr(image, "n_frames", 1)
         image.load()
     except Exception as error:  # Pillow's plugins raise whatever they stumble on
@@ -75,23 +74,22 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     rules += [rule] if rule else []
     if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
         rules.append("odd chroma sampling")
-    elif image.format == "JPEG" and not is_plain(data):
+    elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
-    stored = shrink(rgb, settings.max_size)
+    stored = shrink(rgb, settings)
     body = stored.tobytes() if settings.raw else _jpeg(stored, settings.quality)
     mode = RAW if settings.raw else JPEG
     return Encoded(sample.name, sample.label, mode, *stored.size, body, ", ".join(rules))
 
 
-def _keeps_bytes(image: Image.Image, max_size: int) -> bool:
-    return (
-        isinstance(image, JpegImagePlugin.JpegImageFile)
-        and image.format == "JPEG"  # not MPO, which holds several
-        and image.mode == "RGB"
-        and _known_sampling(image)
-        and (max_size == 0 or max(image.size) <= max_size)
-        and _turn(image) == 1
-    )
+def _keeps_bytes(frame: Frame, data: bytes, settings: PrepSettings) -> bool:
+    size = (frame.width, frame.height)
+    if min(size) == 0 or not frame.common or shrunk(size, settings) != size:
+        return False
+    if not frame.remarks:
+        return True
+    image = Image.open(io.BytesIO(data))
+    return image.format == "JPEG" and _turn(image) == 1  # not MPO, which holds several pictures
 
 
 def _turn(image: Image.Image) -> int:
@@ -128,13 +126,18 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
     raise _BadPicture(f"pictures of Pillow's mode {mode} have no rule")
 
 
-def shrink(image: Image.Image, max_size: int) -> Image.Image:
-    """The picture with its longest side at most `max_size` pixels (0: as it is); never enlarged."""
-    longest = max(image.size)
-    if max_size == 0 or longest <= max_size:
-        return image
-    width, height = (max(1, round(side * max_size / longest)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.LANCZOS)
+def shrunk(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int]:
+    """The size (width, height) to store: the side of the settings at most `max_size` pixels; never enlarged."""
+    measured = max(size) if settings.side == "longest" else min(size)
+    if settings.max_size == 0 or measured <= settings.max_size:
+        return size
+    width, height = (max(1, round(pixels * settings.max_size / measured)) for pixels in size)
+    return width, height
+
+
+def shrink(image: Image.Image, settings: PrepSettings) -> Image.Image:
+    size = shrunk(image.size, settings)
+    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
 
 
 def _jpeg(image: Image.Image, quality: int) -> bytes:

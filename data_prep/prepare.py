@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.manifest import NAME, Manifest, Split, hash_blocks, hash_bytes, read_manifest, split_path
+from data_prep.manifest import NAME, Manifest, Split, count_labels, hash_blocks, hash_bytes, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
@@ -64,7 +64,7 @@ def prepare(
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
     A folder that holds just this already is left alone; one that holds anything else is an `InputError`, unless
-    `force`. `processes` encode pictures, by default as many as there are allowed CPUs. Raises `InputError` for what
+    `force`. `processes` encode pictures, by default as many as there are usable CPUs. Raises `InputError` for what
     the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed. Either way, and
     after Ctrl-C or a kill, the folder is as it was, or the same call goes on where this one stopped.
     """
@@ -179,7 +179,12 @@ def _write(
             writer.finish()
         exceptions += writer.exceptions
         splits[name] = Split(
-            file=f"{name}.beton", bytes=path.stat().st_size, samples=writer.count, blocks=hash_blocks(path)
+            file=f"{name}.beton",
+            bytes=path.stat().st_size,
+            samples=writer.count,
+            per_class=count_labels(writer.labels, len(dataset.classes)),
+            fields=encoding.layout.types,
+            blocks=hash_blocks(path),
         )
     for name, data in encoding.files.items():
         (to / f"{name}{UNFINISHED}").write_bytes(data)

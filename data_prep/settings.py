@@ -10,10 +10,11 @@ from pipeline.errors import InputError
 class PrepSettings:
     """How pictures are stored. Arrays (digits, ...) are stored raw, whatever stands here."""
 
-    max_size: int = 512  # longest side, pixels; larger pictures are shrunk, 0 shrinks none
+    max_size: int = 512  # of that side, pixels; larger pictures are shrunk, 0 shrinks none
+    side: Literal["longest", "shortest"] = "longest"
     quality: int = 90  # of JPEGs that have to be written anew, 1 to 100
     raw: bool = False  # store pixels in place of JPEGs
-    on_bad: Literal["error", "skip"] = "error"  # what an undecodable picture does
+    on_bad: Literal["error", "skip"] = "skip"  # an undecodable picture ends the preparation, or is left out
     fraction: float = 1.0  # share of train to keep, (0, 1]; the same seed nests smaller ones in larger
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
@@ -37,6 +38,8 @@ class PrepSettings:
             raise InputError(f"per_class {self.per_class} and fraction {self.fraction} both cut train: give one")
         if self.length < 8 or self.vocab_size < 100:
             raise InputError(f"length {self.length}, vocab_size {self.vocab_size}: at least 8 tokens and 100 words")
+        if self.side not in ("longest", "shortest"):
+            raise InputError(f"side {self.side!r}: longest or shortest")
         if self.on_bad not in ("error", "skip"):
             raise InputError(f"on_bad {self.on_bad!r}: error or skip")
 

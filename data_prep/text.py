@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.beton import INT_FIELD, open_tables, refuse
+from data_prep.beton import ARRAY_FIELD, INT_FIELD, open_tables, refuse
 from data_prep.write import Layout
 
 TOKENIZER = "tokenizer.json"  # beside the data
-ARRAY_FIELD = 4  # FFCV's NDArrayField
 TOKEN = np.dtype("<i4")
 FIELDS = (("tokens", ARRAY_FIELD), ("length", INT_FIELD), ("second", INT_FIELD), ("label", INT_FIELD))
 SAMPLE = np.dtype([("f0", "<u8"), ("f1", "<i8"), ("f2", "<i8"), ("f3", "<i8")], align=True)

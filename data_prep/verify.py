@@ -1,6 +1,5 @@
 """Every byte of a prepared folder against its manifest: FFCV's files carry no checksum of their own."""
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import BLOCK, Split, hash_block, hash_bytes, read_manifest
+from data_prep.manifest import BLOCK, Split, check_counts, hash_block, hash_bytes, read_manifest
 from data_prep.progress import progress
 from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 
 Opening = Callable[[Path], Beton | TextBeton]
 RANGES = 10  # of sample numbers, in one line
@@ -40,11 +40,10 @@ def _verify(path: Path, name: str, split: Split, opening: Opening) -> list[str]:
     beton = None
     try:
         beton = opening(path)
-        if len(beton) != split.samples:
-            lines.append(f"{path}: holds {len(beton)} samples, the manifest says {split.samples}")
+        check_counts(path, beton.label, split)
     except InputError as error:
         lines.append(str(error))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cpus()) as pool:
         found = pool.map(lambda block: _hash(path, block), range(len(split.blocks)))
         for block, digest in enumerate(progress(found, len(split.blocks), name, "blocks")):
             if digest != split.blocks[block]:

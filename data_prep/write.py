@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from data_prep.beton import ALLOCATION, FIELD, FIELDS, HEADER, SAMPLE, VERSION
+from data_prep.beton import ALLOCATION, FIELD, FIELDS, HEADER, SAMPLE, TYPES, VERSION
 from data_prep.journal import Journal
 from pipeline.errors import InputError
 
@@ -36,6 +36,11 @@ class Layout(NamedTuple):
 
     fields: tuple[tuple[str, int, bytes], ...]
     sample: np.dtype
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The fields' names, each with that of FFCV's type."""
+        return {name: TYPES[kind] for name, kind, _ in self.fields}
 
 
 PICTURES = Layout(tuple((name, kind, b"") for name, kind in FIELDS), SAMPLE)
@@ -93,6 +98,12 @@ class BetonWriter:
         self.file.write(_head(self.layout, self.count, self.position) + self.samples[: self.count].tobytes())
         self.file.flush()
         os.fsync(self.file.fileno())
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Of the samples written: int64 [count]."""
+        names = [name for name, _, _ in self.layout.fields]
+        return self.samples[f"f{names.index('label')}"][: self.count]
 
     def _place(self, item: Record) -> None:
         """Write the bytes here, or at the next page when they would cross into it."""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv ready: the Debian packages that FFCV is built against, then everything in pyproject.toml.
+# Makes .venv ready: the Debian packages that FFCV is built against, everything in pyproject.toml, pipeline/native.
 # Does nothing when that was done before for this pyproject.toml, this Python and this folder.
 # Without .venv/stamp (interrupted), moved, or with its Python gone, the environment is built anew.
 set -eu
@@ -42,6 +42,7 @@ present = {
     "pkg-config": shutil.which("pkg-config"),
     "libopencv-dev": headers("opencv4"),
     "libturbojpeg0-dev": headers("libturbojpeg"),
+    "libjpeg-dev": headers("libjpeg"),  # what pipeline/native is built against: libjpeg-turbo's own interface
     "libtbb12": library("libtbb.so.12"),  # numba's thread-safe layer
     "libgl1": library("libGL.so.1"),  # PyPI's OpenCV, which FFCV imports
     "libglib2.0-0": library("libgthread-2.0.so.0"),  # the same
@@ -136,6 +137,8 @@ say "Python packages by pip, 3 GB to fetch the first time, some minutes"
 install_project || explain_and_fail
 # A wheel that pip kept from another system (a home folder that containers share) links to another OpenCV.
 ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
+# Not needed to go on: where it does not build, Pillow decodes, the same and slower.
+run .venv/bin/python -m pipeline.native || say "pipeline/native did not build, so loading pictures is slower; $log says why"
 rm -rf .venv/tmp
 echo "$(describe) $inputs" >"$stamp"
 say "done in $(($(date +%s) - started)) s; everything is in .venv"

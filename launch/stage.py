@@ -24,6 +24,7 @@ from data_prep.manifest import (
 )
 from data_prep.progress import progress, say
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 
 
 def stage(folder: Path, local: Path) -> Path:
@@ -101,7 +102,7 @@ def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
     with target.open("r+b" if target.exists() else "w+b") as file:
         file.truncate(split.bytes)
         blocks = range(len(split.blocks))
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cpus()) as pool:
             copied = pool.map(lambda block: _copy_block(source, target, file.fileno(), block, split), blocks)
             for _ in progress(copied, len(blocks), name, "blocks"):
                 pass

@@ -39,7 +39,7 @@ def evaluate(
     module.eval()
     with loader.batches() as batches, precision:
         for batch in batches:
-            logits = module(batch.images).float()
+            logits = module(batch.inputs).float()
             if not len(batch):
                 continue
             loss.update(cross_entropy(logits, batch.targets), len(batch))

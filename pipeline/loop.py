@@ -20,6 +20,7 @@ from pipeline.evaluate import evaluate_engine
 from pipeline.metrics import Record, peak_memory, weight_norm
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
+from pipeline.recipe.data import DataSection
 from pipeline.signals import StopRequest
 from pipeline.topology import Agreement, Topology, mean_over_ranks
 
@@ -96,7 +97,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 parts = list(islice(batches, section.accumulation))
                 waited = batches.waited - waited
                 lr = run.schedule(step)
-                if step == 0 and run.record and run.recipe.log.images:
+                if step == 0 and run.record and run.recipe.log.images and isinstance(run.recipe.data, DataSection):
                     run.record.picture(training_grid(parts[0], run.recipe.log.images, run.recipe.data), step=1)
                 torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)

@@ -7,7 +7,7 @@ from torch import nn
 
 from data_prep.manifest import NAME, read_manifest
 from pipeline import checkpoint, topology
-from pipeline.data.loader import EvalLoader
+from pipeline.data.loader import EvalLoader, check_model
 from pipeline.engine.contract import DTYPES, autocast
 from pipeline.errors import InputError
 from pipeline.evaluate import evaluate
@@ -43,6 +43,7 @@ def measure(
     try:
         torch.set_num_threads(topology.share_cpus(here))
         loader = EvalLoader(section, batch or recipe.eval.batch, here)
+        check_model(recipe.model, loader)
         precision = autocast(here.device, DTYPES[recipe.train.precision])
         return evaluate(module.to(here.device), precision, loader, section.num_classes)
     finally:
@@ -58,13 +59,5 @@ def export(path: Path, to: Path, ema: bool = False) -> list[str]:
     folder = Path(recipe.data.path)
     known = read_manifest(folder).classes if (folder / NAME).exists() else ()
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
-    data = recipe.data
-    export_model(
-        *(module, recipe.model, to),
-        image_size=data.image_size,
-        labels=labels,
-        mean=data.mean,
-        std=data.std,
-        crop_pct=data.crop_pct,
-    )
+    export_model(module, recipe.model, to, data=recipe.data, labels=labels)
     return labels

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import platform
 import re
 import subprocess
@@ -18,6 +17,7 @@ import torch
 from pipeline import checkpoint
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 from pipeline.topology import Topology
 
@@ -87,7 +87,7 @@ def environment(topology: Topology) -> dict[str, Any]:
         "command": sys.argv,
         "ranks": topology.world,
         "device": f"{topology.device.type} {device}".strip(),
-        "allowed_cpus": len(os.sched_getaffinity(0)),
+        "usable_cpus": usable_cpus(),
         "python": platform.python_version(),
         "commit": _commit(),
         "packages": {name: version(name) for name in packages},

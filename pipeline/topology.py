@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import InputError
+from pipeline.limits import usable_cpus
 
 Value = TypeVar("Value")
 
@@ -72,8 +73,8 @@ def stop() -> None:
 
 
 def share_cpus(topology: Topology) -> int:
-    """CPUs that this rank may keep busy: those allowed to the process, divided among the ranks of the node."""
-    return max(1, len(os.sched_getaffinity(0)) // topology.local_world)
+    """CPUs that this rank may keep busy: those that the process can use, divided among the ranks of the node."""
+    return max(1, usable_cpus() // topology.local_world)
 
 
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:

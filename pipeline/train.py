@@ -25,7 +25,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     import torch
 
     from pipeline import runfolder, topology
-    from pipeline.data.loader import EvalLoader, TrainLoader
+    from pipeline.data.loader import EvalLoader, TrainLoader, check_model
     from pipeline.engine import check_engine
     from pipeline.signals import StopRequest
 
@@ -43,6 +43,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here
         )
         evaluation = EvalLoader(recipe.data, recipe.eval.batch, here)
+        check_model(recipe.model, loader, evaluation)
         folder = run_dir or runfolder.default_folder(recipe_path)
         start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))
         last = min(section.epochs * loader.steps, section.max_steps or section.epochs * loader.steps)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import limits
 from pipeline.doctor import CHECKS, Finding, examine, machine
-from pipeline.doctor.machine import cpu_quota, memory_limit
 
 
 def look(what: str) -> Finding:
@@ -43,7 +43,8 @@ def test_cpus_that_this_process_may_not_use(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_cpu_quota_under_the_allowed_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
+    for module in (machine, limits):
+        monkeypatch.setattr(module, "cpu_quota", lambda: 0.5)
     finding = look("CPUs")
     assert (finding.state, finding.cure) == ("note", "--data.workers 1")
 
@@ -62,41 +63,3 @@ def test_a_low_limit_of_open_files() -> None:
         assert look("open files") == Finding("512 at a time: little", "note", "ulimit -n 4096")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def cgroups(root: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(f"{content}\n")
-    (root / "own").write_text(f"{own}\n")
-    return root, root / "own"
-
-
-def test_limits_of_cgroups_2_hold_from_any_level(tmp_path: Path) -> None:
-    files = {
-        "job/cpu.max": "150000 100000",
-        "job/step/cpu.max": "max 100000",
-        "job/memory.max": "max",
-        "job/step/memory.max": "4096",
-        "other/memory.max": "1",
-    }
-    given = cgroups(tmp_path, "0::/job/step", files)
-    assert (cpu_quota(*given), memory_limit(*given)) == (1.5, 4096)
-
-
-def test_limits_of_cgroups_1(tmp_path: Path) -> None:
-    files = {
-        "cpu/job/cpu.cfs_quota_us": "50000",
-        "cpu/job/cpu.cfs_period_us": "100000",
-        "cpu/cpu.cfs_quota_us": "-1",
-        "cpu/cpu.cfs_period_us": "100000",
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-        "memory/job/memory.limit_in_bytes": "8192",
-    }
-    given = cgroups(tmp_path, "4:memory:/job\n2:cpu,cpuacct:/job\n0::/", files)
-    assert (cpu_quota(*given), memory_limit(*given)) == (0.5, 8192)
-
-
-def test_no_cgroups_no_limits(tmp_path: Path) -> None:
-    assert cpu_quota(tmp_path, tmp_path / "none") is None
-    assert memory_limit(tmp_path, tmp_path / "none") is None

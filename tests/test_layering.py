@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors"],
+    ["pipeline.errors", "pipeline.limits"],
+    ["pipeline.native"],
     ["data_prep"],
     ["pipeline.recipe"],
     ["pipeline.commands"],

@@ -2,10 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.commands import Exit
 from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    from data_prep.manifest import Split
 
 
 def add_prep(commands) -> None:
@@ -24,7 +27,7 @@ def add_prep(commands) -> None:
     add("--from", dest="origin", type=Path, metavar="DIR", help="where the source lies")
     add("--to", type=Path, required=True, metavar="DIR", help="folder to write")
     add("--dry-run", action="store_true", help="say what would be written, how large and how long, and write nothing")
-    add("--processes", type=int, metavar="N", help="processes that encode (default: the allowed CPUs)")
+    add("--processes", type=int, metavar="N", help="processes that encode (default: the usable CPUs)")
     add("--force", action="store_true", help="replace what the folder holds already")
     _add_picture_options(parser)
     _add_share_options(parser)
@@ -33,12 +36,15 @@ def add_prep(commands) -> None:
 
 
 def _add_picture_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("pictures").add_argument
-    add("--max-size", type=int, default=512, metavar="N", help="longest side, pixels; 0 keeps all (default: 512)")
+    group = parser.add_argument_group("pictures")
+    add, add_size = group.add_argument, group.add_mutually_exclusive_group().add_argument
+    longest = "shrink to a longest side of N pixels; 0 keeps all (default: 512)"
+    add_size("--max-size", type=int, default=512, metavar="N", help=longest)
+    add_size("--short-side", type=int, metavar="N", help="shrink to a shortest side of N pixels instead")
     add("--quality", type=int, default=90, metavar="N", help="of re-encoded JPEGs, 1 to 100 (default: 90)")
     add("--raw", action="store_true", help="store pixels, not JPEGs: larger, faster to read")
-    bad = "an undecodable picture ends the preparation, or is left out and listed (default: error)"
-    add("--on-bad", choices=("error", "skip"), default="error", help=bad)
+    bad = "an undecodable picture ends the preparation, or is left out and listed (default: skip)"
+    add("--on-bad", choices=("error", "skip"), default="skip", help=bad)
 
 
 def _add_share_options(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +69,12 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     from data_prep.settings import PrepSettings, parse_share
 
     given = vars(arguments)
-    names = ("max_size", "quality", "raw", "on_bad", "per_class", "seed", "length", "vocab", "vocab_size")
+    longest = arguments.short_side is None
+    bound: dict[str, Any] = {"max_size": given["max_size" if longest else "short_side"]}
+    bound["side"] = "longest" if longest else "shortest"
+    names = ("quality", "raw", "on_bad", "per_class", "seed", "length", "vocab", "vocab_size")
     shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
-    settings = PrepSettings(**{name: given[name] for name in names}, **shares)
+    settings = PrepSettings(**bound, **{name: given[name] for name in names}, **shares)
     if arguments.processes is not None and arguments.processes < 1:
         raise InputError(f"--processes {arguments.processes}: must be at least 1")
     what = (arguments.source, arguments.origin, arguments.to, settings)
@@ -78,11 +87,19 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         print(f"{free / 2**30:,.1f} GiB are free there" if estimates else f"{arguments.to}: is there already")
         return Exit.DONE
     manifest = prepare(*what, **how)
-    for name, written in manifest.splits.items():
-        print(f"{arguments.to / written.file}: {written.samples} samples, {written.bytes / 2**20:.1f} MiB ({name})")
+    for written in manifest.splits.values():
+        print(f"{arguments.to / written.file}: {_described(written)}")
     if manifest.exceptions:
-        print(f"{len(manifest.exceptions)} exceptions, listed in {arguments.to / 'manifest.json'}")
+        left_out = sum(exception["rule"].startswith("left out") for exception in manifest.exceptions)
+        missing = f"{left_out} of them pictures left out, " if left_out else ""
+        print(f"{len(manifest.exceptions)} exceptions, {missing}listed in {arguments.to / 'manifest.json'}")
     return Exit.DONE
+
+
+def _described(split: "Split") -> str:
+    few, many = min(split.per_class), max(split.per_class)
+    balance = f"{few if few == many else f'{few} to {many}'} of each of {len(split.per_class)} classes"
+    return f"{split.samples} samples, {split.bytes / 2**20:.1f} MiB, {balance}"
 
 
 def add_verify(commands) -> None:

@@ -4,12 +4,9 @@ numba's own cache does not see a change in a function that a cached one calls fr
 is named after the sources and versions that the code was made from.
 """
 
-import atexit
 import functools
 import hashlib
 import os
-import shutil
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,23 +15,17 @@ import numba
 from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
 
+from pipeline.native.build import cache_folder
+
 
 def _cache_folder() -> Path:
     digest = hashlib.sha256(version("ffcv").encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix" / name
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
-    except OSError:
-        pass  # a home that is not there or may not be written, as in some containers
-    # Code on disk is run: never from a folder that others could have filled, so from one of this process alone.
-    alone = Path(tempfile.mkdtemp(prefix="widemix-"))
-    atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    return alone
+    folder = cache_folder() / name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 if not os.environ.get("NUMBA_CACHE_DIR"):

@@ -3,13 +3,11 @@
 import os
 import resource
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 from pipeline.doctor.finding import Check, Finding
+from pipeline.limits import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 
 GIB = 1 << 30
-CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def check_disk() -> Finding:
@@ -32,10 +30,10 @@ def check_shared_memory(folder: str = "/dev/shm") -> Finding:
 
 
 def check_cpus() -> Finding:
-    allowed, every, quota = len(os.sched_getaffinity(0)), os.cpu_count() or 1, cpu_quota()
+    allowed, every, quota = allowed_cpus(), os.cpu_count() or 1, cpu_quota()
     found = f"{allowed} of {every} allowed" + (f", {quota:g} by cgroup quota" if quota else "")
     if quota and quota < allowed:
-        return Finding(f"{found}: more threads than that wait", "note", f"--data.workers {max(1, int(quota))}")
+        return Finding(f"{found}: more threads than that wait", "note", f"--data.workers {usable_cpus()}")
     if allowed < every:
         return Finding(found, "note", "if that was not meant: srun --cpus-per-task=N, or docker run --cpus=N")
     return Finding(found)
@@ -64,45 +62,3 @@ CHECKS = {
     "memory": Check(check_memory),
     "open files": Check(check_open_files),
 }
-
-
-def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
-    """CPUs' worth of time that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
-    quotas = []
-    for folder in _cgroups("cpu", root, own):
-        words = [
-            *_words(folder / "cpu.max"),
-            *_words(folder / "cpu.cfs_quota_us"),
-            *_words(folder / "cpu.cfs_period_us"),
-        ]
-        if len(words) == 2 and words[0] not in ("max", "-1"):
-            quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
-
-
-def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
-    """Bytes that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
-    names = ("memory.max", "memory.limit_in_bytes")
-    words = [word for folder in _cgroups("memory", root, own) for name in names for word in _words(folder / name)]
-    return min((int(word) for word in words if word != "max"), default=None)
-
-
-def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """The folders that limit this process: its own cgroup and all above it."""
-    try:
-        lines = own.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            base = root / controller if controllers else root  # version 1 has a tree for each controller
-            inside = base / path.lstrip("/")
-            yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text().split()
-    except OSError:
-        return []

@@ -155,6 +155,16 @@ def check_turbojpeg() -> Finding:
     return Finding("libturbojpeg.so.0 loads")
 
 
+def check_native() -> Finding:
+    from pipeline.native import BuildError
+    from pipeline.native.library import open_library
+
+    try:
+        return Finding(f"built, with {open_library().jpeg_library().decode()}")
+    except BuildError as error:
+        return Finding(f"{error}: Pillow decodes, the same but slower", "note", f"{APT} gcc libjpeg-dev")
+
+
 def check_numba_threads() -> Finding:
     """The layer that numba takes, asked in a process of its own because it is taken for good."""
     ask = "import numba; numba.get_num_threads(); print(numba.threading_layer())"
@@ -188,6 +198,7 @@ CHECKS = {
     "FFCV": Check(check_ffcv, "ffcv"),
     "OpenCV": Check(check_opencv, "opencv-python"),
     "turbojpeg": Check(check_turbojpeg),
+    "native part": Check(check_native),
     "numba threads": Check(check_numba_threads, "numba"),
     "DeepSpeed": Check(check_deepspeed, "deepspeed"),
     "timm": Check(lambda: check_import("timm", "timm"), "timm"),

@@ -43,7 +43,7 @@ class DDPEngine(Engine):
         for i, batch in enumerate(batches):
             with self.model.no_sync() if i < len(batches) - 1 else nullcontext():
                 with self.evaluate_mode():
-                    logits = self.model(batch.images)
+                    logits = self.model(batch.inputs)
                 part = self.loss(logits, batch.targets) / len(batches)
                 self.scaler.scale(part).backward()
             loss += part.detach()

@@ -59,7 +59,8 @@ class DeepSpeedEngine(Engine):
         loss = torch.zeros((), device=self.device)
         norm = None
         for batch in batches:
-            part = self.loss(self.engine(batch.images.to(self.dtype)), batch.targets)
+            inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+            part = self.loss(self.engine(inputs), batch.targets)
             self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])

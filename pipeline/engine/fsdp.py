@@ -50,7 +50,7 @@ class FSDPEngine(Engine):
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             cast(FSDPModule, self.module).set_requires_gradient_sync(i == len(batches) - 1)
-            part = self.loss(self.module(batch.images), batch.targets) / len(batches)
+            part = self.loss(self.module(batch.inputs), batch.targets) / len(batches)
             part.backward()
             loss += part.detach()
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)

@@ -7,17 +7,18 @@ from pydantic import model_validator
 
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
+from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.recipe.section import Section
+from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 
 
 class Recipe(Section):
     """A whole experiment, but for where it runs."""
 
-    data: DataSection
+    data: AnyDataSection
     model: ModelSection
     augment: AugmentSection = AugmentSection()
     optim: OptimSection
@@ -29,12 +30,40 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def sections_agree(self):
-        for check in (_picture_fits, _batch_divides, _schedule_fits, _engine_can):
+        for check in (
+            _model_reads_data,
+            _picture_fits,
+            _text_is_left_alone,
+            _batch_divides,
+            _schedule_fits,
+            _engine_can,
+        ):
             check(self)
         return self
 
 
+def _model_reads_data(recipe: Recipe) -> None:
+    takes = "text" if isinstance(recipe.model, TextSection) else "pictures"
+    if takes != recipe.data.kind:
+        raise ValueError(
+            f"model.kind {recipe.model.kind} takes {takes}, data.kind is {recipe.data.kind}; "
+            f"set data.kind to {takes} or take another model"
+        )
+
+
+def _text_is_left_alone(recipe: Recipe) -> None:
+    """Of all that happens to a training picture only smoothing the label means anything to a sentence."""
+    if recipe.data.kind == "text":
+        for name, info in AugmentSection.model_fields.items():
+            if name != "smoothing" and getattr(recipe.augment, name) != info.default:
+                raise ValueError(
+                    f"augment.{name} changes pictures, data.kind is text; only augment.smoothing is for both"
+                )
+
+
 def _picture_fits(recipe: Recipe) -> None:
+    if not isinstance(recipe.data, DataSection):
+        return
     side = recipe.data.image_size
     recipe.model.check_image_size(side)
     least, greatest = recipe.augment.cutmix_minmax or (0.0, 1.0)

@@ -5,9 +5,10 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.transforms import v2
 
 from data_prep.beton import JPEG, RAW
-from data_prep.jpeg import is_plain
+from data_prep.jpeg import plain_frame
 from data_prep.picture import encode
 from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
@@ -44,6 +45,19 @@ def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size, picture):
         assert np.array_equal(pixels(encoded), image.resize(expected, Image.Resampling.LANCZOS))
     assert encoded.rule == ""
     assert encode_file(tmp_path / "a.jpg", PrepSettings(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (32, 500), (33, 33)])
+def test_or_to_the_shortest(tmp_path, size, picture):
+    picture(0, *size).save(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = v2.functional.resize(image, 32)  # torchvision's `size` is the shortest side; it rounds down
+        encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, side="shortest", raw=True))
+        assert min(encoded.width, encoded.height) == 32
+        assert max(abs(encoded.width - expected.width), abs(encoded.height - expected.height)) <= 1
+        assert np.array_equal(pixels(encoded), image.resize((encoded.width, encoded.height), Image.LANCZOS))
+    kept = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=min(size), side="shortest"))
+    assert kept.data == (tmp_path / "a.jpg").read_bytes()
 
 
 def test_quality_is_that_of_the_settings(tmp_path, picture):
@@ -174,7 +188,7 @@ def test_a_jpeg_with_more_after_its_end_is_encoded_anew(tmp_path, picture):
 def test_plain_jpegs_are_told_by_their_markers(picture, change, plain):
     buffer = io.BytesIO()
     picture(0).save(buffer, "JPEG")
-    assert is_plain(change(buffer.getvalue())) is plain
+    assert (plain_frame(change(buffer.getvalue())) is not None) is plain
 
 
 def test_odd_chroma_sampling_is_encoded_anew(tmp_path, picture):
@@ -206,10 +220,10 @@ def bad_files(tmp_path, picture):
 def test_bad_pictures_are_named_or_left_out(tmp_path, picture):
     for name, data in bad_files(tmp_path, picture):
         (tmp_path / name).write_bytes(data)
-        for keep in (PrepSettings(), PrepSettings(max_size=8), RAW_PIXELS):
+        for keep in ({}, {"max_size": 8}, {"raw": True}):
             with pytest.raises(InputError, match=name):
-                encode_file(tmp_path / name, keep)
-        encoded = encode_file(tmp_path / name, PrepSettings(on_bad="skip"))
+                encode_file(tmp_path / name, PrepSettings(on_bad="error", **keep))
+        encoded = encode_file(tmp_path / name)
         assert encoded.data == b""
         assert encoded.rule.startswith("left out: ")
 
@@ -226,6 +240,7 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"quality": 101},
         {"max_size": -1},
         {"on_bad": "ignore"},
+        {"side": "left"},
         {"fraction": 0.0},
         {"fraction": 1.01},
         {"holdout": 1.0},

@@ -14,7 +14,7 @@ from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-RAW = PrepSettings(raw=True)
+RAW = PrepSettings(raw=True, on_bad="error")
 
 # A process that prepares in children, kills each after a random time, and has the next go on.
 KILLS = """
@@ -139,7 +139,7 @@ def test_a_source_file_that_went_and_came_back(tmp_path, pictures, undisturbed, 
         prepare("image-folder", pictures, out, RAW, processes=1)
     mend()
     with pytest.raises(InputError, match="an unfinished preparation with quality 90, not 50"):
-        prepare("image-folder", pictures, out, PrepSettings(raw=True, quality=50), processes=1)
+        prepare("image-folder", pictures, out, PrepSettings(raw=True, on_bad="error", quality=50), processes=1)
     prepare("image-folder", pictures, out, RAW, processes=1)
     assert contents(out) == undisturbed
 

@@ -19,7 +19,7 @@ def plain(setting: Setting):
     """The plain loop's losses, model and timm's average of it."""
     model = setting.model()
     ema = ModelEmaV3(model, decay=0.8, use_warmup=True)
-    batches = [(batch.images, batch.targets) for (batch,) in setting.steps]
+    batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
     return plain_loop(model, batches, setting.rates, optim=setting.recipe.optim, ema=ema), model, ema.module
 
 
@@ -31,7 +31,7 @@ def expected(alone, digits):
     with EvalLoader(setting.data, 1437, setting.here).batches() as batches, torch.no_grad():
         (batch,) = batches
         for prefix, network in (("", model), ("ema_", ema)):
-            logits = network.eval()(batch.images)
+            logits = network.eval()(batch.inputs)
             hit = logits.topk(5).indices == batch.targets[:, None]
             figures[f"{prefix}loss"] = cross_entropy(logits, batch.targets).item()
             figures[f"{prefix}top1"] = 100 * hit[:, 0].double().mean().item()
@@ -65,11 +65,11 @@ def test_evaluating_the_average_leaves_no_trace_and_is_the_average(digits, name,
     engine = setting.engine()
     setting.run(engine, range(4))
     before = engine.state()
-    images = setting.steps[5][0].images
+    inputs = setting.steps[5][0].inputs
 
     def logits():
         with torch.no_grad(), engine.evaluate_mode():
-            return engine.module(images.to(getattr(engine, "dtype", torch.float32))).float()
+            return engine.module(inputs.to(getattr(engine, "dtype", torch.float32))).float()
 
     raw = logits()
     with engine.weights()["ema_"]:
@@ -81,7 +81,7 @@ def test_evaluating_the_average_leaves_no_trace_and_is_the_average(digits, name,
     network = setting.model()
     network.load_state_dict(before.ema)
     tolerance = 1e-5 if precision == "fp32" else 3e-2
-    torch.testing.assert_close(averaged, network(images).detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(averaged, network(inputs).detach(), rtol=tolerance, atol=tolerance)
     assert (averaged - raw).abs().max() > 10 * tolerance * averaged.abs().max() or precision == "bf16"
 
 

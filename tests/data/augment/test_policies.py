@@ -1,6 +1,5 @@
 """Policies: what is drawn follows timm's law, and what was drawn is done as timm does it."""
 
-import random
 from collections import Counter
 
 import numpy as np
@@ -19,7 +18,6 @@ from pipeline.recipe.policy import parse_policy
 
 MEAN = (0.485, 0.456, 0.406)
 FILL = (124, 116, 104)
-DRAWS = 100_000
 OPERATIONS = {
     op.AUTOCONTRAST: auto_augment.auto_contrast,
     op.EQUALIZE: auto_augment.equalize,
@@ -131,73 +129,6 @@ def test_mixtures_are_timms_with_the_same_numbers(picture, text, monkeypatch):
         ours = picture.copy()
         run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
         assert np.array_equal(ours, expected)
-
-
-def timms_draws(text: str) -> list[tuple]:
-    """(place, operation, argument, cubic) of every step that timm does to DRAWS pictures."""
-    found: list[tuple] = []
-    theirs = timms(text)
-    steps = [step for chain in theirs.policy for step in chain] if hasattr(theirs, "policy") else theirs.ops
-    numbers = {function: number for number, function in OPERATIONS.items()}
-    for step in steps:
-        if step.aug_fn is auto_augment.gaussian_blur_rand:
-            step.aug_fn = lambda _, factor, **kw: found.append((op.BLUR, random.uniform(0.1, 2.0 * factor), False))
-            continue
-        # timm's level of `desaturate` becomes a factor of `color`
-        turned = step.aug_fn is auto_augment.desaturate
-        number = op.COLOR if turned else numbers[step.aug_fn]
-
-        def record(_, *arguments, number=number, turned=turned, resample, **kw):
-            argument = float(arguments[0]) if arguments else 0.0
-            cubic = number >= op.ROTATE and random.choice(resample) == Image.Resampling.BICUBIC
-            found.append((number, 1.0 - argument if turned else argument, cubic))
-
-        step.aug_fn = record
-    random.seed(1)
-    np.random.seed(1)
-    for _ in range(DRAWS):
-        theirs(None)
-    return found
-
-
-@pytest.mark.parametrize(
-    "text", ["rand-m9-mstd0.5-inc1", "rand-m8-n3-p0.3-mstd101", "rand-tweights-mstd1", "original-mstd0.5", "3a"]
-)
-def test_operations_magnitudes_and_signs_are_as_frequent_as_timms(text):
-    """Chi-squared of two samples, over operation x interpolation x argument in bins."""
-    program = compiled(text)
-    ours = np.concatenate(
-        [drawn(program, stream_of(sample), program.layers) for sample in range(DRAWS)], dtype=np.float64
-    )
-    ours = ours[ours[:, 0] != SKIP]
-    ours[ours[:, 0] < op.ROTATE, 2] = 0
-    theirs = np.array(timms_draws(text), np.float64)
-    bins: list[tuple[int, int]] = []
-    for kind in {tuple(row) for row in np.concatenate([ours[:, [0, 2]], theirs[:, [0, 2]]])}:
-        a, b = (draws[(draws[:, [0, 2]] == kind).all(1), 1] for draws in (ours, theirs))
-        edges = np.unique(np.quantile(np.concatenate([a, b]), np.linspace(0, 1, 9)))
-        edges[-1] = np.inf
-        bins += zip(np.histogram(a, edges)[0], np.histogram(b, edges)[0], strict=True)
-    counts = np.array([pair for pair in bins if sum(pair) > 20], np.float64)
-    squared = ((counts[:, 0] - counts[:, 1]) ** 2 / counts.sum(1)).sum()
-    assert len(counts) >= 3
-    assert squared < stats.chi2.ppf(0.999, len(counts))
-
-
-def test_which_operations_meet_is_as_timms_without_replacement():
-    """Ordered pairs of a weighted draw, against the law: p_i p_j / (1 - p_i)."""
-    policy = parse_policy("rand-t3aw-p1-n2")
-    program = compiled("rand-t3aw-p1-n2")
-    program.table[:, 0] = np.arange(len(policy.steps))  # tell steps apart by their place
-    pairs = Counter(tuple(drawn(program, stream_of(s), 2)[:, 0].astype(int)) for s in range(DRAWS))
-    p = np.array(policy.weights) / sum(policy.weights)
-    law = p[:, None] * p[None, :] / (1 - p[:, None])
-    np.fill_diagonal(law, 0)
-    assert law.sum() == pytest.approx(1)
-    seen = np.array([[pairs[i, j] for j in range(len(p))] for i in range(len(p))])
-    assert seen.trace() == 0
-    kept = law > 0
-    assert stats.chisquare(seen[kept], DRAWS * law[kept]).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.5])

@@ -1,0 +1,15 @@
+#include <stdio.h>
+
+#include <jpeglib.h>
+
+#define TEXT(name) #name
+#define TEXT_OF(macro) TEXT(macro)
+
+/* The JPEG library that this was compiled for, in words. */
+const char *jpeg_library(void) {
+#ifdef LIBJPEG_TURBO_VERSION
+    return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
+#else
+    return "libjpeg " TEXT_OF(JPEG_LIB_VERSION);
+#endif
+}

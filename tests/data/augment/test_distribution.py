@@ -1,0 +1,181 @@
+"""Over 100,000 draws a policy, operations, magnitudes, signs and what meets what are as frequent as timm's."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+from timm.data import auto_augment
+
+from pipeline.data.augment import operations as op
+from pipeline.data.augment.draw import SKIP, draw_chain, mixed_chain
+from pipeline.data.augment.program import MIX, compile_policy
+from pipeline.data.random import AUGMENT, key
+from pipeline.recipe.policy import parse_policy
+
+MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
+DRAWS = 100_000  # chains of steps
+NUMBERS = {
+    "auto_contrast": op.AUTOCONTRAST,
+    "equalize": op.EQUALIZE,
+    "invert": op.INVERT,
+    "posterize": op.POSTERIZE,
+    "solarize": op.SOLARIZE,
+    "solarize_add": op.SOLARIZE_ADD,
+    "color": op.COLOR,
+    "desaturate": op.COLOR,
+    "contrast": op.CONTRAST,
+    "brightness": op.BRIGHTNESS,
+    "sharpness": op.SHARPNESS,
+    "gaussian_blur": op.BLUR,
+    "gaussian_blur_rand": op.BLUR,
+    "rotate": op.ROTATE,
+    "shear_x": op.SHEAR_X,
+    "shear_y": op.SHEAR_Y,
+    "translate_x_rel": op.TRANSLATE_X_REL,
+    "translate_y_rel": op.TRANSLATE_Y_REL,
+}
+Chain = tuple[tuple[int, float, bool], ...]  # operation, argument, cubic of each step that was not skipped
+
+
+class Trace(tuple):
+    """In place of a picture: what was done to it so far."""
+
+    def copy(self) -> "Trace":
+        return self
+
+
+def ours(text: str) -> list[Chain]:
+    """The chains that `text` makes for as many samples; of AugMix, one chain of each."""
+    program, found = compile_policy(parse_policy(text), MEAN), []
+    for sample in range(DRAWS):
+        stream, depth = np.uint64(key(5, 1, sample, AUGMENT)), program.layers
+        if program.kind == MIX:
+            stream, depth = mixed_chain(program, stream, sample % program.width)
+        chain = np.empty((depth, 3))
+        draw_chain(program, np.uint64(stream), chain)
+        found.append(
+            tuple((int(n), argument, n >= op.ROTATE and bool(cubic)) for n, argument, cubic in chain if n != SKIP)
+        )
+    return found
+
+
+def timms(text: str, monkeypatch) -> list[Chain]:
+    """timm's own policy, its operations and blends replaced by what notes them down."""
+    hparams = {"translate_const": 100, "img_mean": FILL}
+    random.seed(1)
+    np.random.seed(1)
+    if text.startswith("augmix"):
+        policy = auto_augment.augment_and_mix_transform(f"{text}-b1", hparams | {"translate_pct": 0.3})
+        steps, found = policy.ops, []
+        monkeypatch.setattr(Image, "blend", lambda image, other, share: found.append(other) or image)
+    elif text.startswith("rand"):
+        policy = auto_augment.rand_augment_transform(text, hparams)
+        steps = policy.ops
+    else:
+        policy = auto_augment.auto_augment_transform(text, hparams)
+        steps = [step for chain in policy.policy for step in chain]
+    for step in steps:
+        step.aug_fn = noting(step.aug_fn.__name__)
+    if text.startswith("augmix"):
+        while len(found) < DRAWS:
+            policy(Trace())
+        return found[:DRAWS]
+    return [policy(Trace()) for _ in range(DRAWS)]
+
+
+def noting(name: str):
+    number = NUMBERS[name]
+
+    def note(trace: Trace, *arguments, resample, **_) -> Trace:
+        argument = float(arguments[0]) if arguments else 0.0
+        if name == "desaturate":  # timm's level becomes a factor of `color`
+            argument = 1.0 - argument
+        elif name == "gaussian_blur_rand":
+            argument = random.uniform(0.1, 2.0 * argument)
+        cubic = number >= op.ROTATE and random.choice(resample) == Image.Resampling.BICUBIC
+        return Trace((*trace, (number, argument, cubic)))
+
+    return note
+
+
+def differ(pairs: list[tuple[int, int]]) -> float:
+    """The p-value of two samples' counts in the same bins (chi-squared); bins of too few go into one."""
+    counts = np.array(pairs, np.float64).reshape(-1, 2)
+    rare = counts.sum(1) < 20
+    counts = np.concatenate([counts[~rare], counts[rare].sum(0, keepdims=True)])
+    counts = counts[counts.sum(1) > 0]
+    if len(counts) < 2:
+        return 1.0
+    ratio = np.sqrt(counts[:, 1].sum() / counts[:, 0].sum())
+    squared = ((counts[:, 0] * ratio - counts[:, 1] / ratio) ** 2 / counts.sum(1)).sum()
+    return stats.chi2.sf(squared, len(counts) - 1)
+
+
+def what_met(chain: Chain) -> list:
+    return [tuple((number, argument < 0) for number, argument, _ in chain)]
+
+
+def which_signs(chain: Chain) -> list:
+    """Few bins, so that the smallest bias shows."""
+    return [argument < (0 if number >= op.ROTATE else 1) for number, argument, _ in chain if number >= op.COLOR]
+
+
+def which_interpolations(chain: Chain) -> list:
+    return [cubic for number, _, cubic in chain if number >= op.ROTATE]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rand-m9-mstd0.5-inc1",
+        "rand-m8-n3-p0.3-mstd101",
+        "rand-m15-n1-mmax20-mstd2-p1-inc1",
+        "rand-tweights-mstd1",
+        "rand-t3a-n1-p0.8",
+        "original",
+        "originalr-mstd0.5",
+        "v0",
+        "v0r-mstd1",
+        "3a-mstd2",
+        "augmix",
+        "augmix-m5-d2-mstd1",
+    ],
+)
+def test_draws_are_as_frequent_as_timms(text, monkeypatch):
+    mine, theirs = ours(text), timms(text, monkeypatch)
+    assert len(mine) == len(theirs) == DRAWS
+
+    for aspect in (what_met, which_signs, which_interpolations):
+        a, b = (Counter(kind for chain in chains for kind in aspect(chain)) for chains in (mine, theirs))
+        assert differ([(a[kind], b[kind]) for kind in a | b]) > 1e-3, aspect
+
+    bins: list[tuple[int, int]] = []
+    a, b = (np.array([step for chain in chains for step in chain]) for chains in (mine, theirs))
+    for kind in {tuple(row) for row in np.unique(np.concatenate([a, b])[:, [0, 2]], axis=0)}:
+        here, there = (draws[(draws[:, [0, 2]] == kind).all(1), 1] for draws in (a, b))
+        edges = np.append(np.unique(np.quantile(np.concatenate([here, there]), np.linspace(0, 1, 9)[:-1])), np.inf)
+        bins += zip(np.histogram(here, edges)[0], np.histogram(there, edges)[0], strict=True)
+    assert len(bins) >= 3
+    assert differ(bins) > 1e-3
+
+
+def test_which_operations_meet_is_as_timms_without_replacement():
+    """Ordered pairs of a weighted draw, against the law: p_i p_j / (1 - p_i)."""
+    policy = parse_policy("rand-t3aw-p1-n2")
+    program = compile_policy(policy, MEAN)
+    program.table[:, 0] = np.arange(len(policy.steps))  # tell steps apart by their place
+    pairs, chain = Counter(), np.empty((2, 3))
+    for sample in range(DRAWS):
+        draw_chain(program, np.uint64(key(5, 1, sample, AUGMENT)), chain)
+        pairs[tuple(chain[:, 0].astype(int))] += 1
+    p = np.array(policy.weights) / sum(policy.weights)
+    law = p[:, None] * p[None, :] / (1 - p[:, None])
+    np.fill_diagonal(law, 0)
+    assert law.sum() == pytest.approx(1)
+    seen = np.array([[pairs[i, j] for j in range(len(p))] for i in range(len(p))])
+    assert seen.trace() == 0
+    kept = law > 0
+    assert stats.chisquare(seen[kept], DRAWS * law[kept]).pvalue > 1e-3

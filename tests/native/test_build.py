@@ -1,0 +1,77 @@
+"""The C part's build on its own: once, whole, in a folder that several machines and ranks may share."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.native import BuildError, compiled
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "widemix"
+
+
+def start(home: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.native"],
+        cwd=ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(home.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_processes_that_start_at_once_share_one_build(home):
+    ranks = [start(home) for _ in range(4)]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, outputs
+    assert len(set(outputs)) == 1
+    assert outputs[0].startswith("built on libjpeg")
+    assert len(list(home.iterdir())) == 1  # nothing half-made is left
+
+
+def test_what_is_there_is_not_built_again(home):
+    path = compiled()
+    before = path.stat().st_mtime_ns
+    assert compiled() == path
+    assert path.stat().st_mtime_ns == before
+
+
+def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
+    path = compiled()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert compiled() == path
+    path.unlink()
+    with pytest.raises(BuildError, match="there is no C compiler"):
+        compiled()
+
+
+def test_another_processor_or_compiler_gets_a_build_of_its_own(home, monkeypatch, tmp_path):
+    first = compiled()
+    monkeypatch.setattr("pipeline.native.build._cpu", lambda: b"flags : another")
+    second = compiled()
+    compiler = tmp_path / "newer"
+    compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    assert len({first, second, compiled()}) == 3
+
+
+def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "x.c:1: fatal error: jpeglib.h: No" >&2\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(BuildError, match=r"fatal error: jpeglib.h: No; apt-get install libjpeg-dev"):
+        compiled()
+    assert not list(home.iterdir())
