@@ -8,7 +8,6 @@ from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.normalise import normalised
-from pipeline.data.random import ERASE, key
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
@@ -60,9 +59,9 @@ class AugmentedPictures(Pictures):
 
     def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
         images = super().finish(pictures, samples, epoch)
-        if self.augment.re_prob > 0:
-            streams = [key(self.seed, epoch, sample, ERASE) for sample in samples]
-            erase(images, streams, self.augment.re_prob, self.augment.re_count, self.augment.re_mode)
+        augment = self.augment
+        if augment.re_prob > 0:
+            erase(images, samples, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
         return images
 
     def boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:

@@ -97,13 +97,37 @@ def _engine_can(recipe: Recipe) -> None:
     if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
         raise ValueError(
             f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
-            "step there; engine.kind ddp does the same job, or take stage 1 or 2"
+            "step there; engine.kind ddp does the same job, or take stage 1, 2 or 3"
         )
-    if recipe.optim.name == "lamb" and recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage > 0:
+    zero = recipe.engine.zero_stage if recipe.engine.kind == "deepspeed" else 0
+    whole = {"lamb": "the norm of each parameter", "muon": "whole matrices"}
+    if recipe.optim.name in whole and zero > 0:
         raise ValueError(
-            "optim.name lamb needs the norm of each parameter, which ZeRO lays end to end in slices; "
+            f"optim.name {recipe.optim.name} needs {whole[recipe.optim.name]}, which ZeRO lays end to end in slices; "
             "take engine.kind ddp or fsdp"
         )
+    if recipe.optim.name == "schedule_free":
+        _schedule_free_fits(recipe, zero)
+    if recipe.engine.offload and recipe.engine.kind != "fsdp" and zero == 0:
+        raise ValueError("engine.offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
+    if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
+        raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
+
+
+def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
+    schedule = recipe.schedule
+    if schedule.name != "constant" or schedule.cooldown_epochs > 0:
+        raise ValueError(
+            "optim.name schedule_free averages where others lower the rate: set schedule.name constant and "
+            "schedule.cooldown_epochs 0 (a warm-up is well)"
+        )
+    if zero == 3:
+        raise ValueError(
+            "optim.name schedule_free counts its steps, and ZeRO 3 takes each in parts; take engine.zero_stage 1 or "
+            "2, or engine.kind ddp or fsdp"
+        )
+    if recipe.train.ema_decay is not None:
+        raise ValueError("optim.name schedule_free keeps an average itself; set train.ema_decay to null")
 
 
 def check_world(recipe: Recipe, world: int) -> None:
