@@ -21,7 +21,7 @@ from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.signals import StopRequest
-from pipeline.topology import Agreement, Topology, mean_over_ranks
+from pipeline.topology import Agreement, Topology, mean_over_ranks, wait_for_all
 
 
 class Diverged(RuntimeError):
@@ -123,6 +123,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 window.paused += time.perf_counter() - paused
                 if stopping and step < last:
                     agreement.finish()
+                    wait_for_all()  # a launcher that sees one rank end may kill rank 0 while it still writes
                     return None
     agreement.finish()
     if result is None:  # nothing was left to do but to measure
