@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -175,4 +176,14 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     slurm.start_again(job, 1)
     assert slurm.job(job, "NodeList") == "n[1,3]"
     assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_srun_alone_starts_the_ranks(slurm, digits, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    small = ("--data.path", str(digits), *SMALL, *EPOCHS)
+    tasks = ("--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path}/log", "--export=ALL,MASTER_ADDR=127.0.0.1")
+    train = (sys.executable, "-m", "pipeline.train", RECIPE, "--run-dir", str(run), *small)
+    slurm("srun", *tasks, *train, check=True)
+    assert "steps on 4 ranks" in (tmp_path / "log").read_text()
     assert_same_curve(run, undisturbed, 1e-4)
