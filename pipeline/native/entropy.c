@@ -5,8 +5,7 @@
 
 #include <jpegint.h>
 
-#define READ_NUMBER 32u
-#define END_OF_BLOCK 64u
+#define BLOCK 64u /* how far the end of a block is */
 #define SLACK 1024 /* zero bytes after a segment: more than one block can take, so that only blocks are checked */
 
 static _Noreturn void give_up(struct entropy *entropy, const char *why) {
@@ -23,49 +22,79 @@ static const uint8_t ORDER[128] = {
     63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
 };
 
-/* The number that `size` bits stand for (T.81, table F.1 and figure F.12). */
+/* The number that `size` bits, at least one, stand for (T.81, table F.1 and figure F.12). */
 static inline int extend(int bits, int size) {
     return bits - (((bits >> (size - 1)) - 1) & ((1 << size) - 1));
 }
 
-/* The entry of a symbol whose code has `length` bits, its number yet to be read. */
-static inline entry entry_of(uint8_t symbol, int length, bool ac) {
-    uint32_t size = symbol & 15, run = symbol >> 4;
-    uint32_t on = !ac ? 0 : size || run == 15 ? run + 1 : END_OF_BLOCK;
-    return (uint32_t)(length + size) | (size ? READ_NUMBER : 0) | on << 8 | size << 16;
+/* How many coefficients a symbol of AC tables goes on. */
+static inline unsigned steps_of(uint8_t symbol) {
+    return symbol & 15 || symbol >> 4 == 15 ? (symbol >> 4) + 1u : BLOCK;
 }
 
-static void fill_looks(struct huffman *table, uint32_t code, int length, uint8_t symbol, bool ac) {
-    entry plain = entry_of(symbol, length, ac);
-    int size = symbol & 15, left = LOOK - length;
-    for (int rest = 0; rest < 1 << left; rest++) {
-        entry found = plain;
-        if (size && size <= left) {
-            int number = extend(rest >> (left - size), size);
-            found = (plain & 0xFFFFu & ~READ_NUMBER) | (uint32_t)number << 16;
-        }
-        table->look[(code << left) + (uint32_t)rest] = found;
-    }
-}
-
-/* From the code lengths and symbols of a JPEG's table (T.81, annex C), unless it is the last picture's. libjpeg has
- * found them to be a code. */
-static void make_table(struct huffman *table, const JHUFF_TBL *from, bool ac) {
-    if (table->made && !memcmp(table->made_of.bits, from->bits, sizeof from->bits) &&
-        !memcmp(table->made_of.huffval, from->huffval, sizeof from->huffval))
-        return;
-    memcpy(&table->made_of, from, sizeof *from);
-    memset(table->look, 0, sizeof table->look);
+/* The code lengths and symbols of a JPEG's table (T.81, annex C), which libjpeg has found to be a code. False where
+ * they are those of the picture before. */
+static bool make_codes(struct codes *codes, const JHUFF_TBL *from) {
+    if (codes->made && !memcmp(codes->made_of.bits, from->bits, sizeof from->bits) &&
+        !memcmp(codes->made_of.huffval, from->huffval, sizeof from->huffval))
+        return false;
+    codes->made_of = *from;
+    codes->made = true;
     uint32_t code = 0;
     int place = 0;
     for (int length = 1; length <= 16; length++, code <<= 1) {
-        table->offset[length] = place - (int32_t)code;
-        for (int i = 0; i < from->bits[length]; i++, code++, place++)
-            if (length <= LOOK)
-                fill_looks(table, code, length, from->huffval[place], ac);
-        table->limit[length] = code << (16 - length);
+        codes->offset[length] = place - (int32_t)code;
+        code += from->bits[length];
+        place += from->bits[length];
+        codes->limit[length] = code << (16 - length);
     }
-    table->made = true;
+    return true;
+}
+
+/* The symbol that 16 bits begin with, and its length; 0 bits where there is no such code. */
+static inline uint8_t symbol_of(const struct codes *codes, uint32_t bits, int *length) {
+    for (*length = 1; *length <= 16; ++*length)
+        if (bits < codes->limit[*length])
+            return codes->made_of.huffval[((int32_t)(bits >> (16 - *length)) + codes->offset[*length]) & 255];
+    *length = 0;
+    return 0;
+}
+
+static void make_dc(struct dc *table, const JHUFF_TBL *from) {
+    if (!make_codes(&table->codes, from))
+        return;
+    for (uint32_t bits = 0; bits < 1 << DC_LOOK; bits++) {
+        int length;
+        uint8_t symbol = symbol_of(&table->codes, bits << (16 - DC_LOOK), &length);
+        table->length[bits] = (uint8_t)(length <= DC_LOOK ? length : 0);
+        table->size[bits] = symbol & 15;
+    }
+}
+
+/* One coefficient for each beginning, then a second after the first. */
+static void make_ac(struct ac *table, const JHUFF_TBL *from) {
+    if (!make_codes(&table->codes, from))
+        return;
+    look first[1 << AC_LOOK];
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
+        int length;
+        uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
+        int size = symbol & 15, left = AC_LOOK - length - size;
+        if (!length || left < 0) {
+            first[bits++] = UNSEEN;
+            continue;
+        }
+        int number = size ? extend((int)(bits >> left) & ((1 << size) - 1), size) : 0;
+        look value = (uint16_t)number, used = (look)(length + size);
+        for (uint32_t end = bits + (1u << left); bits < end; bits++)
+            first[bits] = used | used << 8 | (look)steps_of(symbol) << 16 | value << 32 | value << 48;
+    }
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
+        look one = first[bits], used = one & 63, two = first[bits << used & ((1 << AC_LOOK) - 1)];
+        bool both = !((one | two) & UNSEEN) && (one >> 16 & 255) < BLOCK && used + (two & 63) <= AC_LOOK;
+        table->look[bits] =
+            both ? (used + (two & 63)) | used << 8 | (one & 0xFFFF00FF0000) | (two & 0xFF0000) << 8 | two >> 48 << 48 : one;
+    }
 }
 
 /* At least 56 bits, with zeros after the end. */
@@ -80,61 +109,68 @@ static inline void refill(struct stream *from) {
     from->count |= 56;
 }
 
-/* The entry of a code of more than LOOK bits; 0 where there is no such code. */
-static __attribute__((noinline)) entry look_further(uint32_t code, const struct huffman *table, bool ac) {
-    for (int length = LOOK + 1; length <= 16; length++)
-        if (code < table->limit[length])
-            return entry_of(table->made_of.huffval[(int32_t)(code >> (16 - length)) + table->offset[length]], length, ac);
-    return 0;
+static inline void use(struct stream *from, int bits) {
+    from->bits <<= bits;
+    from->count -= bits;
 }
 
-static inline entry take(struct entropy *entropy, struct stream *from, const struct huffman *table, bool ac,
-                         int *number) {
-    entry found = table->look[from->bits >> (64 - LOOK)];
-    if (__builtin_expect(!found, 0)) {
-        found = look_further((uint32_t)(from->bits >> 48), table, ac);
-        if (!found)
-            give_up(entropy, "Corrupt JPEG data: bad Huffman code");
-    }
-    int length = found & 31;
-    *number = (int32_t)found >> 16;
-    if (found & READ_NUMBER) {
-        int size = *number;
-        *number = extend((int)(from->bits << (length - size) >> (64 - size)), size);
-    }
-    from->bits <<= length;
-    from->count -= length;
-    return found;
+static inline int take_number(struct stream *from, int size) {
+    int number = size ? extend((int)(from->bits >> (64 - size)), size) : 0;
+    use(from, size);
+    return number;
 }
 
-static inline entry pass(struct entropy *entropy, struct stream *from, const struct huffman *table) {
-    entry found = table->look[from->bits >> (64 - LOOK)];
-    if (__builtin_expect(!found, 0)) {
-        found = look_further((uint32_t)(from->bits >> 48), table, true);
-        if (!found)
-            give_up(entropy, "Corrupt JPEG data: bad Huffman code");
-    }
-    from->bits <<= found & 31;
-    from->count -= found & 31;
-    return found;
+/* A symbol too long for the tables. */
+static __attribute__((noinline)) uint8_t long_symbol(struct entropy *entropy, uint64_t bits, const struct codes *codes,
+                                                     int *length) {
+    uint8_t symbol = symbol_of(codes, (uint32_t)(bits >> 48), length);
+    if (!*length)
+        give_up(entropy, "Corrupt JPEG data: bad Huffman code");
+    return symbol;
+}
+
+static inline int take_dc(struct entropy *entropy, struct stream *from, const struct dc *table) {
+    uint32_t bits = (uint32_t)(from->bits >> (64 - DC_LOOK));
+    int length = table->length[bits], size = table->size[bits];
+    if (!length)
+        size = long_symbol(entropy, from->bits, &table->codes, &length) & 15;
+    use(from, length);
+    return take_number(from, size);
 }
 
 /* One block's numbers into 64 zeros; without a block only its end is found. */
 static inline __attribute__((always_inline)) void read_block(struct entropy *entropy, struct stream *from,
-                                                             const struct huffman *dc, const struct huffman *ac,
-                                                             int *last, JCOEF *block) {
-    int number;
+                                                             const struct dc *dc, const struct ac *ac, int *level,
+                                                             JCOEF *block) {
     refill(from);
-    take(entropy, from, dc, false, &number);
-    *last += number;
+    *level += take_dc(entropy, from, dc);
     if (block)
-        block[0] = (JCOEF)*last;
+        block[0] = (JCOEF)*level;
     for (unsigned k = 0; k < 63;) {
-        refill(from);
-        entry found = block ? take(entropy, from, ac, true, &number) : pass(entropy, from, ac);
-        k += found >> 8 & 255;
+        if (from->count < 32)
+            refill(from);
+        look seen = ac->look[from->bits >> (64 - AC_LOOK)];
+        if (__builtin_expect(seen & UNSEEN, 0)) {
+            int length;
+            uint8_t symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+            use(from, length);
+            int number = take_number(from, symbol & 15);
+            k += steps_of(symbol);
+            if (block)
+                block[ORDER[k]] = (JCOEF)number;
+            continue;
+        }
+        k += seen >> 16 & 255;
         if (block)
-            block[ORDER[k]] = (JCOEF)number;
+            block[ORDER[k]] = (JCOEF)(seen >> 32);
+        if (k >= 63) {
+            use(from, seen >> 8 & 63);
+            break;
+        }
+        use(from, seen & 63);
+        k += seen >> 24 & 255;
+        if (block)
+            block[ORDER[k]] = (JCOEF)(seen >> 48);
     }
     if ((from->next - entropy->end) * 8 > from->count)
         give_up(entropy, "Corrupt JPEG data: premature end of data segment");
@@ -147,9 +183,9 @@ static inline __attribute__((always_inline)) void read_mcu(struct entropy *entro
     for (int b = 0; b < jpeg->blocks_in_MCU; b++) {
         int component = jpeg->MCU_membership[b];
         const jpeg_component_info *info = jpeg->cur_comp_info[component];
-        const struct huffman *dc = &entropy->tables[info->dc_tbl_no];
-        const struct huffman *ac = &entropy->tables[NUM_HUFF_TBLS + info->ac_tbl_no];
-        read_block(entropy, &stream, dc, ac, &entropy->dc[component], blocks ? *blocks[b] : NULL);
+        const struct dc *dc = &entropy->dc[info->dc_tbl_no];
+        const struct ac *ac = &entropy->ac[info->ac_tbl_no];
+        read_block(entropy, &stream, dc, ac, &entropy->level[component], blocks ? *blocks[b] : NULL);
     }
     entropy->stream = stream;
 }
@@ -185,7 +221,7 @@ static void open_segment(struct entropy *entropy) {
     entropy->marker = stop;
     entropy->end = to;
     entropy->stream = (struct stream){.next = entropy->plain};
-    memset(entropy->dc, 0, sizeof entropy->dc);
+    memset(entropy->level, 0, sizeof entropy->level);
     entropy->opened = true;
 }
 
@@ -228,8 +264,8 @@ bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
         return false;
     for (int c = 0; c < jpeg->comps_in_scan; c++) {
         int dc = jpeg->cur_comp_info[c]->dc_tbl_no, ac = jpeg->cur_comp_info[c]->ac_tbl_no;
-        make_table(&entropy->tables[dc], jpeg->dc_huff_tbl_ptrs[dc], false);
-        make_table(&entropy->tables[NUM_HUFF_TBLS + ac], jpeg->ac_huff_tbl_ptrs[ac], true);
+        make_dc(&entropy->dc[dc], jpeg->dc_huff_tbl_ptrs[dc]);
+        make_ac(&entropy->ac[ac], jpeg->ac_huff_tbl_ptrs[ac]);
     }
     size_t bytes = jpeg->src->bytes_in_buffer;
     if (entropy->room < bytes + SLACK) {

@@ -11,19 +11,31 @@
 
 #include <jpeglib.h>
 
-#define LOOK 11 /* bits that one look into a table takes in */
+#define AC_LOOK 10 /* bits that one look into a table takes in */
+#define DC_LOOK 9
 
-/* What begins with these LOOK bits: bits 0 to 4 its length with the number behind the code, bit 5 whether that
- * number is still to be read, bits 8 to 15 coefficients to go on, bits 16 to 31 the number, or its length. 0: a
- * code of more than LOOK bits. */
-typedef uint32_t entry;
+/* What begins with these AC_LOOK bits: one or two coefficients, or the end of the block.
+ * Bits 0 to 5 their length, 8 to 13 the first one's; 16 to 23 how far the first is from the last coefficient before,
+ * 24 to 31 the second from the first; 32 to 47 and 48 to 63 their numbers. Where there is one alone, the second is
+ * the first once more. UNSEEN: more bits than these, to be read one by one. */
+typedef uint64_t look;
+#define UNSEEN 64u
 
-struct huffman {
+struct codes {
     JHUFF_TBL made_of;
     bool made;
-    entry look[1 << LOOK];
     uint32_t limit[17]; /* one above the codes of up to this many bits, as 16 bits from the left */
-    int32_t offset[17]; /* from a code of this length to its place in the values */
+    int32_t offset[17]; /* from a code of this length to its place in the symbols */
+};
+
+struct ac {
+    struct codes codes;
+    look look[1 << AC_LOOK];
+};
+
+struct dc {
+    struct codes codes;
+    uint8_t length[1 << DC_LOOK], size[1 << DC_LOOK]; /* of the code, 0 where it is longer; of the number behind it */
 };
 
 struct stream {
@@ -33,12 +45,13 @@ struct stream {
 };
 
 struct entropy {
-    struct huffman tables[2 * NUM_HUFF_TBLS]; /* DC, then AC */
+    struct ac ac[NUM_HUFF_TBLS];
+    struct dc dc[NUM_HUFF_TBLS];
     uint8_t *plain;                           /* the segment that is being decoded, stuffed bytes taken out */
     size_t room;
     const uint8_t *end;                       /* of it */
     struct stream stream;                     /* in it */
-    int dc[MAX_COMPS_IN_SCAN];
+    int level[MAX_COMPS_IN_SCAN];             /* each component's last DC coefficient */
     const uint8_t *segment, *data_end;        /* in the file: where the present restart segment begins */
     bool opened;                              /* whether its bytes are in `plain`, and it ends at: */
     const uint8_t *marker;
