@@ -5,6 +5,7 @@ Layout: header, field descriptors, one metadata record a sample, pages of data, 
 the types stand here; `tests/data_prep/test_beton.py` holds them equal to FFCV's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -31,9 +32,15 @@ HEADER = np.dtype(
 FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", (1024,)))], align=True)
 IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 SAMPLE = np.dtype([("f0", IMAGE), ("f1", "<i8")], align=True)
+BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+SEGMENTED = np.dtype([("f0", IMAGE), ("f1", "<i8"), ("f2", BYTES)], align=True)
 ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
+SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see data_prep/restart.py
+ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD)  # the fields of a sample that have an allocation each
+
+Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,13 @@ class Beton:
     offset: np.ndarray  # int64 [n], bytes from the start of the file
     size: np.ndarray  # int64 [n], bytes
     label: np.ndarray  # int64 [n]
+    segments: np.ndarray  # int64 [n], where the table of the picture's segments lies (data_prep/restart.py)
+    segments_size: np.ndarray  # int64 [n], bytes of that table; 0 where the file has none
+
+    @property
+    def stop(self) -> np.ndarray:
+        """Where each sample ends: int64 [n], bytes from the start of the file."""
+        return np.maximum(self.offset + self.size, self.segments + self.segments_size)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -59,14 +73,17 @@ class Tables(NamedTuple):
     bytes: np.ndarray  # uint8 [file size], mapped, read-only
     arguments: np.ndarray  # uint8 [fields, 1024], of each field
     samples: np.ndarray  # one record a sample
-    offset: np.ndarray  # int64 [n], bytes from the start of the file
-    size: np.ndarray  # int64 [n], bytes
+    offset: np.ndarray  # int64 [n, fields that have data], bytes from the start of the file
+    size: np.ndarray  # int64 [n, fields that have data], bytes
 
 
 def open_beton(path: Path) -> Beton:
-    """Map a .beton of (image, label) samples; `InputError` unless every table and sample lies inside the file."""
-    tables = open_tables(path, FIELDS, SAMPLE)
-    image = tables.samples["f0"]
+    """Map a .beton of (image, label) or (image, label, segments) samples.
+
+    `InputError` unless every table and sample lies inside the file.
+    """
+    tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
+    image, segments, segments_size = tables.samples["f0"], *_segments(path, tables)
     beton = Beton(
         path=path,
         bytes=tables.bytes,
@@ -74,13 +91,15 @@ def open_beton(path: Path) -> Beton:
         width=image["width"].astype(np.int64),
         height=image["height"].astype(np.int64),
         offset=image["data_ptr"].astype(np.int64),
-        size=tables.size,
+        size=tables.size[:, 0],
+        segments=segments,
+        segments_size=segments_size,
         label=tables.samples["f1"].astype(np.int64),
     )
     raw = beton.width * beton.height * 3
     refuse(
         path,
-        (beton.offset != tables.offset)
+        (beton.offset != tables.offset[:, 0])
         | ((beton.mode != JPEG) & (beton.mode != RAW))
         | ((beton.mode == RAW) & (beton.size != raw))
         | (raw == 0),
@@ -88,8 +107,20 @@ def open_beton(path: Path) -> Beton:
     return beton
 
 
-def open_tables(path: Path, fields: tuple[tuple[str, int], ...], sample: np.dtype) -> Tables:
-    """Map a file of the given fields (name, type) and sample records, or `InputError`."""
+def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """Places and sizes of the tables of segments: int64 [n] each, zeros in a file that has none."""
+    if tables.offset.shape[1] == 1:
+        none = np.zeros(len(tables.offset), np.int64)
+        return none, none
+    offset, size = tables.offset[:, 1], tables.size[:, 1]
+    found = tables.samples["f2"]
+    misplaced = (found["ptr"].astype(np.int64) != offset) | (found["size"].astype(np.int64) != size)
+    refuse(path, misplaced | (offset % 4 != 0) | (size % 4 != 0) | (size < 12))
+    return offset, size
+
+
+def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
+    """Map a file whose fields and sample records are one of the given pairs, or `InputError`."""
     try:
         mapped = np.memmap(path, np.uint8, "r")
     except FileNotFoundError:
@@ -102,27 +133,29 @@ def open_tables(path: Path, fields: tuple[tuple[str, int], ...], sample: np.dtyp
         raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
     described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
     found = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
-    if found != fields:
-        wanted = " and ".join(name for name, _ in fields)
+    if found not in layouts:
+        wanted = " and ".join(name for name, _ in next(iter(layouts)))
         raise InputError(f"{path}: holds {', '.join(name for name, _ in found)}, not {wanted}")
 
     count = int(header["num_samples"])
-    samples = _table(path, mapped, sample, HEADER.itemsize + described.nbytes, count)
-    table = _table(path, mapped, ALLOCATION, int(header["table"]), count)
+    samples = _table(path, mapped, layouts[found], HEADER.itemsize + described.nbytes, count)
+    parts = sum(kind in ALLOCATING for _, kind in found)
+    table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
     if int(header["table"]) + table.nbytes != len(mapped):
         raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
-    order = np.argsort(table["sample_id"], kind="stable")
-    if not np.array_equal(table["sample_id"][order], np.arange(count)):
+    order = np.lexsort((table["ptr"], table["sample_id"]))
+    if not np.array_equal(table["sample_id"][order], np.repeat(np.arange(count), parts)):
         raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
-    offset, size = (table[name][order].astype(np.int64) for name in ("ptr", "size"))
+    offset, size = (table[name][order].astype(np.int64).reshape(count, parts) for name in ("ptr", "size"))
     _check_places(path, offset, size, HEADER.itemsize + described.nbytes + samples.nbytes, int(header["table"]))
     return Tables(mapped, described["arguments"], samples, offset, size)
 
 
 def refuse(path: Path, bad: np.ndarray) -> None:
-    """`InputError` naming the first sample for which `bad`, bool [n], holds."""
+    """`InputError` naming the first sample for which `bad`, bool [n] or [n, parts], holds."""
     if bad.any():
-        raise InputError(f"{path}: sample {int(bad.argmax())} does not lie inside the file; prepare it again")
+        first = int(np.nonzero(bad)[0][0])
+        raise InputError(f"{path}: sample {first} does not lie inside the file; prepare it again")
 
 
 def _name(field: np.ndarray) -> str:
@@ -138,9 +171,8 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
 def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int) -> None:
     """Every sample lies between `start` and `stop`, on its own. A sum of offset and size could overflow."""
     refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
-    order = np.argsort(offset, kind="stable")
-    gap = offset[order][1:] - (offset + size)[order][:-1]
+    order, ends = np.argsort(offset, axis=None, kind="stable"), (offset + size).ravel()
+    gap = offset.ravel()[order][1:] - ends[order][:-1]
     if (gap < 0).any():
-        raise InputError(
-            f"{path}: samples {order[gap.argmin()]} and {order[gap.argmin() + 1]} overlap; prepare it again"
-        )
+        first, second = order[gap.argmin() :][:2] // offset.shape[1]
+        raise InputError(f"{path}: samples {first} and {second} overlap; prepare it again")

@@ -54,7 +54,7 @@ def dry_run(
 def _estimate(name: str, samples: Sequence[Any], encoding: Encoding, workers: int) -> Estimate:
     tried = range(0, len(samples), max(1, len(samples) // TRIED))[:TRIED]
     started = time.perf_counter()
-    size = sum(len(record.data) for record in encoding.records(Chosen(samples, tried), 0))
+    size = sum(len(part) for record in encoding.records(Chosen(samples, tried), 0) for part in record.parts)
     share = len(samples) / len(tried)
     seconds = (time.perf_counter() - started) * share / workers
     return Estimate(name, len(samples), expected_bytes(len(samples), size * share, encoding.layout), seconds)

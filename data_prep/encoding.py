@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.encode import encode_all
+from data_prep.restart import library
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.text import TOKENIZER, text_layout
-from data_prep.write import PICTURES, Layout
+from data_prep.write import PICTURES, SEGMENTED_PICTURES, Layout
 from pipeline.limits import usable_cpus
 
 
@@ -23,6 +24,7 @@ class Encoding(NamedTuple):
     shared: bool  # whether processes share the work
     unit: str  # of the samples, in messages
     files: dict[str, bytes]  # that belong beside the data: name -> content
+    versions: dict[str, str]  # of what else the bytes depend on
 
 
 def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, processes: int | None) -> Encoding:
@@ -32,7 +34,11 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
-    return Encoding(PICTURES, records, not in_memory, "images", {})
+    if in_memory or settings.raw or not settings.restart_markers:
+        return Encoding(PICTURES, records, not in_memory, "images", {}, {})
+    compiled = library()  # built here, before any process that encodes wants it
+    versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
+    return Encoding(SEGMENTED_PICTURES, records, True, "images", {}, versions)
 
 
 def _of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:
@@ -46,4 +52,5 @@ def _of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> 
         learnt_from = dataset.splits.get("train") or next(iter(dataset.splits.values()))
         tokenizer = learn_tokenizer(learnt_from, settings.vocab_size, settings.length)
     records = partial(encode_pairs, tokenizer=tokenizer, length=settings.length)
-    return Encoding(text_layout(settings.length), records, False, "pairs", {TOKENIZER: tokenizer.to_str().encode()})
+    files = {TOKENIZER: tokenizer.to_str().encode()}
+    return Encoding(text_layout(settings.length), records, False, "pairs", files, {})

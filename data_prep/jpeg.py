@@ -23,6 +23,11 @@ class Frame(NamedTuple):
     scan: int  # where the entropy-coded data of the first scan begin, bytes
 
     @property
+    def mcu(self) -> tuple[int, int]:
+        """Pixels across and down one MCU."""
+        return 8 * max(across for across, _ in self.sampling), 8 * max(down for _, down in self.sampling)
+
+    @property
     def common(self) -> bool:
         """Whether it has three components in a sampling that every decoder knows."""
         return len(self.sampling) == 3 and self.sampling[0] in SAMPLINGS and self.sampling[1:] == ((1, 1), (1, 1))

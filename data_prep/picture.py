@@ -6,6 +6,7 @@ shrunk to `max_size` and encoded anew; where that took more than the settings as
 
 import io
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 
 from data_prep.beton import JPEG, RAW
 from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
+from data_prep.restart import interval_for, segment_table, with_markers
 from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
@@ -21,7 +23,10 @@ ORIENTATION = 0x0112  # the EXIF tag
 
 
 class Encoded(NamedTuple):
-    """A sample ready to be written; `data` is empty where a bad picture is left out."""
+    """A sample ready to be written; `data` is empty where a bad picture is left out.
+
+    `segments` is the table of its restart segments, in files that have that field.
+    """
 
     name: str
     label: int
@@ -30,10 +35,16 @@ class Encoded(NamedTuple):
     height: int  # pixels
     data: bytes
     rule: str  # what had to be done to an odd picture, or ""
+    segments: bytes = b""
 
-    def row(self, position: int) -> tuple:
-        """The record in the file's table of samples, for data at `position`."""
-        return (self.mode, self.width, self.height, position), self.label
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return tuple(part for part in (self.data, self.segments) if part)
+
+    def row(self, positions: Sequence[int]) -> tuple:
+        """The record in the file's table of samples, for parts at these positions."""
+        image = self.mode, self.width, self.height, positions[0]
+        return (image, self.label, (positions[1], len(self.segments))) if self.segments else (image, self.label)
 
 
 class _BadPicture(Exception):
@@ -60,7 +71,8 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     frame = plain_frame(data)
     try:
         if frame and not settings.raw and _keeps_bytes(frame, data, settings):
-            return Encoded(sample.name, sample.label, JPEG, frame.width, frame.height, data, "")
+            kept, segments, rule = with_markers(data, frame) if settings.restart_markers else (data, b"", "")
+            return Encoded(sample.name, sample.label, JPEG, frame.width, frame.height, kept, rule, segments)
         image = Image.open(io.BytesIO(data))
         frames = getattr(image, "n_frames", 1)
         image.load()
@@ -77,9 +89,11 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
     stored = shrink(rgb, settings)
-    body = stored.tobytes() if settings.raw else _jpeg(stored, settings.quality)
-    mode = RAW if settings.raw else JPEG
-    return Encoded(sample.name, sample.label, mode, *stored.size, body, ", ".join(rules))
+    if settings.raw:
+        return Encoded(sample.name, sample.label, RAW, *stored.size, stored.tobytes(), ", ".join(rules))
+    body = _jpeg(stored, settings)
+    segments = segment_table(body) if settings.restart_markers else b""
+    return Encoded(sample.name, sample.label, JPEG, *stored.size, body, ", ".join(rules), segments)
 
 
 def _keeps_bytes(frame: Frame, data: bytes, settings: PrepSettings) -> bool:
@@ -140,9 +154,13 @@ def shrink(image: Image.Image, settings: PrepSettings) -> Image.Image:
     return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
 
 
-def _jpeg(image: Image.Image, quality: int) -> bytes:
+def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=quality)
+    if settings.restart_markers:
+        interval = interval_for(image.width, across=16)  # Pillow's 4:2:0
+        image.save(buffer, "JPEG", quality=settings.quality, optimize=True, restart_marker_blocks=interval)
+    else:
+        image.save(buffer, "JPEG", quality=settings.quality)
     return buffer.getvalue()
 
 

@@ -154,10 +154,14 @@ def _plan(
         "source": source,
         "from": str(origin or source),
         **settings.as_json(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": _versions(encoding),
         "files": {name: hash_bytes(data) for name, data in encoding.files.items()},
         "listing": listing,
     }
+
+
+def _versions(encoding: Encoding) -> dict[str, str]:
+    return {**{name: version(name) for name in PACKAGES}, **encoding.versions}
 
 
 def _write(
@@ -194,7 +198,7 @@ def _write(
         classes=dataset.classes,
         splits=splits,
         settings=settings.as_json(),
-        versions={name: version(name) for name in PACKAGES},
+        versions=_versions(encoding),
         exceptions=tuple(exceptions),
         files={name: hash_bytes(data) for name, data in encoding.files.items()},
     )

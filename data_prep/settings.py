@@ -14,6 +14,7 @@ class PrepSettings:
     side: Literal["longest", "shortest"] = "longest"
     quality: int = 90  # of JPEGs that have to be written anew, 1 to 100
     raw: bool = False  # store pixels in place of JPEGs
+    restart_markers: bool = True  # in JPEGs, with the places of the segments between them
     on_bad: Literal["error", "skip"] = "skip"  # an undecodable picture ends the preparation, or is left out
     fraction: float = 1.0  # share of train to keep, (0, 1]; the same seed nests smaller ones in larger
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all

@@ -1,6 +1,7 @@
 """Sentence pairs as FFCV's format holds them: int32 tokens of one length, how many count, where the second begins."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +28,13 @@ class EncodedPair(NamedTuple):
     second: int  # tokens before those of the second sentence
     label: int
 
-    def row(self, position: int) -> tuple:
-        """The record in the file's table of samples, for data at `position`."""
-        return position, self.length, self.second, self.label
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        return (self.data,)
+
+    def row(self, positions: Sequence[int]) -> tuple:
+        """The record in the file's table of samples, for parts at these positions."""
+        return positions[0], self.length, self.second, self.label
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,11 @@ class TextBeton:
     length: np.ndarray  # int64 [n], tokens before the padding
     second: np.ndarray  # int64 [n], tokens before those of the second sentence
     label: np.ndarray  # int64 [n]
+
+    @property
+    def stop(self) -> np.ndarray:
+        """Where each sample ends: int64 [n], bytes from the start of the file."""
+        return self.offset + self.size
 
     def __len__(self) -> int:
         return len(self.label)
@@ -65,12 +75,13 @@ def text_layout(tokens: int) -> Layout:
 
 def open_text(path: Path) -> TextBeton:
     """Map a .beton of token arrays; `InputError` unless every table and sample lies inside the file."""
-    tables = open_tables(path, FIELDS, SAMPLE)
+    tables = open_tables(path, {FIELDS: SAMPLE})
     tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
-    misplaced = tables.samples["f0"].astype(np.int64) != tables.offset
+    offset, size = tables.offset[:, 0], tables.size[:, 0]
+    misplaced = tables.samples["f0"].astype(np.int64) != offset
     refuse(
         path,
-        misplaced | (tables.size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens),
+        misplaced | (size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens),
     )
-    return TextBeton(path, tables.bytes, tokens, tables.offset, tables.size, length, second, label)
+    return TextBeton(path, tables.bytes, tokens, offset, size, length, second, label)

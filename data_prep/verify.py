@@ -65,9 +65,9 @@ def _damage(path: Path, block: int, digest: str, beton: Beton | TextBeton | None
     line = f"{path}: block {block} (bytes {start} to {stop - 1}) is damaged{how}"
     if beton is None:
         return f"{line}; the tables do not say which samples lie there"
-    touched = np.flatnonzero((beton.offset < stop) & (beton.offset + beton.size > start))
+    touched = np.flatnonzero((beton.offset < stop) & (beton.stop > start))
     places = [f"samples {_ranges(touched)}"] if len(touched) else []
-    if start < beton.offset.min() or stop > (beton.offset + beton.size).max():
+    if start < beton.offset.min() or stop > beton.stop.max():
         places.append("the tables (labels, sizes, positions) or the space beside them")
     return f"{line}; in it {' and '.join(places) or 'unused space'}"
 

@@ -6,29 +6,42 @@ a JPEG's own bytes. Here one process writes, so the file depends on the samples 
 
 import base64
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from data_prep.beton import ALLOCATION, FIELD, FIELDS, HEADER, SAMPLE, TYPES, VERSION
+from data_prep.beton import (
+    ALLOCATING,
+    ALLOCATION,
+    FIELD,
+    FIELDS,
+    HEADER,
+    SAMPLE,
+    SEGMENT_FIELDS,
+    SEGMENTED,
+    TYPES,
+    VERSION,
+)
 from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
+ALIGNED = 4  # bytes; every part of a sample but its first lies at a multiple of that
 SHARD = 64 << 20  # bytes of data between two journal lines: the most that a kill can cost
 
 
 class Record(Protocol):
-    """A sample ready to be written: `data` in the pages, and what `row` makes of their place in the tables."""
+    """A sample ready to be written: `parts` in the pages, and what `row` makes of their places in the tables."""
 
     @property
     def name(self) -> str: ...
     @property
-    def data(self) -> bytes: ...
+    def parts(self) -> tuple[bytes, ...]: ...  # one for each field that has data; none where it is left out
     @property
     def rule(self) -> str: ...
-    def row(self, position: int) -> tuple: ...
+    def row(self, positions: Sequence[int]) -> tuple: ...
 
 
 class Layout(NamedTuple):
@@ -38,12 +51,18 @@ class Layout(NamedTuple):
     sample: np.dtype
 
     @property
+    def parts(self) -> int:
+        """Fields that have data."""
+        return sum(kind in ALLOCATING for _, kind, _ in self.fields)
+
+    @property
     def types(self) -> dict[str, str]:
         """The fields' names, each with that of FFCV's type."""
         return {name: TYPES[kind] for name, kind, _ in self.fields}
 
 
 PICTURES = Layout(tuple((name, kind, b"") for name, kind in FIELDS), SAMPLE)
+SEGMENTED_PICTURES = Layout(tuple((name, kind, b"") for name, kind in SEGMENT_FIELDS), SEGMENTED)
 
 
 class BetonWriter:
@@ -57,7 +76,7 @@ class BetonWriter:
         self.layout = layout
         self.journal = Journal(journal)
         self.samples = np.zeros(expected, layout.sample)
-        self.table = np.zeros(expected, ALLOCATION)
+        self.table = np.zeros((expected, layout.parts), ALLOCATION)
         self.exceptions: list[dict[str, str]] = []
         self.taken = 0  # samples behind us, those left out included
         self.count = 0  # samples written
@@ -76,16 +95,16 @@ class BetonWriter:
         self.file.close()
 
     def add(self, item: Record) -> None:
-        """Write the next sample; one without data is left out."""
+        """Write the next sample; one without parts is left out."""
         self.taken += 1
         if item.rule:
             self.exceptions.append({"file": item.name, "rule": item.rule})
-        if not item.data:
+        if not item.parts:
             return
-        self._place(item)
-        self.samples[self.count] = item.row(self.position)
-        self.table[self.count] = (self.count, self.position, len(item.data))
-        self.position += len(item.data)
+        positions = self._place(item)
+        self.samples[self.count] = item.row(positions)
+        for number, (position, part) in enumerate(zip(positions, item.parts, strict=True)):
+            self.table[self.count, number] = (self.count, position, len(part))
         self.count += 1
         if self.position - self.saved[1] >= SHARD:
             self._save()
@@ -105,17 +124,24 @@ class BetonWriter:
         names = [name for name, _, _ in self.layout.fields]
         return self.samples[f"f{names.index('label')}"][: self.count]
 
-    def _place(self, item: Record) -> None:
-        """Write the bytes here, or at the next page when they would cross into it."""
-        if len(item.data) > PAGE:
+    def _place(self, item: Record) -> list[int]:
+        """Write the parts here, or at the next page when they would cross into it; returns where they lie."""
+        size = sum(map(len, item.parts)) + (len(item.parts) - 1) * ALIGNED
+        if size > PAGE:
             raise InputError(
-                f"{item.name}: takes {len(item.data)} bytes and a page of the file holds {PAGE}; "
-                f"give a maximal size (longest side, pixels)"
+                f"{item.name}: takes {size} bytes and a page of the file holds {PAGE}; give a maximal size in pixels"
             )
-        if self.position % PAGE + len(item.data) > PAGE:
+        if self.position % PAGE + size > PAGE:
             self.position = _next_page(self.position)
             self.file.seek(self.position)
-        self.file.write(item.data)
+        positions: list[int] = []
+        for part in item.parts:
+            gap = -self.position % ALIGNED if positions else 0
+            self.file.write(bytes(gap))
+            self.file.write(part)
+            positions.append(self.position + gap)
+            self.position += gap + len(part)
+        return positions
 
     def _save(self) -> None:
         self.file.flush()
@@ -130,8 +156,8 @@ class BetonWriter:
         """Take up what the journal tells of and the file, of `size` bytes, does hold."""
         kept = 0
         for line in self.journal.lines():
-            table = np.frombuffer(base64.b64decode(line["table"]), ALLOCATION)
-            end = int(table["ptr"][-1] + table["size"][-1])
+            table = np.frombuffer(base64.b64decode(line["table"]), ALLOCATION).reshape(-1, self.layout.parts)
+            end = int(table["ptr"][-1, -1] + table["size"][-1, -1])
             if end > size:
                 break
             new = slice(self.count, self.count + len(table))
@@ -150,7 +176,7 @@ def _text(array: np.ndarray) -> str:
 def expected_bytes(count: int, data: float, layout: Layout = PICTURES) -> int:
     """About how large a file of `count` samples, together `data` bytes, becomes."""
     unused = 0.5 * data / max(count, 1) * data / PAGE  # half a sample at the end of each page
-    return _next_page(_tables_end(count, layout)) + round(data + unused) + count * ALLOCATION.itemsize
+    return _next_page(_tables_end(count, layout)) + round(data + unused) + count * layout.parts * ALLOCATION.itemsize
 
 
 def _tables_end(count: int, layout: Layout) -> int:

@@ -1,7 +1,8 @@
 """Checkpoints: whole or absent, readable without us, for any engine and any number of ranks.
 
-checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (fp32, whole, by parameter name), state.json
-(position and recipe) and COMPLETE, written last, with a BLAKE2b of each file. One without COMPLETE is never read.
+checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (fp32, whole, by parameter name; with an EMA
+ema.safetensors too), state.json (position and recipe) and COMPLETE, written last, with a BLAKE2b of each file. One
+without COMPLETE is never read.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from pipeline.engine.contract import State
 from pipeline.errors import InputError
 
 MARK = "COMPLETE"
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "ema.safetensors")  # the last with an EMA
 
 
 class Position(BaseModel):
@@ -44,15 +45,16 @@ class Checkpoint:
         """The tensors, verified against the hashes that COMPLETE holds."""
         try:
             hashes = json.loads((self.path / MARK).read_text())
-            for name in _FILES:
+            for name in {*_FILES[:3], *hashes} & set(_FILES):
                 if _hash(self.path / name) != hashes.get(name):
                     raise InputError(f"{self.path / name}: is damaged (its hash is not the one written with it)")
             model, optimizer = (load_file(self.path / name) for name in _FILES[:2])
+            ema = load_file(self.path / _FILES[3]) if _FILES[3] in hashes else {}
         except (OSError, ValueError, SafetensorError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self.path}: cannot be loaded ({error})") from None
-        return State(model, optimizer, self.position.scalars)
+        return State(model, optimizer, self.position.scalars, ema)
 
 
 def save(run: Path, state: State, position: Position, keep: int) -> Path:
@@ -67,12 +69,15 @@ def save(run: Path, state: State, position: Position, keep: int) -> Path:
         save_file(state.model, writing / _FILES[0])
         save_file(state.optimizer, writing / _FILES[1])
         (writing / _FILES[2]).write_text(position.model_dump_json(indent=1))
-        for name in _FILES:
+        if state.ema:
+            save_file(state.ema, writing / _FILES[3])
+        names = [path.name for path in writing.iterdir()]
+        for name in names:
             _flush(writing / name)
         if final.exists():  # unmarked, or from a future that a rerun does not share
             shutil.rmtree(final)
         writing.rename(final)
-        hashes = {name: _hash(final / name) for name in _FILES}
+        hashes = {name: _hash(final / name) for name in names}
         (final / f".{MARK}").write_text(json.dumps(hashes))
         _flush(final / f".{MARK}")
         (final / f".{MARK}").rename(final / MARK)

@@ -40,7 +40,7 @@ def estimate(recipe: Recipe, gpus: int, gpu: str, samples: int | None = None) ->
         raise InputError(f"--gpus {gpus}: must be at least 1")
     check_world(recipe, gpus)
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    train = recipe.train
+    train, sample = recipe.train, "pair" if recipe.data.kind == "text" else "picture"
     rows = [
         Row("parameters", cost.parameters, f"{cost.parameters:,}"),
         Row(
@@ -50,8 +50,8 @@ def estimate(recipe: Recipe, gpus: int, gpu: str, samples: int | None = None) ->
         Row("width m", cost.width, f"{cost.width:,.0f}", "of the features: S x C of a Mixer"),
         Row("hidden width", cost.hidden_width, _short(cost.hidden_width), "gamma x m"),
         Row("density p", cost.density, f"{cost.density:.4%}", "nonzero share of the wide matrices"),
-        Row("forward FLOPs", cost.forward_flops, _short(cost.forward_flops), "a picture, two a multiply-add"),
-        Row("training FLOPs", cost.training_flops, _short(cost.training_flops), "a picture, forward and backward"),
+        Row("forward FLOPs", cost.forward_flops, _short(cost.forward_flops), f"a {sample}, two a multiply-add"),
+        Row("training FLOPs", cost.training_flops, _short(cost.training_flops), f"a {sample}, forward and backward"),
     ]
     rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse twin
     note = printed(recipe.model)
@@ -65,7 +65,7 @@ def estimate(recipe: Recipe, gpus: int, gpu: str, samples: int | None = None) ->
         peak = GPUS[gpu][1 if train.precision == "fp32" else 0]
         seconds = steps * train.global_batch * cost.training_flops / (gpus * peak * UTILISATION)
         rows += [
-            Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} pictures ({origin})"),
+            Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin})"),
             Row(
                 "hours",
                 seconds / 3600,
@@ -153,7 +153,7 @@ def _memory(recipe: Recipe, parameters: int, activations: int, micro: int, gpus:
         rows.append(Row(f"state, {name}", size, _bytes(size), note))
     return [
         *rows,
-        Row("activations", kept, _bytes(kept), f"a GPU, {micro} pictures a micro-batch, no checkpointing"),
+        Row("activations", kept, _bytes(kept), f"a GPU, micro-batches of {micro}, no checkpointing"),
         Row("memory", total, _bytes(total), f"a GPU, of {GPUS[gpu][2]} GB, without its workspace"),
     ]
 

@@ -9,9 +9,20 @@ from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from pipeline.data.loader import EvalLoader
+from pipeline.engine import Engine
 
 
-@torch.inference_mode()
+def evaluate_engine(engine: Engine, loader: EvalLoader, classes: int) -> dict[str, float]:
+    """`evaluate` for each of the engine's weights: "ema_top1" beside "top1" where it keeps an average."""
+    result: dict[str, float] = {}
+    for prefix, weights in engine.weights().items():
+        with weights:
+            found = evaluate(engine.module, engine.evaluate_mode(), loader, classes)
+        result |= {f"{prefix}{name}": value for name, value in found.items()}
+    return result
+
+
+@torch.no_grad()  # and not inference_mode: what ZeRO 3 gathers here, training uses
 def evaluate(
     module: nn.Module, precision: AbstractContextManager, loader: EvalLoader, classes: int
 ) -> dict[str, float]:
@@ -28,7 +39,7 @@ def evaluate(
     module.eval()
     with loader.batches() as batches, precision:
         for batch in batches:
-            logits = module(batch.images).float()
+            logits = module(batch.inputs).float()
             if not len(batch):
                 continue
             loss.update(cross_entropy(logits, batch.targets), len(batch))

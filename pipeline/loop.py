@@ -16,10 +16,11 @@ from pipeline.data.grid import training_grid
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.random import NETWORK, key
 from pipeline.engine import Engine, StepResult
-from pipeline.evaluate import evaluate
+from pipeline.evaluate import evaluate_engine
 from pipeline.metrics import Record, peak_memory, weight_norm
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
+from pipeline.recipe.data import DataSection
 from pipeline.signals import StopRequest
 from pipeline.topology import Agreement, Topology, mean_over_ranks
 
@@ -96,7 +97,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 parts = list(islice(batches, section.accumulation))
                 waited = batches.waited - waited
                 lr = run.schedule(step)
-                if step == 0 and run.record and run.recipe.log.images:
+                if step == 0 and run.record and run.recipe.log.images and isinstance(run.recipe.data, DataSection):
                     run.record.picture(training_grid(parts[0], run.recipe.log.images, run.recipe.data), step=1)
                 torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
                 window.add(run.engine.step(parts, lr), waited)
@@ -115,9 +116,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     window = Window(step)
                 paused = time.perf_counter()
                 if step == last or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0):
-                    result = evaluate(
-                        run.engine.module, run.engine.evaluate_mode(), run.evaluation, run.recipe.data.num_classes
-                    )
+                    result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
                     _log(run, step, result | {"split": "eval"})
                 if saving:
                     _save(run, step, time.perf_counter() - began, must=stopping or step == last)
@@ -127,7 +126,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     return None
     agreement.finish()
     if result is None:  # nothing was left to do but to measure
-        result = evaluate(run.engine.module, run.engine.evaluate_mode(), run.evaluation, run.recipe.data.num_classes)
+        result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
     return result | {"step": step, "seconds": round(time.perf_counter() - began, 3)}
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import json
 import os
 import sys
 from contextlib import ExitStack
@@ -24,13 +25,13 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     import torch
 
     from pipeline import runfolder, topology
-    from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.engine import check_device
+    from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+    from pipeline.engine import check_engine
     from pipeline.signals import StopRequest
 
     here = topology.read_topology()
     check_world(recipe, here.world)
-    check_device(recipe.engine, recipe.train, here)
+    check_engine(recipe.engine, recipe.optim, recipe.train, here)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         topology.start(here, recipe.engine.timeout)
@@ -42,6 +43,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here
         )
         evaluation = EvalLoader(recipe.data, recipe.eval.batch, here)
+        check_model(recipe.model, loader, evaluation)
         folder = run_dir or runfolder.default_folder(recipe_path)
         start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))
         last = min(section.epochs * loader.steps, section.max_steps or section.epochs * loader.steps)
@@ -76,6 +78,8 @@ def _run(
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train)
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
+    if here.is_main and engine.config is not None:
+        runfolder.write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
     if start.checkpoint:
         engine.load(start.checkpoint.load())
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from data_prep.beton import open_beton
 from pipeline.analysis.operations import AMPLIFIED, Shown, all_operations, compared
 from pipeline.data.augment.program import compile_policy
 from pipeline.data.decode import centre_boxes, decode
 from pipeline.data.grid import GUTTER, INK, PAPER, TEXT, grid, training_grid
-from pipeline.data.loader import Batch, TrainLoader, open_split
+from pipeline.data.loader import Batch, TrainLoader
+from pipeline.data.split import open_split
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
@@ -26,11 +28,12 @@ def draw_sheets(recipe: Recipe, folder: Path, pictures: int, seed: int) -> list[
     The first shows what the first step of a run with that seed trains on, the second each operation on the first
     picture of the split.
     """
+    section = _pictures(recipe)
     batch = first_batch(recipe, pictures, seed)
     folder.mkdir(parents=True, exist_ok=True)
     training, operations = folder / "training.png", folder / "operations.png"
     heading = f"{pictures} pictures as the model sees them in step 1 of epoch 1, seed {seed}"
-    sheet = [(f"{heading}\n{_settings(recipe)}", training_grid(batch, pictures, recipe.data))]
+    sheet = [(f"{heading}\n{_settings(recipe)}", training_grid(batch, pictures, section))]
     write_png(stacked(sheet), training)
     write_png(stacked(_operations(recipe)), operations)
     return [training, operations]
@@ -40,7 +43,7 @@ def first_batch(recipe: Recipe, pictures: int, seed: int) -> Batch:
     """At least `pictures` of the first step's pictures, in whole mixing groups; on the CPU."""
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
     batch = -(-pictures // group) * group
-    there = len(open_split(recipe.data, recipe.data.train_split))
+    there = len(open_split(recipe.data, recipe.data.train_split, open_beton))
     if batch > there:
         grouped = f" in whole groups of augment.mix_group {group}" if group > 1 else ""
         raise InputError(f"--pictures {pictures}: the training split has {there // group * group}{grouped}")
@@ -53,9 +56,10 @@ def first_batch(recipe: Recipe, pictures: int, seed: int) -> Batch:
 def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
     """A heading and a grid for each operation, on the first training picture."""
     policy = parse_policy(recipe.augment.auto_augment) if recipe.augment.auto_augment else None
-    program = compile_policy(policy, recipe.data.mean)
+    section = _pictures(recipe)
+    program = compile_policy(policy, section.mean)
     fill = program.fill & 255, program.fill >> 8 & 255, program.fill >> 16
-    picture = _first_picture(recipe.data)
+    picture = _first_picture(section)
     parts = [
         (
             "Each operation over its range: ours, its peer's (Pillow as timm calls it), and the difference times "
@@ -74,9 +78,15 @@ def _is_drawn(shown: Shown, recipe: Recipe, numbers: set[float]) -> str:
     return f"  (drawn by {recipe.augment.auto_augment})" if shown.number in numbers else ""
 
 
+def _pictures(recipe: Recipe) -> DataSection:
+    if not isinstance(recipe.data, DataSection):
+        raise InputError(f"data.kind {recipe.data.kind}: only pictures are augmented")
+    return recipe.data
+
+
 def _first_picture(section: DataSection) -> np.ndarray:
     """The first sample of the training split as its centre square, uint8 [H, W, 3]."""
-    beton = open_split(section, section.train_split)
+    beton = open_split(section, section.train_split, open_beton)
     picture = np.empty((1, section.image_size, section.image_size, 3), np.uint8)
     first = np.zeros(1, np.int64)
     decode(beton, first, centre_boxes(first, beton.height, beton.width, 1.0), picture, threads=1)

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.bench.paired import Contestant, race
 from pipeline.data.decode import decode, random_boxes
-from pipeline.data.loader import TrainLoader, open_split
+from pipeline.data.loader import TrainLoader
+from pipeline.data.split import open_split
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
@@ -73,7 +75,7 @@ def _ours(folder: Path, policy: str | None, re_prob: float) -> Contestant:
 
 
 def _decoded(folder: Path) -> Contestant:
-    beton = open_split(_data(folder), "train")
+    beton = open_split(_data(folder), "train", open_beton)
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def make(turn: int) -> int:
@@ -86,7 +88,7 @@ def _decoded(folder: Path) -> Contestant:
 
 def _mixed(folder: Path) -> Contestant:
     """Our decoder, then timm's policy on Pillow pictures; normalised and erased by timm."""
-    beton = open_split(_data(folder), "train")
+    beton = open_split(_data(folder), "train", open_beton)
     transform = _timm_transform().transforms[2:]
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 

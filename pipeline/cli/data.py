@@ -43,6 +43,8 @@ def _add_picture_options(parser: argparse.ArgumentParser) -> None:
     add_size("--short-side", type=int, metavar="N", help="shrink to a shortest side of N pixels instead")
     add("--quality", type=int, default=90, metavar="N", help="of re-encoded JPEGs, 1 to 100 (default: 90)")
     add("--raw", action="store_true", help="store pixels, not JPEGs: larger, faster to read")
+    markers = "in JPEGs, pixels unchanged, so that a reader decodes only what a crop touches (default: yes)"
+    add("--restart-markers", action=argparse.BooleanOptionalAction, default=True, help=markers)
     bad = "an undecodable picture ends the preparation, or is left out and listed (default: skip)"
     add("--on-bad", choices=("error", "skip"), default="skip", help=bad)
 
@@ -72,7 +74,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     longest = arguments.short_side is None
     bound: dict[str, Any] = {"max_size": given["max_size" if longest else "short_side"]}
     bound["side"] = "longest" if longest else "shortest"
-    names = ("quality", "raw", "on_bad", "per_class", "seed", "length", "vocab", "vocab_size")
+    names = ("quality", "raw", "restart_markers", "on_bad", "per_class", "seed", "length", "vocab", "vocab_size")
     shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
     settings = PrepSettings(**bound, **{name: given[name] for name in names}, **shares)
     if arguments.processes is not None and arguments.processes < 1:

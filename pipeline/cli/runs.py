@@ -61,6 +61,7 @@ def add_eval(commands) -> None:
     parser.add_argument("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
     parser.add_argument("--split", help="split of it (default: the recipe's data.eval_split)")
     parser.add_argument("--batch", type=int, help="pictures a batch (default: the recipe's eval.batch)")
+    parser.add_argument("--ema", action="store_true", help="the averaged weights (train.ema_decay)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.set_defaults(command=_eval)
 
@@ -68,7 +69,7 @@ def add_eval(commands) -> None:
 def _eval(arguments: argparse.Namespace) -> Exit:
     from pipeline.measure import measure
 
-    result = measure(arguments.path, arguments.data, arguments.split, arguments.batch)
+    result = measure(arguments.path, arguments.data, arguments.split, arguments.batch, arguments.ema)
     print("  ".join(f"{name} {value:.4f}" for name, value in result.items()))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -84,12 +85,13 @@ def add_export(commands) -> None:
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
+    parser.add_argument("--ema", action="store_true", help="the averaged weights (train.ema_decay)")
     parser.set_defaults(command=_export)
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
     from pipeline.measure import export
 
-    labels = export(arguments.path, arguments.to)
+    labels = export(arguments.path, arguments.to, arguments.ema)
     print(f"{arguments.to}: {len(labels)} classes; timm.create_model('local-dir:{arguments.to}', pretrained=True)")
     return Exit.DONE

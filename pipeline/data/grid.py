@@ -19,7 +19,7 @@ def training_grid(batch: Batch, count: int, section: DataSection) -> np.ndarray:
     """The first `count` pictures as the model sees them, normalisation undone, over what they should be called."""
     classes = read_manifest(Path(section.path)).classes
     words = [_target_words(target, classes) for target in batch.targets[:count].cpu()]
-    return grid(list(visible(batch.images[:count], section)), words, columns=8)
+    return grid(list(visible(batch.inputs[:count], section)), words, columns=8)
 
 
 def _target_words(target: torch.Tensor, classes: Sequence[str]) -> str:

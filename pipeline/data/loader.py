@@ -1,4 +1,4 @@
-"""Prepared pictures to batches on the device: exact order, exact resumption, nothing that hangs.
+"""Prepared samples to batches on the device: exact order, exact resumption, nothing that hangs.
 
 FFCV gives the file format and the compiled decoder. Order, randomness and threads are ours: FFCV's own loader
 depends on the world size in its order and on threads in its randomness, reuses buffers under its reader's feet,
@@ -7,35 +7,33 @@ does not check its indices, and waits for ever when its thread raises.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from data_prep.beton import Beton, open_beton
-from data_prep.manifest import check_counts, read_manifest, split_path
-from pipeline.data.augment.batch import augmentation
-from pipeline.data.augment.erase import erase
-from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.mixing import mix_groups, soft_labels
-from pipeline.data.normalise import normalised
-from pipeline.data.order import evaluation_samples, steps_per_epoch, training_samples
+from pipeline.data.order import evaluation_samples, step_samples, steps_per_epoch
+from pipeline.data.pictures import AugmentedPictures, Pictures
 from pipeline.data.prefetch import Prefetch
-from pipeline.data.random import ERASE, key
+from pipeline.data.tokens import Tokens
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
-from pipeline.topology import Topology, share_cpus
+from pipeline.recipe.data import AnyDataSection, TextDataSection
+from pipeline.recipe.family import Family
+from pipeline.recipe.text import TextSection
+from pipeline.topology import Topology
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Normalised pictures float32 [B, 3, H, W] (channels last in memory) and what they should be called.
+    """What the model sees, and what it should call it.
 
+    `inputs` are normalised pictures float32 [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
     `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation.
     """
 
-    images: torch.Tensor
+    inputs: torch.Tensor
     targets: torch.Tensor
     samples: np.ndarray  # int64 [B]: which samples of the split these are
 
@@ -43,40 +41,27 @@ class Batch:
         return len(self.samples)
 
 
+class Source(Protocol):
+    """One split: read by the thread that works ahead, finished on the device."""
+
+    labels: np.ndarray  # int64 [n]
+
+    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+        """Samples of one batch on the host; `together` are those of the whole step, on all ranks."""
+
+    def finish(self, host: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+        """What `read` gave as the model's inputs, on the device."""
+
+
 @dataclass(frozen=True)
 class _HostBatch:
-    """What the decoding thread hands over: pinned uint8 [B, H, W, 3] and labels."""
+    """What the reading thread hands over."""
 
-    pictures: torch.Tensor
+    inputs: torch.Tensor
     labels: torch.Tensor
     samples: np.ndarray
     step: int
     part: int  # which micro-batch of the step
-
-
-class _Pictures:
-    """One split, opened and checked, and the way of its pictures from the file to the device."""
-
-    def __init__(self, section: DataSection, split: str, topology: Topology):
-        self.section = section
-        self.topology = topology
-        self.threads = section.workers or share_cpus(topology)
-        self.beton = open_split(section, split)
-        self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
-        self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
-
-    def read(self, samples: np.ndarray, boxes: np.ndarray, step: int = 0, part: int = 0) -> _HostBatch:
-        side, pin = self.section.image_size, self.topology.device.type == "cuda"
-        pictures = torch.empty((len(samples), side, side, 3), dtype=torch.uint8, pin_memory=pin)
-        decode(self.beton, samples, boxes, pictures.numpy(), self.threads)
-        return _HostBatch(pictures, torch.from_numpy(self.beton.label[samples]), samples, step, part)
-
-    def normalised(self, pictures: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, H, W, 3] on the host to float32 [B, 3, H, W] on the device, channels last."""
-        return normalised(pictures, self.mean, self.std)
-
-    def prefetch(self, batches: Iterator[_HostBatch]) -> Prefetch[_HostBatch]:
-        return Prefetch(batches, self.section.batches_ahead)
 
 
 class TrainLoader:
@@ -84,72 +69,56 @@ class TrainLoader:
 
     def __init__(
         self,
-        section: DataSection,
+        section: AnyDataSection,
         augment: AugmentSection,
         global_batch: int,
         accumulation: int,
         seed: int,
         topology: Topology,
     ):
-        self.pictures = _Pictures(section, section.train_split, topology)
+        if isinstance(section, TextDataSection):
+            self.source: Source = Tokens(section, section.train_split, topology)
+        else:
+            self.source = AugmentedPictures(section, augment, seed, topology)
         self.section, self.augment, self.seed, self.topology = section, augment, seed, topology
         self.global_batch, self.accumulation = global_batch, accumulation
-        self.share = global_batch // topology.world // accumulation  # pictures in a micro-batch
-        self.steps = steps_per_epoch(len(self.pictures.beton), global_batch)
-        self.augmentation = augmentation(augment, section.mean)
-        self._check_padding()
+        self.share = global_batch // topology.world // accumulation  # samples in a micro-batch
+        self.steps = steps_per_epoch(len(self), global_batch)
         if self.steps == 0:
             raise InputError(
-                f"train.global_batch {global_batch} exceeds the {len(self.pictures.beton)} samples of split "
+                f"train.global_batch {global_batch} exceeds the {len(self)} samples of split "
                 f"{section.train_split!r} in {section.path}"
             )
 
+    def __len__(self) -> int:
+        return len(self.source.labels)
+
     def batches(self, epoch: int, first_step: int = 0) -> "_Stream":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        return _Stream(self.pictures.prefetch(self._read(epoch, first_step)), lambda host: self._finish(host, epoch))
+        hosts = Prefetch(self._read(epoch, first_step), self.section.batches_ahead)
+        return _Stream(hosts, lambda host: self._finish(host, epoch))
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
-        """In the decoding thread: crop, flip and policy, on uint8 pictures."""
-        beton = self.pictures.beton
-        order = training_samples(
-            len(beton), self.seed, epoch, self.global_batch, self.topology.rank, self.topology.world, first_step
-        )
-        for step, row in enumerate(order, first_step):
-            for part, samples in enumerate(row.reshape(self.accumulation, self.share)):
-                host = self.pictures.read(samples, self._boxes(samples, epoch), epoch * self.steps + step, part)
-                self.augmentation(host.pictures.numpy(), samples, self.seed, epoch, self.pictures.threads)
-                yield host
-
-    def _boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
-        beton, augment = self.pictures.beton, self.augment
-        sizes = (samples, beton.height, beton.width)
-        if augment.crop == "padded":
-            side = self.section.image_size
-            return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
-        return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
-
-    def _check_padding(self) -> None:
-        beton, side, border = self.pictures.beton, self.section.image_size, 2 * self.augment.padding
-        smallest = int(min(beton.height.min(), beton.width.min()))
-        if self.augment.crop == "padded" and smallest + border < side:
-            raise InputError(
-                f"augment.padding {self.augment.padding}: {beton.path} has a picture of {smallest} pixels, too small "
-                f"to cut data.image_size {side} out of; {-(-(side - smallest) // 2)} would do"
-            )
+        """In the reading thread."""
+        place = self.topology.rank * self.accumulation * self.share
+        for step in range(first_step, self.steps):
+            together = step_samples(len(self), self.seed, epoch, step, self.global_batch)
+            for part in range(self.accumulation):
+                samples = together[place + part * self.share :][: self.share]
+                inputs = self.source.read(samples, together, epoch)
+                labels = torch.from_numpy(self.source.labels[samples])
+                yield _HostBatch(inputs, labels, samples, epoch * self.steps + step, part)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix."""
-        augment, device = self.augment, self.topology.device
-        images = self.pictures.normalised(host.pictures)
-        if augment.re_prob > 0:
-            streams = [key(self.seed, epoch, sample, ERASE) for sample in host.samples]
-            erase(images, streams, augment.re_prob, augment.re_count, augment.re_mode)
-        labels = host.labels.to(device, non_blocking=True)
+        augment = self.augment
+        inputs = self.source.finish(host.inputs, host.samples, epoch)
+        labels = host.labels.to(self.topology.device, non_blocking=True)
         targets = soft_labels(labels, self.section.num_classes, augment.smoothing)
         if augment.mixing:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
-            targets = mix_groups(images, targets, augment, self.seed, host.step, first)
-        return Batch(images, targets, host.samples)
+            targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
+        return Batch(inputs, targets, host.samples)
 
 
 class EvalLoader:
@@ -158,27 +127,37 @@ class EvalLoader:
     Each rank has the same number of batches, the last of which may be empty: sharded engines meet at every forward.
     """
 
-    def __init__(self, section: DataSection, batch: int, topology: Topology):
-        self.pictures = _Pictures(section, section.eval_split, topology)
+    def __init__(self, section: AnyDataSection, batch: int, topology: Topology):
+        if isinstance(section, TextDataSection):
+            self.source: Source = Tokens(section, section.eval_split, topology)
+        else:
+            self.source = Pictures(section, section.eval_split, topology)
         self.section, self.batch, self.topology = section, batch, topology
 
     def __len__(self) -> int:
-        return len(self.pictures.beton)
+        return len(self.source.labels)
 
     def batches(self) -> "_Stream":
-        return _Stream(self.pictures.prefetch(self._read()), self._finish)
+        return _Stream(Prefetch(self._read(), self.section.batches_ahead), self._finish)
 
     def _read(self) -> Iterator[_HostBatch]:
-        beton = self.pictures.beton
-        samples = evaluation_samples(len(beton), self.topology.rank, self.topology.world)
-        most = -(-len(beton) // self.topology.world)  # on rank 0
+        samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
+        most = -(-len(self) // self.topology.world)  # on rank 0
         for start in range(0, most, self.batch):
             chosen = samples[start : start + self.batch]
-            yield self.pictures.read(chosen, centre_boxes(chosen, beton.height, beton.width, self.section.crop_pct))
+            labels = torch.from_numpy(self.source.labels[chosen])
+            yield _HostBatch(self.source.read(chosen, chosen, 0), labels, chosen, 0, 0)
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        return Batch(self.pictures.normalised(host.pictures), labels, host.samples)
+        return Batch(self.source.finish(host.inputs, host.samples, 0), labels, host.samples)
+
+
+def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
+    """`InputError` where a text model is too small for the pairs that were prepared. Others fit by their recipe."""
+    for loader in loaders:
+        if isinstance(loader.source, Tokens) and isinstance(model, TextSection):
+            loader.source.check(model)
 
 
 class _Stream:
@@ -203,19 +182,3 @@ class _Stream:
     def waited(self) -> float:
         """Seconds so far in which the step had no decoded batch."""
         return self._hosts.waited
-
-
-def open_split(section: DataSection, split: str) -> Beton:
-    """A split's file, refused unless it is what the manifest and the recipe say."""
-    folder = Path(section.path)
-    manifest = read_manifest(folder)
-    beton = open_beton(split_path(folder, split, manifest))
-    check_counts(beton.path, beton.label, manifest.splits[split])
-    if len(manifest.classes) > section.num_classes:
-        raise InputError(
-            f"data.num_classes {section.num_classes}: {folder} has {len(manifest.classes)} classes, of which "
-            f"labels go up to {len(manifest.classes) - 1}"
-        )
-    if not (beton.label.min() >= 0 and beton.label.max() < section.num_classes):
-        raise InputError(f"{beton.path}: labels reach {beton.label.max()}, data.num_classes is {section.num_classes}")
-    return beton

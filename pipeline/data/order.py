@@ -1,7 +1,7 @@
 """Which sample comes when: a pure function of (seed, epoch, position), the same for every world size.
 
-Epoch e is a permutation of all samples. Step k takes its k-th slice of the global batch, rank r of R its r-th part
-of that slice. The permutation is a Feistel network over the next power of two, walked until it lands inside
+Epoch e is a permutation of all samples. Step k takes its k-th slice, as long as the global batch; rank r of R takes
+the r-th part of that. The permutation is a Feistel network over the next power of two, walked until it lands inside
 (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so a rank computes its own slice and no more.
 """
 
@@ -18,14 +18,10 @@ def steps_per_epoch(count: int, global_batch: int) -> int:
     return count // global_batch
 
 
-def training_samples(
-    count: int, seed: int, epoch: int, global_batch: int, rank: int, world: int, first_step: int = 0
-) -> np.ndarray:
-    """The samples of one rank in one epoch from `first_step` on: int64 [steps left, global_batch / world]."""
-    steps = np.arange(first_step, steps_per_epoch(count, global_batch), dtype=np.int64)
-    share = global_batch // world
-    positions = steps[:, None] * global_batch + rank * share + np.arange(share, dtype=np.int64)
-    return shuffled(positions.reshape(-1), count, seed, epoch).reshape(positions.shape)
+def step_samples(count: int, seed: int, epoch: int, step: int, global_batch: int) -> np.ndarray:
+    """The samples of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
+    positions = np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
+    return shuffled(positions, count, seed, epoch)
 
 
 def evaluation_samples(count: int, rank: int, world: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from typing import Any
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
+from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.errors import InputError
-from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.topology import Topology
@@ -19,14 +19,14 @@ def build_engine(
     if section.kind == "deepspeed":
         from pipeline.engine.deepspeed import DeepSpeedEngine
 
-        return DeepSpeedEngine(module, build_optimizer(optim, module), section, optim, train, topology)
+        return DeepSpeedEngine(module, section, optim, train, topology)
     if section.kind == "fsdp":
         from pipeline.engine.fsdp import FSDPEngine
 
-        return FSDPEngine(module, optim, train, topology)
+        return FSDPEngine(module, section, optim, train, topology)
     from pipeline.engine.ddp import DDPEngine
 
-    return DDPEngine(module, build_optimizer(optim, module), optim, train, topology)
+    return DDPEngine(module, section, optim, train, topology)
 
 
 def prepare(module: nn.Module, train: TrainSection) -> None:
@@ -40,10 +40,12 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
         module.compile()
 
 
-def check_device(section: EngineSection, train: TrainSection, topology: Topology) -> None:
-    """`InputError` where an engine cannot train in this precision on this device."""
+def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:
+    """`InputError` where an engine cannot train in this precision on this device, or DeepSpeed's JSON is wrong."""
+    if section.kind == "deepspeed":
+        deepspeed_config(section, optim, train, topology)
     if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
         raise InputError("train.precision fp16: DeepSpeed has none on a CPU; take bf16, engine.kind ddp, or a GPU")
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine", "check_device", "prepare"]
+__all__ = ["Engine", "State", "StepResult", "build_engine", "check_engine", "prepare"]

@@ -1,14 +1,21 @@
 """What the loop asks of an engine, and the state that every engine can write and read."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pipeline.data.loader import Batch
+from pipeline.engine.average import Ema, swapped
+from pipeline.optim import averages_itself, group_scalars, schedule_free_average, set_group_scalars, set_rate
+from pipeline.recipe.train import TrainSection
+from pipeline.topology import Topology
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,27 +37,164 @@ class StepResult:
 class State:
     """Weights and optimiser by parameter name, in fp32 and whole: any engine on any world size can load it."""
 
-    model: dict[str, torch.Tensor]
+    model: dict[str, torch.Tensor]  # to evaluate with
     optimizer: dict[str, torch.Tensor]  # "<slot>/<parameter>", e.g. "exp_avg/stem.proj.weight"
-    scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16
+    scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16, counters
+    ema: dict[str, torch.Tensor] = field(default_factory=dict)  # as `model`, averaged; empty without train.ema_decay
 
 
-class Engine(Protocol):
-    """Knows how to step; the loop knows when."""
+class Engine(ABC):
+    """Knows how to step; the loop knows when.
 
-    module: nn.Module  # the network itself, to evaluate with
+    The optimiser's own tensors ("owners") may be the parameters, their shards, or flat slices that many parameters
+    share. What lies where is all that a kind of engine has to say for states, averages and loading to work.
+    """
+
+    config: Mapping[str, Any] | None = None  # what a library was told, for the run folder
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, topology: Topology):
+        self.module = module  # the network itself, to evaluate with
+        self.optimizer = optimizer
+        self.device = topology.device
+        self.is_main = topology.is_main
+        self.loss = LOSSES[train.loss]
+        owned = {name for name, _ in self.owned()}
+        self._others = [name for name in module.state_dict() if name not in owned]
+        self.ema = Ema(train, self._averaged()) if train.ema_decay is not None else None
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """One optimiser step over the micro-batches of this rank, at this learning rate."""
+        set_rate(self.optimizer, lr)
+        result = self.train_step(batches)
+        if self.ema:
+            self.ema.update(self._averaged())
+        return result
 
+    @abstractmethod
+    def train_step(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward, backward, clip and update."""
+
+    @abstractmethod
     def evaluate_mode(self) -> torch.autocast:
         """A context in which `module` computes in the precision of training."""
 
-    def state(self) -> State:
-        """The whole state, on the CPU. Every rank calls it; rank 0's answer is complete."""
+    @abstractmethod
+    def owners(self) -> list[torch.Tensor]:
+        """The fp32 tensors that the optimiser keeps its state by."""
 
+    @abstractmethod
+    def owned(self) -> Iterator[tuple[str, int]]:
+        """Each parameter's name, and which of the owners it lies in."""
+
+    @abstractmethod
+    def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
+        """The whole of a parameter on every rank, from what lies as its owner does on this one."""
+
+    @abstractmethod
+    def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
+        """The reverse: write this rank's part of `whole` to its place in `kept`."""
+
+    def publish(self) -> None:  # noqa: B027 - most engines' modules share the owners' memory
+        """Let the module follow a change of the owners."""
+
+    def weights(self) -> dict[str, AbstractContextManager]:
+        """The weights worth evaluating, by the prefix of their figures: contexts in which `module` has them.
+
+        Every rank enters them together. "" are the raw ones, or the optimiser's own average where it has one.
+        """
+        found: dict[str, AbstractContextManager] = {"": nullcontext()}
+        if averages_itself(self.optimizer):
+            found[""] = swapped(self._masters(), self._schedule_free(), self.publish)
+        if self.ema:
+            found["ema_"] = swapped(self._averaged(), self.ema.tensors, self.publish)
+        return found
+
+    def state(self) -> State:
+        """The whole state, on the CPU, gathered tensor by tensor. Every rank calls it; rank 0's is complete."""
+        model = {name: self.read(name) for name in self._others}
+        averages = dict(model) if self.ema else {}
+        slots: dict[str, torch.Tensor] = {}
+        owners, masters = self.owners(), self._masters()
+        evaluated = self._schedule_free() if averages_itself(self.optimizer) else masters
+        for name, index in self.owned():
+            self._keep(model, name, self.gather(name, evaluated[index]))
+            if evaluated is not masters:
+                self._keep(slots, f"y/{name}", self.gather(name, masters[index]))
+            if self.ema:
+                self._keep(averages, name, self.gather(name, self.ema.tensors[index].to(self.device)))
+            for slot, kept in self.optimizer.state.get(owners[index], {}).items():
+                if isinstance(kept, torch.Tensor):
+                    whole = kept if slot == "step" else self.gather(name, _local(kept))
+                    self._keep(slots, f"{slot}/{name}", whole)
+        scalars = group_scalars(self.optimizer)
+        if self.ema:
+            scalars["ema_updates"] = self.ema.updates
+            buffers = self.ema.tensors[len(owners) :]
+            averages |= {name: kept.cpu().clone() for name, kept in zip(self._float_buffers(), buffers, strict=True)}
+        return State(model, slots, scalars, averages)
+
+    @torch.no_grad()
     def load(self, state: State) -> None:
         """Take over a state, whichever engine and world size wrote it. Every rank calls it."""
+        for name in self._others:
+            self.write(name, state.model[name])
+        owners, masters, slots = self.owners(), self._masters(), by_parameter(state.optimizer)
+        self.optimizer.state.clear()
+        for name, index in self.owned():
+            kept = dict(slots.get(name, {}))
+            self.scatter(name, kept.pop("y", state.model[name]), masters[index])
+            for slot, value in kept.items():
+                self._load_slot(name, owners[index], slot, value)
+        set_group_scalars(self.optimizer, state.scalars)
+        if self.ema:
+            self._load_ema(self.ema, state)
+        self.publish()
+
+    def read(self, name: str) -> torch.Tensor:
+        """A buffer, or a parameter that the optimiser does not own, on the CPU."""
+        return self.module.state_dict()[name].detach().cpu().clone()
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """The reverse of `read`."""
+        self.module.state_dict()[name].copy_(value)
+
+    def _masters(self) -> list[torch.Tensor]:
+        """What this rank has of the fp32 weights, as the optimiser keeps it."""
+        return [_local(owner.detach()) for owner in self.owners()]
+
+    def _averaged(self) -> list[torch.Tensor]:
+        """What an average is taken of: the weights and the statistics of batch norms."""
+        return self._masters() + list(self._float_buffers().values())
+
+    def _float_buffers(self) -> dict[str, torch.Tensor]:
+        buffers = dict(self.module.named_buffers())
+        return {name: buffers[name] for name in self._others if name in buffers and buffers[name].is_floating_point()}
+
+    def _schedule_free(self) -> list[torch.Tensor]:
+        owners = self.owners()
+        return [_local(schedule_free_average(self.optimizer, owner).detach()) for owner in owners]
+
+    def _keep(self, tensors: dict[str, torch.Tensor], key: str, whole: torch.Tensor) -> None:
+        if self.is_main:
+            tensors[key] = whole.detach().to("cpu", torch.float32, copy=True)
+
+    def _load_slot(self, name: str, owner: torch.Tensor, slot: str, value: torch.Tensor) -> None:
+        kept = self.optimizer.state[owner]
+        if slot == "step":  # AdamW counts its steps on the CPU unless it is fused
+            kept[slot] = value.to(owner.device if self.optimizer.defaults.get("fused") else "cpu", copy=True)
+            return
+        if slot not in kept:
+            kept[slot] = torch.zeros_like(owner)
+        self.scatter(name, value, _local(kept[slot]))
+
+    def _load_ema(self, ema: Ema, state: State) -> None:
+        """The state's average; one that has none starts from the state's weights."""
+        source = state.ema or state.model
+        for name, index in self.owned():
+            self.scatter(name, source[name], ema.tensors[index])
+        for name, kept in zip(self._float_buffers(), ema.tensors[len(self.owners()) :], strict=True):
+            kept.copy_(source[name])
+        ema.updates = round(state.scalars.get("ema_updates", 0))
 
 
 def softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -76,28 +220,5 @@ def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Te
     return found
 
 
-def read_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The slots of an optimiser that holds the module's own parameters, on the CPU and named as in `State`."""
-    names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
-    return {
-        f"{slot}/{names[p]}": value.detach().cpu().clone()
-        for p, slots in optimizer.state.items()
-        for slot, value in slots.items()
-        if isinstance(value, torch.Tensor)
-    }
-
-
-def write_optimizer(slots: dict[str, torch.Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """The reverse of `read_optimizer`."""
-    parameters = dict(module.named_parameters())
-    for name, kept in by_parameter(slots).items():
-        for slot, value in kept.items():
-            # AdamW counts its steps on the CPU unless it is fused.
-            on_cpu = slot == "step" and not optimizer.defaults.get("fused")
-            device = torch.device("cpu") if on_cpu else parameters[name].device
-            optimizer.state[parameters[name]][slot] = value.to(device, copy=True)
-
-
-def read_model(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights and buffers on the CPU, their own copies."""
-    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

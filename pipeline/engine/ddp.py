@@ -1,64 +1,49 @@
 """PyTorch's DistributedDataParallel: fp32 weights, autocast for bf16 and fp16."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import (
-    DTYPES,
-    LOSSES,
-    State,
-    StepResult,
-    autocast,
-    read_model,
-    read_optimizer,
-    write_optimizer,
-)
+from pipeline.engine.contract import DTYPES, Engine, State, StepResult, autocast
+from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
-from pipeline.recipe.train import TrainSection
+from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.topology import Topology
 
 
-class DDPEngine:
-    """See `contract.Engine`."""
+class DDPEngine(Engine):
+    """See `contract.Engine`. The optimiser holds the parameters themselves."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        optim: OptimSection,
-        train: TrainSection,
-        topology: Topology,
+        self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
-        self.module = module
-        self.optimizer = optimizer
+        super().__init__(module, build_optimizer(optim, module), train, topology)
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
-        self.device = topology.device
-        self.loss = LOSSES[train.loss]
         self.dtype = DTYPES[train.precision]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         self.model = DistributedDataParallel(
             module,
             device_ids=[topology.device] if topology.device.type == "cuda" else None,
             forward_sync_buffers=False,  # permutations never change
-            gradient_as_bucket_view=True,
+            bucket_cap_mb=section.bucket_mb,
+            gradient_as_bucket_view=section.bucket_view,
+            static_graph=section.static_graph,
         )
+        if section.compress:
+            self.model.register_comm_hook(None, bf16_compress_hook)
 
-    def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def train_step(self, batches: Sequence[Batch]) -> StepResult:
         self.model.train()
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
-            with ExitStack() as stack:
-                if i < len(batches) - 1:
-                    stack.enter_context(self.model.no_sync())
+            with self.model.no_sync() if i < len(batches) - 1 else nullcontext():
                 with self.evaluate_mode():
-                    logits = self.model(batch.images)
+                    logits = self.model(batch.inputs)
                 part = self.loss(logits, batch.targets) / len(batches)
                 self.scaler.scale(part).backward()
             loss += part.detach()
@@ -72,12 +57,25 @@ class DDPEngine:
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, self.dtype)
 
+    def owners(self) -> list[torch.Tensor]:
+        return list(self.module.parameters())
+
+    def owned(self) -> Iterator[tuple[str, int]]:
+        return ((name, index) for index, (name, _) in enumerate(self.module.named_parameters()))
+
+    def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
+        return kept
+
+    def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
+        kept.copy_(whole)
+
     def state(self) -> State:
-        scalars = {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else {}
-        return State(read_model(self.module), read_optimizer(self.module, self.optimizer), scalars)
+        state = super().state()
+        if self.scaler.is_enabled():
+            state.scalars["loss_scale"] = self.scaler.get_scale()
+        return state
 
     def load(self, state: State) -> None:
-        self.module.load_state_dict(state.model)
-        write_optimizer(state.optimizer, self.module, self.optimizer)
+        super().load(state)
         if self.scaler.is_enabled() and "loss_scale" in state.scalars:
             self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": state.scalars["loss_scale"]})

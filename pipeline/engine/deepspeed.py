@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO 0, 1 and 2. Its own scheduler, loader and checkpoints stay unused.
+"""DeepSpeed with ZeRO 0 to 3. Its own scheduler, loader and checkpoints stay unused.
 
 DeepSpeed is imported where it is used: importing it takes seconds, and a DDP run needs none of it.
 """
@@ -6,7 +6,9 @@ DeepSpeed is imported where it is used: importing it takes seconds, and a DDP ru
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,73 +16,53 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import (
-    LOSSES,
-    State,
-    StepResult,
-    autocast,
-    by_parameter,
-    read_model,
-    read_optimizer,
-    write_optimizer,
-)
+from pipeline.engine.contract import Engine, State, StepResult, autocast
+from pipeline.engine.deepspeed_config import deepspeed_config
+from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.topology import Topology
 
 
-def deepspeed_config(
-    engine: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
-) -> dict[str, Any]:
-    """DeepSpeed's JSON as the recipe implies it."""
-    return {
-        "train_batch_size": train.global_batch,
-        "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.accumulation,
-        "gradient_accumulation_steps": train.accumulation,
-        "gradient_clipping": optim.clip_grad or 0.0,
-        "zero_optimization": {"stage": engine.zero_stage},
-        "zero_allow_untested_optimizer": True,  # torch's own AdamW and SGD
-        "bf16": {"enabled": train.precision == "bf16"},
-        "fp16": {"enabled": train.precision == "fp16"},
-        "steps_per_print": 1 << 62,
-    }
+@dataclass(frozen=True)
+class Fragment:
+    """The part of a parameter that this rank keeps, and where: in which flat fp32 tensor, from which place on."""
+
+    flat: int
+    place: slice  # in the flat tensor
+    part: slice  # of the flattened parameter
 
 
-class DeepSpeedEngine:
-    """See `contract.Engine`."""
+class DeepSpeedEngine(Engine):
+    """See `contract.Engine`. From stage 1 on the optimiser holds flat slices of many parameters."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        section: EngineSection,
-        optim: OptimSection,
-        train: TrainSection,
-        topology: Topology,
+        self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
-        self.module = module
-        self.optimizer = optimizer
-        self.device = topology.device
-        self.loss = LOSSES[train.loss]
-        self.whole = section.zero_stage == 0  # the optimiser holds the parameters themselves, nothing is shared out
+        self.stage = section.zero_stage
+        self.config = deepspeed_config(section, optim, train, topology)
+        optimizer = build_optimizer(optim, module)
+        groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self.parameters = dict(module.named_parameters())
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 takes them away
+        self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
         self.engine, *_ = _import_deepspeed(topology).initialize(
-            model=module,
-            optimizer=optimizer,
-            config=deepspeed_config(section, optim, train, topology),
-            dist_init_required=False,
+            model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
+        self.zero: Any = self.engine.optimizer
+        self.fragments = {name: self._fragment(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
+        super().__init__(module, optimizer, train, topology)
 
-    def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+    def train_step(self, batches: Sequence[Batch]) -> StepResult:
         self.engine.train()
         loss = torch.zeros((), device=self.device)
         norm = None
         for batch in batches:
-            part = self.loss(self.engine(batch.images.to(self.dtype)), batch.targets)
+            inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+            part = self.loss(self.engine(inputs), batch.targets)
             self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
-            if self.whole:  # where DeepSpeed measures no norm of its own
+            if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()
             loss += part.detach() / len(batches)
@@ -91,73 +73,92 @@ class DeepSpeedEngine:
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, self.dtype)
 
+    def owners(self) -> list[torch.Tensor]:
+        if self.stage == 0:
+            return [self.parameters[name] for name in self.groups]
+        if self.stage == 3:
+            return list(self.zero.fp32_partitioned_groups_flat)
+        return [group["params"][0] for group in self.optimizer.param_groups]
+
+    def owned(self) -> Iterator[tuple[str, int]]:
+        if self.stage == 0:
+            return ((name, index) for index, name in enumerate(self.groups))
+        return ((name, fragment.flat) for name, fragment in self.fragments.items())
+
+    def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
+        if self.stage == 0:
+            return kept
+        fragment = self.fragments[name]
+        whole = torch.zeros(self.shapes[name], device=self.device)
+        whole.view(-1)[fragment.part] = kept[fragment.place].to(self.device)
+        dist.all_reduce(whole)
+        return whole
+
+    def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
+        if self.stage == 0:
+            kept.copy_(whole)
+            return
+        fragment = self.fragments[name]
+        kept[fragment.place] = whole.reshape(-1)[fragment.part].to(kept.device)
+
+    def publish(self) -> None:
+        if self.stage in (1, 2):
+            self.zero.update_lp_params()
+        if self.stage == 3:
+            self.zero.empty_partition_cache()  # what is still gathered would keep the weights from before
+            for number in range(len(self.zero.fp32_partitioned_groups_flat)):
+                self.zero._reassign_or_swap_out_partitioned_parameters(number)
+            if self.zero.persistent_parameters:
+                self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
+
+    def read(self, name: str) -> torch.Tensor:
+        with self._gathered(name):
+            return super().read(name)
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        with self._gathered(name):
+            super().write(name, value)
+
     def state(self) -> State:
-        model = read_model(self.module)
-        if self.whole:
-            return State(model, read_optimizer(self.module, self.optimizer))
-        slots: dict[str, torch.Tensor] = {}
-        kept = self.optimizer.state[self._slice(0)]
-        for name, parameter in self.module.named_parameters():
-            model[name] = self._gather(parameter)
-            for slot in kept:
-                whole = kept[slot].cpu().clone() if slot == "step" else self._gather(parameter, slot)
-                slots[f"{slot}/{name}"] = whole
-        scalars = {"loss_scale": float(self.engine.optimizer.loss_scale)} if self.dtype is torch.float16 else {}
-        return State(model, slots, scalars)
+        state = super().state()
+        if self.dtype is torch.float16:
+            state.scalars["loss_scale"] = float(self.zero.loss_scale)
+        return state
 
     def load(self, state: State) -> None:
-        self.module.load_state_dict(state.model)  # rounded to the precision of training
-        if self.whole:
-            write_optimizer(state.optimizer, self.module, self.optimizer)
-            return
-        for name, parameter in self.module.named_parameters():
-            self._scatter(parameter, state.model[name])
-        for name, kept in by_parameter(state.optimizer).items():
-            for slot, value in kept.items():
-                if slot == "step":
-                    self._set_step(value)
-                else:
-                    self._scatter(self.module.get_parameter(name), value, slot)
+        super().load(state)
         if "loss_scale" in state.scalars and self.dtype is torch.float16:
-            self.engine.optimizer.loss_scaler.cur_scale = state.scalars["loss_scale"]
+            self.zero.loss_scaler.cur_scale = state.scalars["loss_scale"]
 
-    # ZeRO 1 and 2 give each rank a flat fp32 slice of every parameter group. `_hp_mapping` says which part of a
-    # parameter lies where in this rank's slice; it is None where the slice holds none of it. DeepSpeed's own
-    # safe_get_full_optimizer_state finds only the first of several groups (0.19.8), hence the few lines here.
+    def _gathered(self, name: str) -> AbstractContextManager:
+        """The whole of a frozen parameter, which stage 3 shares out and the optimiser does not own."""
+        if self.stage < 3 or name not in self.parameters:
+            return nullcontext()
+        from deepspeed.zero import GatheredParameters
 
-    def _slice(self, group: int) -> torch.Tensor:
-        return self.optimizer.param_groups[group]["params"][0]
+        return GatheredParameters([self.parameters[name]], modifier_rank=0)
 
-    def _fragments(
-        self, parameter: nn.Parameter, whole: torch.Tensor, slot: str | None
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """This rank's part of flat `whole`, and where it keeps that part, among weights or in a slot: two views."""
-        mapping: Any = vars(parameter)["_hp_mapping"]
-        if mapping is None:
-            return None
-        kept = self._slice(mapping.param_group_index)
-        if slot is not None:
-            kept = self.optimizer.state[kept].setdefault(slot, torch.zeros_like(kept))
+    def _fragment(self, name: str) -> Fragment:
+        """Where DeepSpeed has put this rank's part of a parameter.
+
+        Its own safe_get_full_optimizer_state finds only the first of several groups at stages 1 and 2 (0.19.8), and
+        its universal checkpoints give all groups of stage 3 the settings of the first: hence these few lines.
+        """
+        parameter: Any = self.parameters[name]
+        if self.stage == 3:
+            flat, start, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
+            first = min(size * dist.get_rank(), self.shapes[name].numel())
+            last = min(first + size, self.shapes[name].numel())  # the last rank's part may be padded
+            return Fragment(flat, slice(start, start + last - first), slice(first, last))
+        mapping = parameter._hp_mapping
+        if mapping is None:  # nothing of it is on this rank; which group it is in matters all the same
+            return Fragment(self.groups[name], slice(0, 0), slice(0, 0))
         mine, place = mapping.lp_fragment_address, mapping.hp_fragment_address
-        return whole[mine.start :][: mine.numel], kept.detach()[place.start :][: place.numel]
-
-    def _gather(self, parameter: nn.Parameter, slot: str | None = None) -> torch.Tensor:
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self.device)
-        fragments = self._fragments(parameter, whole, slot)
-        if fragments is not None:
-            fragments[0].copy_(fragments[1])
-        dist.all_reduce(whole)
-        return whole.reshape(parameter.shape).cpu()
-
-    def _scatter(self, parameter: nn.Parameter, whole: torch.Tensor, slot: str | None = None) -> None:
-        fragments = self._fragments(parameter, whole.flatten(), slot)
-        if fragments is not None:
-            fragments[1].copy_(fragments[0])
-
-    def _set_step(self, step: torch.Tensor) -> None:
-        device = self.device if self.optimizer.defaults.get("fused") else "cpu"
-        for group in range(len(self.optimizer.param_groups)):
-            self.optimizer.state[self._slice(group)]["step"] = step.to(device, copy=True)
+        return Fragment(
+            mapping.param_group_index,
+            slice(place.start, place.start + place.numel),
+            slice(mine.start, mine.start + mine.numel),
+        )
 
 
 def _import_deepspeed(topology: Topology) -> Any:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "beta_lasso": 1}  # fp32 numbers a weight: two moments, or momentum
+# fp32 numbers a weight: two moments, or momentum. Muon has two where it leaves a weight to AdamW: few of them.
+STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "muon": 1, "schedule_free": 2, "beta_lasso": 1}
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class StateBytes:
 def state_bytes(
     parameters: int,
     *,
-    optimizer: Literal["adamw", "sgd", "lamb", "beta_lasso"] = "adamw",
+    optimizer: Literal["adamw", "sgd", "lamb", "muon", "schedule_free", "beta_lasso"] = "adamw",
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp",
     zero_stage: int = 0,
     world: int = 1,

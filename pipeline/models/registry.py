@@ -11,7 +11,7 @@ import torch
 from pipeline.errors import InputError
 from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.lasso import LassoNet
-from pipeline.models.mixer import Mixer, MixerShape
+from pipeline.models.mixer import Mixer
 from pipeline.models.related import FfOnly, Permutator
 from pipeline.models.repmlp import RepMlp
 from pipeline.models.sparse import SwMlp
@@ -27,7 +27,7 @@ Plan = tuple[Callable[..., torch.nn.Module], dict[str, Any]]
 def build_model(section: Family, image_size: int, num_classes: int) -> torch.nn.Module:
     """The section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes].
 
-    Text models take token ids [B, tokens] instead, and `image_size` means nothing to them.
+    Text models take token ids [B, tokens or fewer] instead, and `image_size` means nothing to them.
     """
     model, arguments = plan(section, image_size)
     return model(num_classes=num_classes, **arguments)
@@ -106,18 +106,19 @@ def _(section: TimmSection, image_size: int) -> Plan:
 
 @plan.register
 def _(section: TextMixerSection, image_size: int) -> Plan:
-    shape = MixerShape(
-        channels=section.width,
-        depth=section.depth,
-        token_hidden=hidden_width(section.expansion, section.tokens),
-        channel_hidden=hidden_width(section.expansion, section.width),
-        permutation=section.permutation,
-        permutation_seed=section.permutation_seed,
-        activation=section.activation,
-        norm=section.norm,
-        drop_path_rate=section.drop_path,
-    )
-    return TextMixer, {"vocabulary": section.vocabulary, "tokens": section.tokens, "shape": shape}
+    return TextMixer, {
+        "vocabulary": section.vocabulary,
+        "tokens": section.tokens,
+        "channels": section.width,
+        "depth": section.depth,
+        "token_hidden": hidden_width(section.expansion, section.tokens),
+        "channel_hidden": hidden_width(section.expansion, section.width),
+        "permutation": section.permutation,
+        "permutation_seed": section.permutation_seed,
+        "activation": section.activation,
+        "norm": section.norm,
+        "drop_path_rate": section.drop_path,
+    }
 
 
 @plan.register

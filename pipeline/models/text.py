@@ -1,13 +1,15 @@
 """Text: a Mixer over the tokens of a sentence pair, and a transformer encoder to hold against it.
 
-Both take token ids [B, T], filled up with `PAD`, embed them, and classify the mean over the real tokens. A padded
-place never reaches a real one: its features are zeroed before every mixing, or masked in the attention.
+Both take token ids [B, t], filled up with `PAD`, embed them, and classify the mean over the real tokens. A padded
+place never reaches a real one: its features are zeroed before every mixing, or masked in the attention. So t may be
+less than the T of the network.
 
-Shapes: B batch, T tokens, C channels (the width d of Navon & Bronstein 2023).
+Shapes: B batch, T tokens, t tokens of a batch, C channels (the width d of Navon & Bronstein 2023).
 """
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pipeline.models.initial import initialise
 from pipeline.models.mixer import NORMS, MixerBlock, MixerShape, mixer_blocks
@@ -43,11 +45,11 @@ class TextClassifier(nn.Module):
         self.head = new.to(weight.device, weight.dtype).train(self.training)
 
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
-        """[B, T, C] and which tokens are real, bool [B, T] -> [B, T, C]."""
+        """[B, t, C] and which tokens are real, bool [B, t] -> [B, t, C]."""
         raise NotImplementedError
 
     def forward_features(self, ids: Tensor) -> Tensor:
-        """Ids [B, T] -> the mean over the real tokens [B, C]."""
+        """Ids [B, t] -> the mean over the real tokens [B, C]."""
         real = ids != PAD
         x = self.norm(self.encode(self.embedding(ids), real))
         share = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
@@ -61,22 +63,29 @@ class TextClassifier(nn.Module):
 
 
 class TextMixer(TextClassifier):
-    """A Mixer of T tokens; token mixing knows their places, so that no position is embedded."""
+    """A Mixer of T tokens; token mixing knows their places, so that no position is embedded.
 
-    def __init__(self, *, vocabulary: int, tokens: int, num_classes: int, shape: MixerShape):
-        super().__init__(vocabulary, shape.channels, NORMS[shape.norm](shape.channels), num_classes)
-        self.blocks = mixer_blocks(shape, tokens)
+    `shape` are the fields of `MixerShape`.
+    """
+
+    def __init__(self, *, vocabulary: int, tokens: int, num_classes: int, **shape):
+        blocks = MixerShape(**shape)
+        super().__init__(vocabulary, blocks.channels, NORMS[blocks.norm](blocks.channels), num_classes)
+        self.tokens = tokens
+        self.blocks = mixer_blocks(blocks, tokens)
         self.start_weights()
 
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
-        mask = real[:, :, None].to(x.dtype)
+        narrow = x.shape[1]
+        x = pad(x, (0, 0, 0, self.tokens - narrow))  # [B, T, C]: mixings are of that many places
+        mask = pad(real, (0, self.tokens - narrow))[:, :, None].to(x.dtype)
         for block in self.blocks:
             assert isinstance(block, MixerBlock)
             x = x + block.drop_path(block.mlp_tokens(block.norm1(x) * mask))
             x = x + block.drop_path(
                 block.mlp_channels(block.norm2(x) * mask)
             )  # random permutations mix tokens here too
-        return x
+        return x[:, :narrow]
 
 
 class TextTransformer(TextClassifier):
@@ -98,4 +107,4 @@ class TextTransformer(TextClassifier):
                 nn.init.normal_(weight, std=channels**-0.5)
 
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
-        return self.encoder(x + self.positions, src_key_padding_mask=~real)
+        return self.encoder(x + self.positions[:, : x.shape[1]], src_key_padding_mask=~real)

@@ -1,8 +1,8 @@
-"""Which pictures, and how they reach the model."""
+"""Which prepared folder, and how its batches reach the model."""
 
-from typing import Annotated
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from pipeline.recipe.section import Positive, Section, Triple, key
 
@@ -10,20 +10,43 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class DataSection(Section):
-    """Which prepared pictures, and how they reach the model."""
+class PreparedSection(Section):
+    """What pictures and text have in common."""
 
     path: str = key(..., "folder that `widemix prep` wrote (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
     eval_split: str = key("val", "split to evaluate on")
     num_classes: Positive = key(..., "classes that the head tells apart; no fewer than the manifest's")
+    workers: Annotated[int, Field(ge=0)] = key(
+        0, "decoding threads per rank; 0 shares the allowed CPUs among the ranks of a node"
+    )
+    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank")
+
+
+class DataSection(PreparedSection):
+    """Prepared pictures."""
+
+    kind: Literal["pictures"] = key("pictures", "pictures, or text: sentence pairs as tokens")
     image_size: Positive = key(224, "side of the square picture the model sees, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop, as a share of the picture's shorter side"
     )
     mean: Triple = key(IMAGENET_MEAN, "subtracted per RGB channel, on a scale of 0 to 1")
     std: Triple = key(IMAGENET_STD, "divided by per RGB channel, on a scale of 0 to 1")
-    workers: Annotated[int, Field(ge=0)] = key(
-        0, "decoding threads per rank; 0 shares the allowed CPUs among the ranks of a node"
-    )
-    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank")
+
+
+class TextDataSection(PreparedSection):
+    """Prepared sentence pairs."""
+
+    kind: Literal["text"] = key(..., "pictures, or text: sentence pairs as tokens")
+    image_size: ClassVar[int] = 0  # no pictures: what builders of text models are given, who do not look at it
+
+
+def _kind(value: Any) -> Any:
+    """A silent recipe means pictures."""
+    return value.get("kind", "pictures") if isinstance(value, dict) else getattr(value, "kind", "pictures")
+
+
+AnyDataSection = Annotated[
+    Annotated[DataSection, Tag("pictures")] | Annotated[TextDataSection, Tag("text")], Discriminator(_kind)
+]

@@ -88,9 +88,11 @@ def keys() -> dict[str, tuple[str, Any, str]]:
 
 
 def _families(section: str) -> tuple[type[BaseModel], ...]:
-    """The classes a section may be: one, or those of a union told apart by `kind`."""
+    """The classes a section may be: one, or those of a union told apart by `kind`, each bare or with its tag."""
     annotation = Recipe.model_fields[section].annotation
-    return (annotation,) if isinstance(annotation, type) else get_args(annotation)
+    if isinstance(annotation, type):
+        return (annotation,)
+    return tuple(one if isinstance(one, type) else get_args(one)[0] for one in get_args(annotation))
 
 
 def _joined(one: tuple[str, Any, str], other: tuple[str, Any, str]) -> tuple[str, Any, str]:

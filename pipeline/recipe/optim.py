@@ -10,14 +10,18 @@ from pipeline.recipe.section import Fraction, Pair, Section, key
 class OptimSection(Section):
     """The optimiser. Biases and norms are never decayed."""
 
-    name: Literal["adamw", "sgd", "lamb", "beta_lasso"] = key(
-        "adamw", "adamw; sgd with Nesterov momentum; lamb (timm's); beta_lasso (Neyshabur 2020)"
+    name: Literal["adamw", "sgd", "lamb", "muon", "schedule_free", "beta_lasso"] = key(
+        "adamw",
+        "adamw; sgd with Nesterov momentum; lamb (timm's); muon for matrices inside the network, adamw for the rest; "
+        "schedule_free adamw (Defazio 2024); beta_lasso (Neyshabur 2020)",
     )
     lr: Annotated[float, Field(gt=0)] = key(..., "peak learning rate, for the global batch as it stands")
-    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled in adamw and lamb")
-    betas: Pair = key((0.9, 0.999), "adamw, lamb: decay of the two moments")
-    eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw, lamb: added to the root of the second moment")
-    momentum: Fraction = key(0.9, "sgd: Nesterov momentum; beta_lasso: heavy-ball momentum")
+    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled but in sgd")
+    decay_embeddings: bool = key(True, "decay the weights of embeddings too; biases and norms never are")
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = key(1.0, "factor of the learning rate per layer from the head")
+    betas: Pair = key((0.9, 0.999), "adamw and its kin: decay of the two moments")
+    eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw and its kin: added to the root of the second moment")
+    momentum: Fraction = key(0.9, "sgd, muon: Nesterov momentum (muon's is usually 0.95); beta_lasso: heavy-ball")
     l1: Annotated[float, Field(ge=0)] = key(0.0, "beta_lasso: lambda, weight of the l1 penalty")
     lasso_beta: Annotated[float, Field(ge=0)] = key(50.0, "beta_lasso: weights under beta * lambda become zero")
     clip_grad: Annotated[float, Field(gt=0)] | None = key(None, "greatest global gradient norm, or null")

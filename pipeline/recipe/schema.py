@@ -7,17 +7,18 @@ from pydantic import model_validator
 
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
+from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.recipe.section import Section
+from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 
 
 class Recipe(Section):
     """A whole experiment, but for where it runs."""
 
-    data: DataSection
+    data: AnyDataSection
     model: ModelSection
     augment: AugmentSection = AugmentSection()
     optim: OptimSection
@@ -29,12 +30,40 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def sections_agree(self):
-        for check in (_picture_fits, _batch_divides, _schedule_fits, _engine_can):
+        for check in (
+            _model_reads_data,
+            _picture_fits,
+            _text_is_left_alone,
+            _batch_divides,
+            _schedule_fits,
+            _engine_can,
+        ):
             check(self)
         return self
 
 
+def _model_reads_data(recipe: Recipe) -> None:
+    takes = "text" if isinstance(recipe.model, TextSection) else "pictures"
+    if takes != recipe.data.kind:
+        raise ValueError(
+            f"model.kind {recipe.model.kind} takes {takes}, data.kind is {recipe.data.kind}; "
+            f"set data.kind to {takes} or take another model"
+        )
+
+
+def _text_is_left_alone(recipe: Recipe) -> None:
+    """Of all that happens to a training picture only smoothing the label means anything to a sentence."""
+    if recipe.data.kind == "text":
+        for name, info in AugmentSection.model_fields.items():
+            if name != "smoothing" and getattr(recipe.augment, name) != info.default:
+                raise ValueError(
+                    f"augment.{name} changes pictures, data.kind is text; only augment.smoothing is for both"
+                )
+
+
 def _picture_fits(recipe: Recipe) -> None:
+    if not isinstance(recipe.data, DataSection):
+        return
     side = recipe.data.image_size
     recipe.model.check_image_size(side)
     least, greatest = recipe.augment.cutmix_minmax or (0.0, 1.0)
@@ -68,13 +97,37 @@ def _engine_can(recipe: Recipe) -> None:
     if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
         raise ValueError(
             f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
-            "step there; engine.kind ddp does the same job, or take stage 1 or 2"
+            "step there; engine.kind ddp does the same job, or take stage 1, 2 or 3"
         )
-    if recipe.optim.name == "lamb" and recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage > 0:
+    zero = recipe.engine.zero_stage if recipe.engine.kind == "deepspeed" else 0
+    whole = {"lamb": "the norm of each parameter", "muon": "whole matrices"}
+    if recipe.optim.name in whole and zero > 0:
         raise ValueError(
-            "optim.name lamb needs the norm of each parameter, which ZeRO lays end to end in slices; "
+            f"optim.name {recipe.optim.name} needs {whole[recipe.optim.name]}, which ZeRO lays end to end in slices; "
             "take engine.kind ddp or fsdp"
         )
+    if recipe.optim.name == "schedule_free":
+        _schedule_free_fits(recipe, zero)
+    if recipe.engine.offload and recipe.engine.kind != "fsdp" and zero == 0:
+        raise ValueError("engine.offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
+    if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
+        raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
+
+
+def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
+    schedule = recipe.schedule
+    if schedule.name != "constant" or schedule.cooldown_epochs > 0:
+        raise ValueError(
+            "optim.name schedule_free averages where others lower the rate: set schedule.name constant and "
+            "schedule.cooldown_epochs 0 (a warm-up is well)"
+        )
+    if zero == 3:
+        raise ValueError(
+            "optim.name schedule_free counts its steps, and ZeRO 3 takes each in parts; take engine.zero_stage 1 or "
+            "2, or engine.kind ddp or fsdp"
+        )
+    if recipe.train.ema_decay is not None:
+        raise ValueError("optim.name schedule_free keeps an average itself; set train.ema_decay to null")
 
 
 def check_world(recipe: Recipe, world: int) -> None:

@@ -30,12 +30,6 @@ class TextSection(Family):
             )
         return self
 
-    def check_image_size(self, side: int) -> None:
-        raise ValueError(
-            "model.kind is a text model, and recipes train on pictures so far; "
-            "pipeline.models.registry.build_model makes the network itself"
-        )
-
     @property
     def step(self) -> int:
         """What the width must be a multiple of."""

@@ -20,6 +20,14 @@ class TrainSection(Section):
     head_bias: float = key(0.0, "first value of the head's bias; with the sigmoid loss -6.9 is usual at 1000 classes")
     checkpointing: bool = key(False, "compute each block again in the backward pass, to save memory")
     compile: bool = key(False, "torch.compile the network: a minute at the start, faster steps on a GPU")
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = key(
+        None, "keep an exponential moving average of the weights, evaluated beside them; 0.9999 is usual, null is off"
+    )
+    ema_warmup: bool = key(False, "let the average's decay rise like 1 - step^(-2/3) until it reaches ema_decay")
+    ema_device: Literal["same", "cpu"] = key(
+        "same", "where the average lies: with the weights, or in the host's memory"
+    )
+    deterministic: bool = key(False, "the same bits from every run on the same ranks, at the cost of some speed")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
@@ -32,7 +40,18 @@ class EngineSection(Section):
     kind: Literal["ddp", "fsdp", "deepspeed"] = key(
         "ddp", "ddp: whole on each rank; fsdp: sharded block by block (FSDP2); deepspeed: ZeRO"
     )
-    zero_stage: Literal[0, 1, 2] = key(1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too")
+    zero_stage: Literal[0, 1, 2, 3] = key(
+        1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too, 3 weights too"
+    )
+    offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep optimiser state (fsdp: shards too) in the host's memory")
+    deepspeed_config: str | None = key(
+        None, "a DeepSpeed JSON with what the recipe does not say; what contradicts the recipe is an error"
+    )
+    bucket_mb: Positive = key(25, "MB of gradients that ddp and ZeRO send together")
+    bucket_view: bool = key(True, "ddp: gradients lie in the buckets themselves, which saves a copy of them")
+    static_graph: bool = key(False, "ddp: every step uses the same parameters in the same order")
+    compress: bool = key(False, "ddp: gradients travel as bf16")
+    overlap: bool = key(True, "ZeRO: communicate while the backward pass goes on")
     timeout: Positive = key(1800, "seconds a rank waits for the others before it gives up")
 
 

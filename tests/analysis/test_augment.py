@@ -28,7 +28,7 @@ def test_the_grid_shows_what_the_first_step_trains_on(digits):
         expected = next(batches)
     shown = first_batch(recipe, 20, seed=3)
     assert len(shown) == 32  # two groups of 16
-    assert torch.equal(shown.images, expected.images[:32])
+    assert torch.equal(shown.inputs, expected.inputs[:32])
     assert torch.equal(shown.targets, expected.targets[:32])
 
 

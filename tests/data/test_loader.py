@@ -65,7 +65,7 @@ def training(folder, world=1, accumulation=1, first=0, epoch=1, **changes) -> li
     for rank in range(world):
         loader = TrainLoader(section(folder, **changes), FULL, BATCH, accumulation, 7, place(rank, world))
         with loader.batches(epoch, first) as batches:
-            parts.append([(batch.images, batch.targets) for batch in batches])
+            parts.append([(batch.inputs, batch.targets) for batch in batches])
     steps = []
     for step in range(len(parts[0]) // accumulation):
         mine = [part for rank in parts for part in rank[step * accumulation : (step + 1) * accumulation]]

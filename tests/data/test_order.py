@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.order import evaluation_samples, shuffled, steps_per_epoch, training_samples
+from pipeline.data.order import evaluation_samples, shuffled, step_samples, steps_per_epoch
 
 CASE = {"count": st.integers(1, 3000), "seed": st.integers(0, 2**63), "epoch": st.integers(0, 1000)}
 
@@ -18,13 +18,12 @@ def test_an_epoch_is_a_permutation(count, seed, epoch):
 
 
 @settings(deadline=None, max_examples=60)
-@given(**CASE, world=st.sampled_from([1, 2, 3, 4, 8, 128]), share=st.integers(1, 5), first=st.integers(0, 4))
-def test_ranks_together_see_what_one_rank_sees(count, seed, epoch, world, share, first):
-    batch = world * share
-    alone = training_samples(count, seed, epoch, batch, 0, 1)
-    assert alone.shape == (steps_per_epoch(count, batch), batch)
-    together = [training_samples(count, seed, epoch, batch, rank, world, first) for rank in range(world)]
-    assert np.array_equal(np.concatenate(together, axis=1), alone[first:])
+@given(**CASE, batch=st.integers(1, 640))
+def test_the_steps_of_an_epoch_are_its_permutation_cut_into_batches(count, seed, epoch, batch):
+    steps = steps_per_epoch(count, batch)
+    taken = [step_samples(count, seed, epoch, step, batch) for step in range(steps)]
+    whole = shuffled(np.arange(count), count, seed, epoch)[: steps * batch]
+    assert np.array_equal(np.concatenate([*taken, whole[:0]]), whole)
 
 
 @settings(deadline=None, max_examples=60)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from data_prep.write import BetonWriter
+from data_prep.write import PICTURES, SEGMENTED_PICTURES, BetonWriter
 
 
 @pytest.fixture
@@ -35,7 +35,8 @@ def write_beton():
 
     def write(path, encoded):
         encoded = list(encoded)
-        with BetonWriter(path, path.with_suffix(".journal"), len(encoded)) as writer:
+        layout = SEGMENTED_PICTURES if encoded[0].segments else PICTURES
+        with BetonWriter(path, path.with_suffix(".journal"), len(encoded), layout) as writer:
             for item in encoded:
                 writer.add(item)
             writer.finish()

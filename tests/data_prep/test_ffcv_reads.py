@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch
     from ffcv import types
-    from ffcv.fields import IntField, NDArrayField, RGBImageField
+    from ffcv.fields import BytesField, IntField, NDArrayField, RGBImageField
     from ffcv.fields.decoders import IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.reader import Reader
@@ -35,6 +35,7 @@ def test_types_are_ffcvs():
         (beton.FIELD, types.FieldDescType),
         (beton.IMAGE, fields[0].metadata_type),
         (beton.SAMPLE, types.get_metadata_type(fields)),
+        (beton.SEGMENTED, types.get_metadata_type([*fields, BytesField()])),
         (beton.ALLOCATION, types.ALLOC_TABLE_TYPE),
         (text.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
     ):
@@ -59,7 +60,7 @@ def load(path):
         os_cache=True,
         pipelines={"image": [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
     )
-    batches = [(images.clone(), labels.clone()) for images, labels in loader]
+    batches = [(images.clone(), labels.clone()) for images, labels, *_ in loader]
     images, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
     return images, labels[:, 0]
 
@@ -88,9 +89,10 @@ def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files, write_beton
         assert np.array_equal(image, Image.open(tmp_path / name))
 
 
-def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_beton):
+@pytest.mark.parametrize("restart_markers", [True, False])
+def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_beton, restart_markers):
     """FFCV asks libturbojpeg for its fast inverse transform, which is some levels off the accurate one."""
-    write_beton(tmp_path / "a.beton", encode_all(odd_files, 0, PrepSettings(), 1))
+    write_beton(tmp_path / "a.beton", encode_all(odd_files, 0, PrepSettings(restart_markers=restart_markers), 1))
     images, labels = load(tmp_path / "a.beton")
     stored = beton.open_beton(tmp_path / "a.beton")
     assert labels.tolist() == list(odd_files.labels)
@@ -100,7 +102,9 @@ def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_bet
         assert error.max() <= 8
         assert error.mean() < 1.5
         if name.endswith("jpg"):
-            assert body == (tmp_path / name).read_bytes()
+            source = tmp_path / name
+            assert np.array_equal(Image.open(io.BytesIO(body)), Image.open(source))
+            assert restart_markers or body == source.read_bytes()
 
 
 def test_loader_gives_the_digits(tmp_path):
@@ -126,11 +130,13 @@ def test_reader_sees_pages_and_samples(tmp_path, folder):
     path = tmp_path / "out" / "train.beton"
     theirs, ours = Reader(str(path)), beton.open_beton(path)
     assert theirs.num_samples == len(ours) == manifest.splits["train"].samples == 21
-    assert theirs.field_names == ["image", "label"]
+    assert theirs.field_names == ["image", "label", "segments"]
     assert np.array_equal(theirs.metadata["f0"]["data_ptr"], ours.offset)
+    assert np.array_equal(theirs.metadata["f2"]["ptr"], ours.segments)
+    assert np.array_equal(theirs.metadata["f2"]["size"], ours.segments_size)
     assert np.array_equal(theirs.metadata["f1"], np.repeat([0, 1, 2], 7))
-    assert np.array_equal(theirs.alloc_table["size"], ours.size)
-    assert (ours.offset // theirs.page_size == (ours.offset + ours.size - 1) // theirs.page_size).all()
+    assert np.array_equal(theirs.alloc_table["size"], np.stack([ours.size, ours.segments_size], 1).ravel())
+    assert (ours.offset // theirs.page_size == (ours.stop - 1) // theirs.page_size).all()
 
 
 def test_loader_gives_token_arrays(tmp_path):

@@ -1,6 +1,7 @@
 """Each rule for odd pictures against Pillow's own reading of them."""
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 RAW_PIXELS = PrepSettings(raw=True)
+PLAIN = partial(PrepSettings, restart_markers=False)
 
 
 def encode_file(path, settings=RAW_PIXELS):
@@ -31,8 +33,8 @@ def pixels(encoded):
 )
 def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, picture):
     picture(0).save(tmp_path / "a.jpg", **options)
-    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=40))
-    assert encoded == ("a.jpg", 3, JPEG, 40, 30, (tmp_path / "a.jpg").read_bytes(), "")
+    encoded = encode_file(tmp_path / "a.jpg", PLAIN(max_size=40))
+    assert encoded == ("a.jpg", 3, JPEG, 40, 30, (tmp_path / "a.jpg").read_bytes(), "", b"")
 
 
 @pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
@@ -44,7 +46,7 @@ def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size, picture):
     with Image.open(tmp_path / "a.jpg") as image:
         assert np.array_equal(pixels(encoded), image.resize(expected, Image.Resampling.LANCZOS))
     assert encoded.rule == ""
-    assert encode_file(tmp_path / "a.jpg", PrepSettings(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
+    assert encode_file(tmp_path / "a.jpg", PLAIN(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
 
 
 @pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (32, 500), (33, 33)])
@@ -56,7 +58,7 @@ def test_or_to_the_shortest(tmp_path, size, picture):
         assert min(encoded.width, encoded.height) == 32
         assert max(abs(encoded.width - expected.width), abs(encoded.height - expected.height)) <= 1
         assert np.array_equal(pixels(encoded), image.resize((encoded.width, encoded.height), Image.LANCZOS))
-    kept = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=min(size), side="shortest"))
+    kept = encode_file(tmp_path / "a.jpg", PLAIN(max_size=min(size), side="shortest"))
     assert kept.data == (tmp_path / "a.jpg").read_bytes()
 
 
@@ -64,7 +66,7 @@ def test_quality_is_that_of_the_settings(tmp_path, picture):
     picture(0).save(tmp_path / "a.png")
     buffer = io.BytesIO()
     picture(0).save(buffer, "JPEG", quality=77)
-    assert encode_file(tmp_path / "a.png", PrepSettings(quality=77)).data == buffer.getvalue()
+    assert encode_file(tmp_path / "a.png", PLAIN(quality=77)).data == buffer.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, picture):
     picture(0).save(tmp_path / "a.jpg")
     data = (tmp_path / "a.jpg").read_bytes() + end
     (tmp_path / "a.jpg").write_bytes(data)
-    assert encode_file(tmp_path / "a.jpg", PrepSettings()).data == data
+    assert encode_file(tmp_path / "a.jpg", PLAIN()).data == data
 
 
 def test_a_jpeg_with_more_after_its_end_is_encoded_anew(tmp_path, picture):

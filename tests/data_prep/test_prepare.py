@@ -37,7 +37,7 @@ def test_what_lands(tmp_path, folder, picture):
         path = out / f"{name}.beton"
         assert (split.bytes, split.blocks) == (path.stat().st_size, hash_blocks(path))
         assert len(open_beton(path)) == split.samples
-        assert split.fields == {"image": "RGBImageField", "label": "IntField"}
+        assert split.fields == {"image": "RGBImageField", "label": "IntField", "segments": "BytesField"}
     assert [manifest.splits[name].per_class for name in ("train", "val")] == [(8, 7, 7), (2, 2, 2)]
 
 

@@ -24,7 +24,7 @@ def expected(alone, digits):
     @functools.cache
     def curve(recipe: str) -> list[float]:
         setting = Setting(recipe, digits)
-        batches = [(batch.images, batch.targets) for (batch,) in setting.steps]
+        batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
         return plain_loop(setting.model(), batches, setting.rates, optim=setting.recipe.optim)
 
     return curve

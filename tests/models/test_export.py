@@ -9,9 +9,10 @@ import torch
 from pipeline.errors import InputError
 from pipeline.models import build_model
 from pipeline.models.export import export_model
+from pipeline.recipe.data import DataSection, TextDataSection
 from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
 from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
-from pipeline.recipe.text import TextMixerSection
+from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 
 PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
 MIXER = MixerSection(kind="mixer", **PATCHED, tokens=16, expansion=2)
@@ -28,11 +29,15 @@ SECTIONS = {
     "timm": TimmSection(kind="timm", name="resmlp_12_224"),
 }
 OUTER = {
-    "image_size": 16,
+    "data": DataSection(
+        path="nowhere", num_classes=3, image_size=16, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop_pct=0.9
+    ),
     "labels": ["ant", "bee", "cat"],
-    "mean": (0.1, 0.2, 0.3),
-    "std": (0.4, 0.5, 0.6),
-    "crop_pct": 0.9,
+}
+TEXT = {"vocabulary": 9, "tokens": 4, "channels": 8, "depth": 2, "expansion": 1.5}
+TEXTS = {
+    "text_mixer": TextMixerSection(kind="text_mixer", permutation="random", **TEXT),
+    "text_transformer": TextTransformerSection(kind="text_transformer", heads=2, **TEXT),
 }
 
 
@@ -79,7 +84,13 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_text_is_refused(tmp_path):
-    section = TextMixerSection(kind="text_mixer", vocabulary=9, tokens=4, channels=4, depth=1)
-    with pytest.raises(InputError, match="timm has no text models"):
-        export_model(build_model(section, 0, 3), section, tmp_path / "new", **OUTER)
+@pytest.mark.parametrize("section", TEXTS.values(), ids=TEXTS)
+def test_a_text_model_keeps_its_tokenizer(section, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("words")
+    model, folder = trained(section), tmp_path / "exported"
+    data = TextDataSection(kind="text", path=str(tmp_path), num_classes=3)
+    export_model(model, section, folder, data=data, labels=["yes", "perhaps", "no"])
+    assert (folder / "tokenizer.json").read_text() == "words"
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    ids = torch.tensor([[3, 8, 1, 0], [2, 5, 7, 4]])
+    assert torch.equal(loaded(ids), model(ids))

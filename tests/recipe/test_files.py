@@ -99,12 +99,7 @@ def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
         ("train: {epochs: 1, epochs: 2}", "the key 'epochs' stands twice"),
         ("train: {epochs: 1, glob_batch: 2}", "unknown key train.glob_batch; did you mean train.global_batch?"),
         ("- a\n- b", "a recipe is a mapping of sections"),
-        (
-            "data: {path: x, num_classes: 3}\n"
-            "model: {kind: text_mixer, vocabulary: 9, tokens: 8, depth: 1, channels: 4}\n"
-            "optim: {lr: 1.0}\ntrain: {epochs: 1, global_batch: 1}",
-            "recipes train on pictures so far",
-        ),
+        ("data: {kind: txt, path: x}", "data.kind 'txt': no such kind; did you mean text?"),
         ("train: [", "not valid YAML, line 1"),
         ("extends: nowhere.yaml", "no such recipe"),
         ("extends: recipe.yaml", "extends itself"),
@@ -119,6 +114,35 @@ def test_a_wrong_file_is_named(write, text, words):
     assert words in str(caught.value)
     assert str(path.parent) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([("data.image_size", "32")], "the command line: data.image_size is no key of kind text"),
+        (
+            [("data.kind", "pictures")],
+            "model.kind text_mixer takes text, data.kind is pictures; set data.kind to text",
+        ),
+        ([("augment.mixup", "0.2")], "augment.mixup changes pictures, data.kind is text; only augment.smoothing is"),
+        ([("augment.auto_augment", "3a")], "augment.auto_augment changes pictures"),
+    ],
+)
+def test_what_belongs_to_pictures_is_refused_for_text(overrides, words):
+    recipe = ROOT / "recipes/mnli/mixer.yaml"
+    assert load_recipe(recipe, [("augment.smoothing", "0.1")]).augment.smoothing == 0.1
+    with pytest.raises(InputError) as caught:
+        load_recipe(recipe, overrides)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_picture_model_does_not_take_text():
+    with pytest.raises(InputError, match=r"model\.kind shallow takes pictures, data\.kind is text"):
+        parse_recipe(
+            load_recipe(ROOT / "recipes/mnli/mixer.yaml").model_dump(mode="json")
+            | {"model": {"kind": "shallow", "width": 4, "matrices": "dense"}}
+        )
 
 
 def test_a_mistyped_path_names_the_nearest_recipe():

@@ -1,49 +1,105 @@
-"""Random erasing (Zhong et al. 2017) with timm's law of boxes, each picture drawing from its own key."""
+"""Random erasing (Zhong et al. 2017) with timm's law of boxes, each picture drawing from its own key.
 
+Noise is drawn on the host by a table of the normal distribution's quantiles, so that it is the same on every device.
+"""
+
+import functools
 import math
-import random
-from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.special import ndtri
 
-MIN_AREA, MAX_AREA = 0.02, 1 / 3
-LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))
+from pipeline.data.compiled import jit
+from pipeline.data.random import ERASE, key, scramble, uniform
 
-
-def boxes(draw: random.Random, side: int, prob: float, count: int) -> list[tuple[int, int, int, int]]:
-    """Boxes (top, left, height, width) to erase from one picture, in timm's order of draws."""
-    found: list[tuple[int, int, int, int]] = []
-    if draw.random() > prob:
-        return found
-    count = 1 if count == 1 else draw.randint(1, count)
-    for _ in range(count):
-        for _attempt in range(10):
-            area = draw.uniform(MIN_AREA, MAX_AREA) * side * side / count
-            aspect = math.exp(draw.uniform(*LOG_ASPECT))
-            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            if w < side and h < side:
-                found.append((draw.randint(0, side - h), draw.randint(0, side - w), h, w))
-                break
-    return found
+_MIN_AREA, _MAX_AREA = 0.02, 1 / 3
+_LOW, _HIGH = math.log(0.3), math.log(1 / 0.3)  # of the aspect
+_LEVELS = 1 << 16
+_NOISE = 1 << 20  # first counter of a picture's noise
 
 
 def erase(
     images: torch.Tensor,
-    streams: Sequence[int],
+    samples: np.ndarray,
+    seed: int,
+    epoch: int,
     prob: float,
     count: int,
     mode: Literal["const", "rand", "pixel"],
 ) -> None:
-    """Erase boxes of normalised pictures [B, C, side, side] in place; `streams[b]` seeds picture b's numbers."""
-    channels, side = images.shape[1], images.shape[-1]
-    for image, stream in zip(images, streams, strict=True):
-        for top, left, h, w in boxes(random.Random(stream), side, prob, count):
-            region = image[:, top : top + h, left : left + w]
-            if mode == "const":
-                region.zero_()
-                continue
-            noise = torch.Generator().manual_seed((stream + top * side + left) % 2**64)
-            shape = (h, w, channels) if mode == "pixel" else (1, 1, channels)  # in the order of memory
-            fill = torch.randn(shape, generator=noise).permute(2, 0, 1).to(images.dtype)
-            region.copy_(fill.to(images.device, non_blocking=True).expand_as(region))
+    """Erase boxes of normalised pictures [B, 3, side, side], which show `samples`, in place.
+
+    With zeros (const), one standard normal colour a box (rand), or standard normal noise (pixel).
+    """
+    boxes, streams = draw_boxes(samples, seed, epoch, images.shape[-1], prob, count)
+    sizes = 3 * boxes[:, 3] * boxes[:, 4] if mode == "pixel" else np.full(len(boxes), 3)
+    ends = np.cumsum(sizes)
+    noise = np.empty(ends[-1] if len(ends) else 0, np.float32)
+    if mode == "const":
+        noise[:] = 0
+    else:
+        fill_noise(noise, ends, streams, normal_quantiles())
+    values = torch.from_numpy(noise).to(images.device, non_blocking=True)
+    for (b, top, left, height, width), fill in zip(boxes.tolist(), values.split(sizes.tolist()), strict=True):
+        shape = (height, width, 3) if mode == "pixel" else (1, 1, 3)  # in the order of memory
+        region = images[b, :, top : top + height, left : left + width]
+        region.copy_(fill.view(shape).permute(2, 0, 1).expand_as(region))
+
+
+@jit
+def draw_boxes(samples, seed, epoch, side, prob, count):
+    """int64 [n, 5] (picture, top, left, height, width) in timm's order of draws, and uint64 [n], their streams."""
+    boxes, streams = np.empty((len(samples) * count, 5), np.int64), np.empty(len(samples) * count, np.uint64)
+    found = 0
+    for b in range(len(samples)):
+        stream = key(seed, epoch, samples[b], ERASE)
+        if uniform(stream, 0) > prob:
+            continue
+        wanted = 1 if count == 1 else 1 + int(uniform(stream, 1) * count)
+        at = 1 if count == 1 else 2
+        for _ in range(wanted):
+            for _attempt in range(10):
+                area = (_MIN_AREA + (_MAX_AREA - _MIN_AREA) * uniform(stream, at)) * side * side / wanted
+                aspect = math.exp(_LOW + (_HIGH - _LOW) * uniform(stream, at + 1))
+                h, w = int(np.rint(math.sqrt(area * aspect))), int(np.rint(math.sqrt(area / aspect)))
+                at += 2
+                if w < side and h < side:
+                    boxes[found, 0], boxes[found, 3], boxes[found, 4] = b, h, w
+                    boxes[found, 1] = int(uniform(stream, at) * (side - h + 1))
+                    boxes[found, 2] = int(uniform(stream, at + 1) * (side - w + 1))
+                    streams[found] = scramble(stream + np.uint64(_NOISE + at))
+                    at += 2
+                    found += 1
+                    break
+    return boxes[:found], streams[:found]
+
+
+@jit
+def fill_noise(noise, ends, streams, quantiles):
+    """Fill float32 noise up to each of `ends` with normal numbers of a stream, four from 64 bits."""
+    start = 0
+    for n in range(len(ends)):
+        _fill_normal(noise[start : ends[n]], streams[n], quantiles)
+        start = ends[n]
+
+
+@jit
+def _fill_normal(values, stream, quantiles):
+    whole = values.size // 4
+    for i in range(whole):
+        bits = scramble(stream + np.uint64(i))
+        for k in range(4):
+            values[4 * i + k] = quantiles[(bits >> np.uint64(16 * k)) & np.uint64(_LEVELS - 1)]
+    bits = scramble(stream + np.uint64(whole))
+    for i in range(4 * whole, values.size):
+        values[i] = quantiles[bits & np.uint64(_LEVELS - 1)]
+        bits >>= np.uint64(16)
+
+
+@functools.cache
+def normal_quantiles() -> np.ndarray:
+    """float32 [65,536]: the middles of as many equally likely parts of the normal distribution, of variance 1."""
+    levels = ndtri((np.arange(_LEVELS) + 0.5) / _LEVELS)
+    return (levels / levels.std()).astype(np.float32)

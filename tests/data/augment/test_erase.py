@@ -1,38 +1,81 @@
 """Erasing: timm's boxes for the same random numbers, filled with what the mode says."""
 
-import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from timm.data.random_erasing import RandomErasing
+from scipy import stats
+from timm.data import random_erasing
 
-from pipeline.data.augment.erase import boxes, erase
+from pipeline.data.augment.erase import draw_boxes, erase, normal_quantiles
+from pipeline.data.random import ERASE, key, uniform
+
+SEED, EPOCH = 3, 2
+
+
+def erased(count: int, mode: str, pictures: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
+    images = torch.full((pictures, 3, side, side), 99.0)
+    erase(images, np.arange(pictures), SEED, EPOCH, prob, count, mode)
+    return images
+
+
+def numbers_of(sample: int) -> SimpleNamespace:
+    """In place of Python's `random`: the numbers of one of our streams."""
+    stream, place = np.uint64(key(SEED, EPOCH, sample, ERASE)), iter(range(1000))
+    draw = lambda: uniform(stream, next(place))  # noqa: E731
+    return SimpleNamespace(
+        random=draw,
+        uniform=lambda low, high: low + (high - low) * draw(),
+        randint=lambda low, high: low + int((high - low + 1) * draw()),
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_erased_boxes_are_timms_with_the_same_numbers(count):
-    timms = RandomErasing(0.5, mode="const", max_count=count, device="cpu")
-    erased = 0
-    for stream in range(200):
-        expected = torch.ones(3, 32, 32)
-        random.seed(stream)
+@pytest.mark.parametrize("side", [8, 32, 224])
+def test_erased_boxes_are_timms_with_the_same_numbers(count, side, monkeypatch):
+    timms = random_erasing.RandomErasing(0.5, mode="const", max_count=count, device="cpu")
+    ours = erased(count, "const", 200, side, prob=0.5)
+    for sample in range(200):
+        expected = torch.full((3, side, side), 99.0)
+        monkeypatch.setattr(random_erasing, "random", numbers_of(sample))
         timms(expected)
-        ours = torch.ones(1, 3, 32, 32)
-        erase(ours, [stream], prob=0.5, count=count, mode="const")
-        assert torch.equal(ours[0], expected)
-        erased += bool((expected == 0).any())
-    assert 60 < erased < 140
+        assert torch.equal(ours[sample], expected)
+    assert 60 < sum(bool((picture == 0).any()) for picture in ours) < 140
 
 
-def test_erasing_modes_fill_with_standard_normal_numbers():
-    images = torch.full((400, 3, 32, 32), 99.0)
-    erase(images, range(400), prob=1.0, count=1, mode="pixel")
-    noise = images[images != 99.0]
-    assert abs(noise.mean()) < 0.01
-    assert abs(noise.std() - 1) < 0.01
-    images = torch.full((1, 3, 32, 32), 99.0)
-    erase(images, [5], prob=1.0, count=1, mode="rand")
-    [(top, left, height, width)] = boxes(random.Random(5), 32, 1.0, 1)
-    region = images[0, :, top : top + height, left : left + width]
+def test_noise_is_standard_normal_and_differs_from_box_to_box():
+    boxes, streams = draw_boxes(np.arange(400), SEED, EPOCH, 32, 1.0, 1)
+    images = erased(1, "pixel", 400)
+    noise = images[images != 99.0].double().numpy()
+    assert len(noise) == 3 * (boxes[:, 3] * boxes[:, 4]).sum()
+    assert stats.kstest(noise, "norm").pvalue > 1e-3
+    assert stats.kstest(noise**2, stats.chi2(1).cdf).pvalue > 1e-3
+    channels = [images[:, channel][images[:, channel] != 99.0].double().numpy() for channel in range(3)]
+    for one, two in ((0, 1), (0, 2), (1, 2)):  # neighbours in memory come from the same 64 bits
+        assert stats.pearsonr(channels[one], channels[two]).pvalue > 1e-3
+    assert len(np.unique(streams)) == 400
+
+
+def test_a_colour_fills_its_box():
+    [(_, top, left, height, width)] = draw_boxes(np.arange(1), SEED, EPOCH, 32, 1.0, 1)[0]
+    [picture] = erased(1, "rand", 1)
+    region = picture[:, top : top + height, left : left + width]
     assert torch.equal(region, region[:, :1, :1].expand_as(region))
     assert len(region[:, 0, 0].unique()) == 3
+    assert (picture == 99).sum() == 3 * (32 * 32 - height * width)
+
+
+def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
+    levels = normal_quantiles().astype(np.float64)
+    assert abs(levels.mean()) < 1e-6
+    assert abs((levels**2).mean() - 1) < 1e-6
+    assert abs((levels**4).mean() - 3) < 1e-2
+    assert np.allclose(levels, -levels[::-1], atol=1e-6)
+
+
+def test_a_batch_of_nothing_and_channels_last_memory():
+    erase(torch.empty(0, 3, 8, 8), np.arange(0), SEED, EPOCH, 1.0, 1, "pixel")
+    images = torch.full((20, 3, 32, 32), 99.0).contiguous(memory_format=torch.channels_last)
+    erase(images, np.arange(20), SEED, EPOCH, 1.0, 2, "pixel")
+    assert torch.equal(images, erased(2, "pixel", 20))

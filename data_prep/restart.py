@@ -1,0 +1,128 @@
+"""Restart markers, and the table of a JPEG's segments that lets a reader decode only those which a crop touches.
+
+Between two restart markers lies a segment: some MCUs (the blocks of 8 x 8 to 32 x 16 pixels that JPEG codes together)
+whose coding depends on no other segment. The field `segments` of a .beton holds, for each picture, uint32 numbers:
+
+    MCUs in a segment, pixels across an MCU, pixels down an MCU,
+    where each segment begins, where the last one ends       (bytes from the start of the picture's JPEG)
+
+The segments of a row of MCUs fill it exactly, rows follow each other, and each segment but the last ends in the two
+bytes of its marker. Three zeros stand for a picture without such segments.
+"""
+
+import ctypes
+import functools
+import re
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.beton import Beton
+from data_prep.jpeg import Frame, plain_frame
+from data_prep.progress import say
+from pipeline.errors import InputError
+from pipeline.native import BuildError
+from pipeline.native.library import open_library
+
+NUMBER = np.dtype("<u4")
+HEAD = 3  # numbers before the places
+NO_SEGMENTS = bytes(HEAD * NUMBER.itemsize)
+NARROWEST = 48  # pixels across a segment, which costs 2 to 3 bytes and has its DC prediction start anew
+MARKER = re.compile(rb"\xff[\xd0-\xd7]")
+
+
+WRITTEN, WARNED, FAILED, TOO_LARGE = range(4)  # what restart.c returns
+ROOM = 65_536  # bytes that a JPEG may grow by, besides a quarter
+
+
+class Segments(NamedTuple):
+    """Where the segments of one picture lie in its JPEG."""
+
+    interval: int  # MCUs in a segment
+    mcu_width: int  # pixels
+    mcu_height: int  # pixels
+    places: np.ndarray  # uint32 [segments + 1], bytes; the last is the end
+
+
+def interval_for(width: int, across: int) -> int:
+    """MCUs between restart markers, each `across` pixels: the least divisor of a row that spans 48 pixels or more."""
+    row = ceil(width / across)
+    return next((part for part in range(ceil(NARROWEST / across), row) if row % part == 0), row)
+
+
+class DamagedJpeg(Exception):
+    """The entropy-coded data end before the picture does, or cannot be read."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled part, or None where it cannot be had, which is said once in each process that asks."""
+    try:
+        return open_library()
+    except BuildError as error:
+        say(f"note: JPEGs are stored as they are, without restart markers: {error}")
+        return None
+
+
+def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
+    """A plain JPEG with restart markers and Huffman tables of its own: (bytes, table of segments, rule).
+
+    Pixels stay what they are; comments and metadata go. A progressive one, and one of which libjpeg warns, is kept
+    as it is, by a rule; so is any, without a rule, where there is no compiled library. Raises `DamagedJpeg`.
+    """
+    compiled = library()
+    if compiled is None:
+        return data, NO_SEGMENTS, ""
+    written = np.empty(len(data) * 5 // 4 + ROOM, np.uint8)
+    size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
+    outcome = compiled.restart_jpeg(
+        data,
+        ctypes.c_int64(len(data)),
+        interval_for(frame.width, frame.mcu[0]),
+        ctypes.c_void_p(written.ctypes.data),
+        ctypes.c_int64(len(written)),
+        ctypes.byref(size),
+        text,
+    )
+    words = text.value.decode("ascii", "replace")
+    if outcome == FAILED or "remature end" in words:
+        raise DamagedJpeg(words)
+    if outcome == WRITTEN and not frame.progressive:
+        anew = written[: size.value].tobytes()
+        return anew, segment_table(anew), ""
+    why = "progressive" if outcome == WRITTEN else words or "grows by a quarter"
+    return data, NO_SEGMENTS, f"kept as it is: {why}"
+
+
+def segment_table(data: bytes) -> bytes:
+    """The table of a baseline JPEG with restart markers at the interval of its frame, or `NO_SEGMENTS`."""
+    frame = plain_frame(data)
+    if frame is None or frame.progressive or not frame.common:
+        return NO_SEGMENTS
+    across, down = frame.mcu
+    interval = interval_for(frame.width, across)
+    begins = [frame.scan, *(match.end() for match in MARKER.finditer(data, frame.scan))]
+    if len(begins) != ceil(frame.width / across) // interval * ceil(frame.height / down):
+        return NO_SEGMENTS
+    end = data.rindex(b"\xff\xd9")
+    return np.array([interval, across, down, *begins, end], NUMBER).tobytes()
+
+
+def segments_of(beton: Beton, sample: int) -> Segments | None:
+    """The segments of a sample's JPEG; None where it has none. `InputError` where the table cannot be right."""
+    start, size = int(beton.segments[sample]), int(beton.segments_size[sample])
+    numbers = beton.bytes[start : start + size].view(NUMBER)
+    if size == 0 or numbers[0] == 0:
+        return None
+    interval, across, down = (int(number) for number in numbers[:HEAD])
+    places, length = numbers[HEAD:].astype(np.int64), int(beton.size[sample])
+    mcus = -(-int(beton.width[sample]) // max(across, 1)), -(-int(beton.height[sample]) // max(down, 1))
+    if (
+        mcus[0] % interval
+        or len(places) != mcus[0] // interval * mcus[1] + 1
+        or (np.diff(places) < 1).any()
+        or not 0 < places[0] <= places[-1] <= length
+    ):
+        raise InputError(f"{beton.path}: the segments of sample {sample} are damaged; prepare the folder again")
+    return Segments(interval, across, down, numbers[HEAD:])

@@ -1,0 +1,42 @@
+"""A prepared split, refused unless it is what the manifest and the recipe say."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from data_prep.manifest import check_counts, read_manifest, split_path
+from pipeline.errors import InputError
+from pipeline.recipe.data import PreparedSection
+
+
+class _Labelled(Protocol):
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def label(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+
+Opened = TypeVar("Opened", bound=_Labelled)
+
+
+def open_split(section: PreparedSection, split: str, open_file: Callable[[Path], Opened]) -> Opened:
+    """A split's file as `open_file` (`open_beton`, `open_text`) reads it, or `InputError`."""
+    folder = Path(section.path)
+    manifest = read_manifest(folder)
+    opened = open_file(split_path(folder, split, manifest))
+    check_counts(opened.path, opened.label, manifest.splits[split])
+    if len(manifest.classes) > section.num_classes:
+        raise InputError(
+            f"data.num_classes {section.num_classes}: {folder} has {len(manifest.classes)} classes, of which "
+            f"labels go up to {len(manifest.classes) - 1}"
+        )
+    if not (opened.label.min() >= 0 and opened.label.max() < section.num_classes):
+        raise InputError(
+            f"{opened.path}: labels reach {opened.label.max()}, data.num_classes is {section.num_classes}"
+        )
+    return opened

@@ -1,0 +1,71 @@
+"""Prepared sentence pairs to token batches, padded no further than the longest pair of a step.
+
+The width of a batch follows from all pairs of its step, whichever ranks hold them. Were each rank to pad to its own
+longest pair, the models' sums, though padding is masked in them, would round differently on every world size.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data_prep.text import TOKENIZER, open_text
+from pipeline.data.split import open_split
+from pipeline.errors import InputError
+from pipeline.recipe.data import TextDataSection
+from pipeline.recipe.text import TextSection
+from pipeline.topology import Topology
+
+_MULTIPLE = 8  # few different shapes, and those that tensor cores like
+
+
+class Tokens:
+    """One split of sentence pairs: token ids int64 [B, T], PAD after the end of a pair."""
+
+    def __init__(self, section: TextDataSection, split: str, topology: Topology):
+        self.device = topology.device
+        self.text = open_split(section, split, open_text)
+        self.labels = self.text.label
+        self.vocabulary = _words(Path(section.path) / TOKENIZER)
+
+    def check(self, model: TextSection) -> None:
+        """`InputError` unless the model's tokens and vocabulary cover what the file holds."""
+        path = self.text.path
+        if model.tokens < self.text.tokens:
+            raise InputError(
+                f"model.tokens {model.tokens}: pairs in {path} have up to {self.text.tokens} tokens; take that many, "
+                f"or prepare with --length {model.tokens}"
+            )
+        if model.vocabulary < self.vocabulary:
+            raise InputError(
+                f"model.vocabulary {model.vocabulary}: {TOKENIZER} beside {path} has {self.vocabulary} words"
+            )
+
+    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+        """Ids on the host, int64 [B, T], pinned where there is a GPU; T holds the longest pair of `together`."""
+        width = self.width(together)
+        ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        for row, sample in zip(ids.numpy(), samples, strict=True):
+            row[:] = self.text[sample][:width]
+        if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
+            bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
+            raise InputError(f"{self.text.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
+        return ids
+
+    def finish(self, ids: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+        """What `read` gave, on the device."""
+        return ids.to(self.device, non_blocking=True)
+
+    def width(self, together: np.ndarray) -> int:
+        """T of all batches of a step with these samples: no more than their longest pair needs."""
+        longest = int(self.text.length[together].max(initial=1))
+        return min(-(-longest // _MULTIPLE) * _MULTIPLE, self.text.tokens)
+
+
+def _words(path: Path) -> int:
+    """How many token ids the tokenizer beside the data gives out."""
+    try:
+        return 1 + max(json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: cannot be read as the folder's tokenizer ({error}); prepare it again") from None

@@ -1,0 +1,77 @@
+"""DeepSpeed's JSON as the recipe implies it, and a user's own merged into it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.recipe.optim import OptimSection
+from pipeline.recipe.train import EngineSection, TrainSection
+from pipeline.topology import Topology
+
+# What the recipe says in sections of its own.
+_OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}
+
+
+def deepspeed_config(
+    engine: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
+) -> dict[str, Any]:
+    """The whole configuration; `InputError` where `engine.deepspeed_config` contradicts the recipe."""
+    config: dict[str, Any] = {
+        "train_batch_size": train.global_batch,
+        "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.accumulation,
+        "gradient_accumulation_steps": train.accumulation,
+        "gradient_clipping": optim.clip_grad or 0.0,
+        "zero_optimization": _zero(engine),
+        "zero_allow_untested_optimizer": True,  # torch's own AdamW and SGD
+        "zero_force_ds_cpu_optimizer": False,  # offloaded, they step on the CPU as they are
+        "bf16": {"enabled": train.precision == "bf16"},
+        "fp16": {"enabled": train.precision == "fp16"},
+        "steps_per_print": 1 << 62,
+    }
+    if engine.deepspeed_config is None:
+        return config
+    path = Path(engine.deepspeed_config)
+    theirs = _read(path)
+    for key, section in _OURS.items():
+        if key in theirs:
+            raise InputError(f"{path}: {key} is the recipe's to say, in {section}; take it out")
+    return _merged(config, theirs, path)
+
+
+def _zero(engine: EngineSection) -> dict[str, Any]:
+    if engine.zero_stage == 0:
+        return {"stage": 0}
+    elements = engine.bucket_mb * 2**20 // 4
+    zero = {
+        "stage": engine.zero_stage,
+        "overlap_comm": engine.overlap,
+        "reduce_bucket_size": elements,
+        "allgather_bucket_size": elements,
+    }
+    return zero | ({"offload_optimizer": {"device": "cpu"}} if engine.offload else {})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        theirs = json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"engine.deepspeed_config {path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise InputError(f"engine.deepspeed_config {path}: is not JSON ({error})") from None
+    if not isinstance(theirs, dict):
+        raise InputError(f"engine.deepspeed_config {path}: is not a JSON object")
+    return theirs
+
+
+def _merged(ours: dict[str, Any], theirs: dict[str, Any], path: Path, above: str = "") -> dict[str, Any]:
+    merged = dict(ours)
+    for key, value in theirs.items():
+        name = f"{above}{key}"
+        if isinstance(value, dict) and isinstance(ours.get(key, {}), dict):
+            merged[key] = _merged(ours.get(key, {}), value, path, f"{name}.")
+        elif key in ours and value not in (ours[key], "auto"):
+            raise InputError(f"{path}: {name} {json.dumps(value)}, but the recipe says {json.dumps(ours[key])}")
+        elif key not in ours:
+            merged[key] = value
+    return merged

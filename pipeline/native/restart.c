@@ -1,0 +1,74 @@
+/* A baseline JPEG written anew from its own coefficients, with restart markers and Huffman tables made for it. */
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jpeglib.h>
+
+enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3 };
+
+struct complaint {
+    struct jpeg_error_mgr manager;
+    jmp_buf escape;
+    char *text; /* the first warning, or the error, JMSG_LENGTH_MAX bytes */
+};
+
+static void fail(j_common_ptr codec) {
+    struct complaint *complaint = (struct complaint *)codec->err;
+    codec->err->format_message(codec, complaint->text);
+    longjmp(complaint->escape, 1);
+}
+
+static void remark(j_common_ptr codec, int level) {
+    struct complaint *complaint = (struct complaint *)codec->err;
+    if (level < 0 && complaint->text[0] == '\0') /* traces are not below 0; libjpeg's own count starts anew on the way */
+        codec->err->format_message(codec, complaint->text);
+}
+
+static void write_anew(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int interval,
+                       unsigned char **written, unsigned long *written_size) {
+    jpeg_mem_src(source, (unsigned char *)data, (unsigned long)size);
+    jpeg_read_header(source, TRUE);
+    jvirt_barray_ptr *coefficients = jpeg_read_coefficients(source);
+    jpeg_mem_dest(target, written, written_size);
+    jpeg_copy_critical_parameters(source, target);
+    target->optimize_coding = TRUE;
+    target->restart_interval = (unsigned)interval;
+    jpeg_write_coefficients(target, coefficients);
+    jpeg_finish_compress(target);
+    jpeg_finish_decompress(source);
+}
+
+/*
+ * Write the JPEG of `size` bytes to `out`, of `capacity` bytes, with a restart marker every `interval` MCUs and without
+ * its comments and metadata; its pixels stay what they are. Returns WRITTEN, with the bytes in `*out_size`; WARNED where
+ * the entropy-coded data are not as they should be, and FAILED where they cannot be read, with libjpeg's words in
+ * `text`, of JMSG_LENGTH_MAX (200) bytes; TOO_LARGE where `out` is too small.
+ */
+int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, int64_t capacity, int64_t *out_size,
+                 char *text) {
+    struct jpeg_decompress_struct source = {0};
+    struct jpeg_compress_struct target = {0};
+    struct complaint complaint = {.text = text};
+    unsigned char *written = out; /* libjpeg takes memory of its own where that is too small */
+    unsigned long written_size = (unsigned long)capacity;
+    volatile int outcome = FAILED;
+
+    source.err = target.err = jpeg_std_error(&complaint.manager);
+    complaint.manager.error_exit = fail;
+    complaint.manager.emit_message = remark;
+    text[0] = '\0';
+    if (setjmp(complaint.escape) == 0) {
+        jpeg_create_decompress(&source);
+        jpeg_create_compress(&target);
+        write_anew(&source, &target, data, size, interval, &written, &written_size);
+        outcome = text[0] ? WARNED : written != out ? TOO_LARGE : WRITTEN;
+        *out_size = (int64_t)written_size;
+        if (written != out)
+            free(written);
+    }
+    jpeg_destroy_compress(&target);
+    jpeg_destroy_decompress(&source);
+    return outcome;
+}

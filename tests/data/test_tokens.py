@@ -1,0 +1,137 @@
+"""Text batches: the pairs that were written, padded alike on every world size, evaluated once each."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.text import open_text
+from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+from pipeline.errors import InputError
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import TextDataSection
+from pipeline.recipe.text import TextMixerSection
+from pipeline.topology import Topology
+
+SMOOTH = AugmentSection(smoothing=0.1)
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Seventy pairs of 1 to 25 words a sentence: 53 to train on, 17 to evaluate on."""
+    source, target = tmp_path_factory.mktemp("pairs"), tmp_path_factory.mktemp("prepared")
+    numbers = np.random.RandomState(0)
+    words = [f"w{chr(97 + i)}" for i in range(20)]
+    for split, count in (("train", 53), ("dev_matched", 17)):
+        rows = ["gold_label\tsentence1\tsentence2"]
+        for i in range(count):
+            first, second = (" ".join(numbers.choice(words, numbers.randint(1, 26))) for _ in range(2))
+            rows.append(f"{('entailment', 'neutral', 'contradiction')[i % 3]}\t{first}\t{second}")
+        (source / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (source / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]) + "\n")
+    prepare("mnli", source, target, PrepSettings(length=48))
+    return target
+
+
+def section(folder, **changes):
+    return TextDataSection(kind="text", path=str(folder), eval_split="dev_matched", num_classes=3, **changes)
+
+
+def place(rank=0, world=1):
+    return Topology(rank, world, rank, world, torch.device("cpu"))
+
+
+def training(folder, world=1, accumulation=1, first=0, **changes):
+    """Every step of epoch 1 from `first` on: its micro-batches' (ids, targets, samples), all ranks put together."""
+    parts = []
+    for rank in range(world):
+        loader = TrainLoader(section(folder, **changes), SMOOTH, BATCH, accumulation, 7, place(rank, world))
+        with loader.batches(1, first) as batches:
+            parts.append([(batch.inputs, batch.targets, torch.from_numpy(batch.samples)) for batch in batches])
+    steps = []
+    for step in range(len(parts[0]) // accumulation):
+        mine = [part for rank in parts for part in rank[step * accumulation : (step + 1) * accumulation]]
+        steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
+    return steps
+
+
+def test_batches_hold_the_pairs_of_the_file_as_short_as_the_longest_allows(folder):
+    text = open_text(folder / "train.beton")
+    widths = []
+    for ids, targets, samples in training(folder):
+        longest = int(text.length[samples].max())
+        assert ids.shape == (BATCH, min(-(-longest // 8) * 8, 48))
+        for row, sample in zip(ids, samples.tolist(), strict=True):
+            assert np.array_equal(row, text[sample][: ids.shape[1]])
+            assert not text[sample][ids.shape[1] :].any()
+        assert torch.equal(targets.argmax(1), torch.from_numpy(text.label[samples]))
+        assert torch.allclose(targets.sum(1), torch.ones(BATCH))
+        widths.append(ids.shape[1])
+    assert len(widths) == 3
+    assert text.length.min() < 16 < text.length.max() <= 48
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{"world": 2}, {"world": 4}, {"world": 16}, {"accumulation": 4}, {"world": 2, "accumulation": 2}, {"first": 1}],
+    ids=str,
+)
+def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
+    """torch.cat has put the ranks together: all of them padded to the same width."""
+    expected = training(folder)[way.get("first", 0) :]
+    for ours, theirs in zip(training(folder, **way), expected, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 20])
+def test_evaluation_sees_every_pair_once(folder, world):
+    text = open_text(folder / "dev_matched.beton")
+    seen, counts = [], set()
+    for rank in range(world):
+        with EvalLoader(section(folder), 4, place(rank, world)).batches() as stream:
+            batches = list(stream)
+        counts.add(len(batches))
+        for batch in batches:
+            seen += batch.samples.tolist()
+            assert batch.inputs.shape[0] == len(batch)
+            for row, sample, label in zip(batch.inputs, batch.samples, batch.targets, strict=True):
+                assert np.array_equal(row[: text.length[sample]], text[sample][: text.length[sample]])
+                assert label == text.label[sample]
+    assert sorted(seen) == list(range(17))
+    assert len(counts) == 1
+
+
+def test_a_model_too_small_for_the_pairs_is_refused(folder):
+    loader = TrainLoader(section(folder), SMOOTH, BATCH, 1, 7, place())
+    fits = TextMixerSection(kind="text_mixer", vocabulary=24, tokens=48, channels=4, depth=1)
+    check_model(fits, loader)
+    for change, words in (
+        ({"tokens": 47}, r"model.tokens 47: .* up to 48 tokens; take that many, or prepare with --length 47"),
+        ({"vocabulary": 23}, "model.vocabulary 23: tokenizer.json beside .* has 24 words"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_model(fits.model_copy(update=change), loader)
+
+
+def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    text = open_text(folder / "train.beton")
+    with (broken / "train.beton").open("r+b") as file:
+        file.seek(int(text.offset[30]))
+        file.write(b"\xff\xff\xff\x7f")
+    with pytest.raises(InputError, match=r"sample 30 holds tokens that tokenizer\.json has no words for"):
+        training(broken)
+    (broken / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(InputError, match="cannot be read as the folder's tokenizer"):
+        training(broken)
+
+
+def test_pictures_are_not_text(folder, digits):
+    with pytest.raises(InputError, match="not tokens and length"):
+        TrainLoader(section(digits), SMOOTH, BATCH, 1, 7, place())

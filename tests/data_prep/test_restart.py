@@ -1,0 +1,244 @@
+"""Restart markers leave every pixel as it was, and each segment decodes by itself."""
+
+import io
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep import restart
+from data_prep.beton import open_beton
+from data_prep.encode import encode_all
+from data_prep.jpeg import plain_frame
+from data_prep.manifest import read_manifest
+from data_prep.picture import encode
+from data_prep.prepare import prepare
+from data_prep.restart import NO_SEGMENTS, DamagedJpeg, interval_for, segments_of, with_markers
+from data_prep.samples import FileSlice, PictureFiles, Sample
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+from pipeline.native import BuildError
+
+REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
+NUMBER = np.dtype("<u4")
+
+
+def saved(image, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def transcoded(data):
+    return with_markers(data, plain_frame(data))
+
+
+def assert_same_pixels(before, after):
+    assert np.array_equal(pixels(before), pixels(after))
+    first, second = (cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) for data in (before, after))
+    assert np.array_equal(first, second)  # another build of libjpeg-turbo
+
+
+def assert_segments_fit(data, table, size):
+    """Each place follows a marker, numbered in turn, and they are as many as the picture's MCUs ask for."""
+    interval, across, down, *places = np.frombuffer(table, NUMBER).tolist()
+    assert plain_frame(data).scan == places[0]
+    assert data[places[-1] : places[-1] + 2] == b"\xff\xd9"
+    for number, place in enumerate(places[1:-1]):
+        assert data[place - 2 : place] == bytes([0xFF, 0xD0 + number % 8])
+    assert (len(places) - 1) * interval == -(-size[0] // across) * -(-size[1] // down)
+
+
+@pytest.mark.parametrize("size", [(40, 30), (1, 1), (500, 31), (333, 100), (352, 17)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"subsampling": 2},
+        {"quality": 100},
+        {"quality": 3},
+        {"keep_rgb": True},
+        {"restart_marker_blocks": 7},
+        {"optimize": True},
+    ],
+)
+def test_pixels_stay(picture, size, options):
+    before = saved(picture(1, *size), **options)
+    after, table, rule = transcoded(before)
+    assert_same_pixels(before, after)
+    assert_segments_fit(after, table, size)
+    assert rule == ""
+
+
+@pytest.mark.parametrize("across", [8, 16, 32])
+def test_intervals_divide_the_row_and_span_48_pixels(across):
+    for width in range(1, 700):
+        row, interval = -(-width // across), interval_for(width, across)
+        assert row % interval == 0
+        assert interval == row or interval * across >= 48
+        assert not any(row % less == 0 and less * across >= 48 for less in range(1, interval))
+
+
+@pytest.mark.parametrize(("subsampling", "margin"), [(0, 0), (2, 1)])
+def test_any_rectangle_of_segments_decodes_by_itself(picture, subsampling, margin):
+    """With the header's size changed and the markers renumbered; chroma is interpolated over one pixel of margin."""
+    data, table, _ = transcoded(saved(picture(2, 400, 200), quality=95, subsampling=subsampling))
+    interval, across, down, *places = np.frombuffer(table, NUMBER).tolist()
+    whole, columns = pixels(data), 400 // (across * interval)
+    frame, numbers = data.index(b"\xff\xc0"), random.Random(0)
+    for _ in range(20):
+        left, right = sorted(numbers.sample(range(columns + 1), 2))
+        top, bottom = sorted(numbers.sample(range(-(-200 // down) + 1), 2))
+        box = [min(edge * down, 200) for edge in (top, bottom)], [edge * across * interval for edge in (left, right)]
+        (y0, y1), (x0, x1) = box
+        part = bytearray(data[: places[0]])
+        part[frame + 5 : frame + 9] = (y1 - y0).to_bytes(2) + (x1 - x0).to_bytes(2)
+        for count, row in enumerate((r, c) for r in range(top, bottom) for c in range(left, right)):
+            at = row[0] * columns + row[1]
+            end = places[at + 1] - (2 if at + 2 < len(places) else 0)
+            part += (bytes([0xFF, 0xD0 + (count - 1) % 8]) if count else b"") + data[places[at] : end]
+        inner = slice(margin, y1 - y0 - margin), slice(margin, x1 - x0 - margin)
+        assert np.array_equal(pixels(bytes(part) + b"\xff\xd9")[inner], whole[y0:y1, x0:x1][inner])
+
+
+def test_bytes_are_those_of_jpegtran(tmp_path, picture):
+    if shutil.which("jpegtran") is None:
+        pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
+    for subsampling in (0, 2):
+        data = saved(picture(3, 400, 300), quality=92, subsampling=subsampling)
+        after, table, _ = transcoded(data)
+        interval = int(np.frombuffer(table, NUMBER)[0])
+        command = ["jpegtran", "-copy", "none", "-optimize", "-restart", f"{interval}B"]
+        assert subprocess.run(command, input=data, capture_output=True, check=True).stdout == after
+
+
+def test_every_real_picture(tmp_path):
+    if not REAL.is_dir():
+        pytest.skip(f"needs {REAL.name} in ../shared/data")
+    before = after = tables = 0
+    for path in sorted(REAL.glob("*/*/*.JPEG")):
+        data = path.read_bytes()
+        frame = plain_frame(data)
+        if frame is None or not frame.common:
+            continue
+        anew, table, rule = with_markers(data, frame)
+        assert_same_pixels(data, anew)
+        if frame.progressive:
+            assert (anew, table, rule) == (data, NO_SEGMENTS, "kept as it is: progressive")
+            continue
+        assert rule == ""
+        before, after, tables = before + len(data), after + len(anew), tables + len(table)
+    assert (after + tables) / before < 1.01
+
+
+def test_damage_between_the_markers_is_found(picture):
+    data = saved(picture(4, 300, 200), quality=95)
+    middle = len(data) // 2
+    with pytest.raises(DamagedJpeg, match="premature end"):
+        transcoded(data[:middle] + b"\xff\xd9")
+    odd = data[:-2] + b"more" * 9 + data[-2:]
+    anew, table, rule = transcoded(odd)
+    assert (anew, table) == (odd, NO_SEGMENTS)
+    assert rule.startswith("kept as it is: Corrupt JPEG data")
+
+
+def test_the_rules_name_the_pictures(tmp_path, picture):
+    whole = saved(picture(5, 300, 200), quality=95)
+    files = {
+        "whole.jpg": whole,
+        "cut.jpg": whole[: len(whole) // 2] + b"\xff\xd9",
+        "grey.jpg": saved(picture(5, mode="L")),
+    }
+    files["progressive.jpg"] = saved(picture(5), progressive=True)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    found = {name: encode(Sample(name, 0, FileSlice(str(tmp_path / name))), PrepSettings()) for name in files}
+    assert found["whole.jpg"].rule == ""
+    assert found["cut.jpg"].rule.startswith("left out: cannot be decoded (Corrupt JPEG data: premature end")
+    assert found["progressive.jpg"].rule == "kept as it is: progressive"
+    assert found["progressive.jpg"].parts == (files["progressive.jpg"], NO_SEGMENTS)
+    assert found["grey.jpg"].rule == "grey to RGB"
+    assert_segments_fit(found["grey.jpg"].data, found["grey.jpg"].segments, (40, 30))
+
+
+def test_encoding_anew_has_markers_and_the_pixels_of_none(tmp_path, picture):
+    picture(6, 700, 300).save(tmp_path / "a.png")
+    sample = Sample("a.png", 0, FileSlice(str(tmp_path / "a.png")))
+    marked, plain = (encode(sample, PrepSettings(restart_markers=chosen)) for chosen in (True, False))
+    assert plain.segments == b""
+    assert_same_pixels(plain.data, marked.data)
+    assert_segments_fit(marked.data, marked.segments, (marked.width, marked.height))
+
+
+@pytest.fixture
+def stored(tmp_path, picture, write_beton):
+    names = []
+    for i in range(4):
+        names.append(f"{i}.jpg")
+        picture(i, 200 + 50 * i, 100).save(tmp_path / names[-1], progressive=i == 2)
+    samples = encode_all(PictureFiles(tmp_path, names, range(4)), 0, PrepSettings(), 1)
+    encoded = list(samples)
+    write_beton(tmp_path / "a.beton", encoded)
+    return open_beton(tmp_path / "a.beton"), encoded
+
+
+def test_tables_are_read_as_they_were_written(stored):
+    beton, encoded = stored
+    assert segments_of(beton, 2) is None
+    assert (beton.segments % 4 == 0).all()
+    for i in (0, 1, 3):
+        segments = segments_of(beton, i)
+        assert [*segments[:3], *segments.places] == np.frombuffer(encoded[i].segments, NUMBER).tolist()
+        assert beton.bytes[beton.offset[i] :][: beton.size[i]].tobytes() == encoded[i].data
+
+
+@pytest.mark.parametrize(
+    ("number", "value"), [(0, 2), (0, 10**9), (1, 8), (2, 0), (2, 8), (3, 0), (3, 10**6), (5, 20), (-1, 2**31)]
+)
+def test_damaged_tables_are_refused(stored, number, value):
+    beton, _ = stored
+    damaged = np.memmap(beton.path, np.uint8, "r+")
+    table = damaged[beton.segments[0] :][: beton.segments_size[0]].view(NUMBER)
+    table[number] = value
+    damaged.flush()
+    with pytest.raises(InputError, match="segments of sample 0 are damaged"):
+        segments_of(open_beton(beton.path), 0)
+
+
+def test_without_a_compiler_originals_stay_as_they_are(tmp_path, folder, picture, monkeypatch, capsys):
+    def no_library():
+        raise BuildError("there is no C compiler")
+
+    restart.library.cache_clear()
+    monkeypatch.setattr(restart, "open_library", no_library)
+    picture(0).save(folder / "train/ant/anew.png")
+    try:
+        prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
+    finally:
+        restart.library.cache_clear()
+    said = [line for line in capsys.readouterr().err.splitlines() if "C compiler" in line]
+    assert said == ["note: JPEGs are stored as they are, without restart markers: there is no C compiler"]
+    assert read_manifest(tmp_path / "out").versions["jpeg"] == "none"
+    beton, names = open_beton(tmp_path / "out/train.beton"), sorted((folder / "train").glob("*/*"))
+    for i, name in enumerate(names):
+        data = beton.bytes[beton.offset[i] :][: beton.size[i]].tobytes()
+        assert (data == name.read_bytes()) is (name.suffix == ".JPEG")
+        assert (segments_of(beton, i) is None) is (name.suffix == ".JPEG")
+
+
+def test_a_file_without_the_field_has_no_segments(tmp_path, folder):
+    prepare("image-folder", folder, tmp_path / "out", PrepSettings(restart_markers=False), processes=1)
+    assert read_manifest(tmp_path / "out").splits["train"].fields == {"image": "RGBImageField", "label": "IntField"}
+    beton = open_beton(tmp_path / "out/train.beton")
+    assert segments_of(beton, 0) is None
+    assert np.array_equal(beton.stop, beton.offset + beton.size)
