@@ -36,6 +36,7 @@ class Batch:
     inputs: torch.Tensor
     targets: torch.Tensor
     samples: np.ndarray  # int64 [B]: which samples of the split these are
+    replaced: int = 0  # of these, how many stand in for one that cannot be read
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -46,8 +47,11 @@ class Source(Protocol):
 
     labels: np.ndarray  # int64 [n]
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """Samples of one batch on the host; `together` are those of the whole step, on all ranks."""
+    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """One batch on the host; `together` are the samples of the whole step, on all ranks.
+
+        And the samples that it shows, which are others where one cannot be read and may be replaced.
+        """
 
     def finish(self, host: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave as the model's inputs, on the device."""
@@ -62,6 +66,7 @@ class _HostBatch:
     samples: np.ndarray
     step: int
     part: int  # which micro-batch of the step
+    replaced: int = 0
 
 
 class TrainLoader:
@@ -105,9 +110,10 @@ class TrainLoader:
             together = step_samples(len(self), self.seed, epoch, step, self.global_batch)
             for part in range(self.accumulation):
                 samples = together[place + part * self.share :][: self.share]
-                inputs = self.source.read(samples, together, epoch)
-                labels = torch.from_numpy(self.source.labels[samples])
-                yield _HostBatch(inputs, labels, samples, epoch * self.steps + step, part)
+                inputs, shown = self.source.read(samples, together, epoch)
+                labels = torch.from_numpy(self.source.labels[shown])
+                replaced = int((shown != samples).sum())
+                yield _HostBatch(inputs, labels, shown, epoch * self.steps + step, part, replaced)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix."""
@@ -118,7 +124,7 @@ class TrainLoader:
         if augment.mixing:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
             targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
-        return Batch(inputs, targets, host.samples)
+        return Batch(inputs, targets, host.samples, host.replaced)
 
 
 class EvalLoader:
@@ -145,8 +151,8 @@ class EvalLoader:
         most = -(-len(self) // self.topology.world)  # on rank 0
         for start in range(0, most, self.batch):
             chosen = samples[start : start + self.batch]
-            labels = torch.from_numpy(self.source.labels[chosen])
-            yield _HostBatch(self.source.read(chosen, chosen, 0), labels, chosen, 0, 0)
+            inputs, shown = self.source.read(chosen, chosen, 0)
+            yield _HostBatch(inputs, torch.from_numpy(self.source.labels[shown]), shown, 0, 0)
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)

@@ -1,18 +1,23 @@
 """Prepared pictures to uint8 batches: which box of each, decoded, resized, flipped, and the policy applied."""
 
+import sys
+
 import numpy as np
 import torch
 
 from data_prep.beton import open_beton
 from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
-from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
+from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from pipeline.data.normalise import normalised
+from pipeline.data.random import REPLACE, key, uniform
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
 from pipeline.topology import Topology, share_cpus
+
+ATTEMPTS = 10  # others looked at in the place of a picture that cannot be read
 
 
 class Pictures:
@@ -23,16 +28,26 @@ class Pictures:
         self.threads = section.workers or share_cpus(topology)
         self.beton = open_split(section, split, open_beton)
         self.labels = self.beton.label
+        self.decoder = Decoder(self.beton)
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU."""
+    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and the samples they show."""
+        pictures = self._empty(len(samples))
+        self.decoder.read(*self._asked(samples, epoch), pictures.numpy(), self.threads)
+        return pictures, samples
+
+    def _empty(self, count: int) -> torch.Tensor:
         side = self.section.image_size
-        pinned = self.device.type == "cuda"
-        pictures = torch.empty((len(samples), side, side, 3), dtype=torch.uint8, pin_memory=pinned)
-        decode(self.beton, samples, self.boxes(samples, epoch), pictures.numpy(), self.threads)
-        return pictures
+        return torch.empty((count, side, side, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+
+    def _asked(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The samples, their boxes, and which of these are resized bicubically."""
+        return samples, self.boxes(samples, epoch), self.cubic(samples, epoch)
+
+    def cubic(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+        return np.full(len(samples), self.section.interpolation != "bilinear")
 
     def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, normalised: float32 [B, 3, side, side] on the device, channels last."""
@@ -52,10 +67,26 @@ class AugmentedPictures(Pictures):
         self.augmentation = augmentation(augment, section.mean)
         self._check_padding()
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        pictures = super().read(samples, together, epoch)
-        self.augmentation(pictures.numpy(), samples, self.seed, epoch, self.threads)
-        return pictures
+    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        pictures, shown = self._empty(len(samples)), samples.copy()
+        asked = self._asked(samples, epoch)
+        for place, why in self.decoder.try_read(*asked, pictures.numpy(), self.threads).items():
+            damage = self.decoder.damage(int(samples[place]), why)
+            if self.section.on_bad == "error":
+                raise InputError(f"{damage}; --data.on_bad replace goes on without it")
+            shown[place] = self._replace(int(samples[place]), epoch, pictures[place : place + 1].numpy(), damage)
+        self.augmentation(pictures.numpy(), shown, self.seed, epoch, self.threads)
+        return pictures, shown
+
+    def _replace(self, sample: int, epoch: int, picture: np.ndarray, damage: str) -> int:
+        """Show another sample in the place of a damaged one: a function of (seed, epoch, sample), as the order is."""
+        stream = key(self.seed, epoch, sample, REPLACE)
+        for attempt in range(ATTEMPTS):
+            other = np.array([int(uniform(stream, attempt) * len(self.beton))])
+            if not self.decoder.try_read(*self._asked(other, epoch), picture, threads=1):
+                print(f"warning: {damage}; sample {other[0]} takes its place", file=sys.stderr)
+                return int(other[0])
+        raise InputError(f"{damage}; nor can {ATTEMPTS} others that were to take its place")
 
     def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
         images = super().finish(pictures, samples, epoch)
@@ -71,6 +102,9 @@ class AugmentedPictures(Pictures):
             side = self.section.image_size
             return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
         return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
+
+    def cubic(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+        return cubic(samples, self.section.interpolation, self.seed, epoch)
 
     def _check_padding(self) -> None:
         beton, side, border = self.beton, self.section.image_size, 2 * self.augment.padding

@@ -6,6 +6,7 @@
 #include <jpegint.h>
 
 #define BLOCK 64u /* how far the end of a block is */
+#define HEAD 3     /* numbers of a table of segments before the places */
 #define SLACK 1024 /* zero bytes after a segment: more than one block can take, so that only blocks are checked */
 
 static _Noreturn void give_up(struct entropy *entropy, const char *why) {
@@ -227,9 +228,15 @@ static void open_segment(struct entropy *entropy) {
 
 static void next_segment(struct entropy *entropy, j_decompress_ptr jpeg) {
     const uint8_t *marker = entropy->marker;
-    if (!entropy->opened)
+    if (entropy->places) {
+        if (entropy->number + 1 >= entropy->segments)
+            give_up(entropy, "has fewer segments than MCUs to fill");
+        marker = entropy->start + entropy->places[entropy->number + 1] - 2;
+    } else if (!entropy->opened) {
         marker = next_marker(entropy->segment, entropy->data_end);
-    if (marker + 2 > entropy->data_end || marker[1] != 0xD0 + entropy->restarts++ % 8)
+    }
+    if (marker < entropy->segment || marker + 2 > entropy->data_end || marker[0] != 0xFF ||
+        marker[1] != 0xD0 + entropy->number++ % 8)
         give_up(entropy, "Corrupt JPEG data: a restart marker is missing");
     entropy->segment = marker + 2;
     entropy->left = jpeg->restart_interval;
@@ -259,6 +266,13 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     return TRUE;
 }
 
+void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers) {
+    bool known = numbers > HEAD + 1 && table[0];
+    entropy->start = jpeg;
+    entropy->places = known ? table + HEAD : NULL;
+    entropy->segments = known ? (unsigned)(numbers - HEAD - 1) : 0;
+}
+
 bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
     if (jpeg->progressive_mode || jpeg->arith_code || jpeg->inputctl->has_multiple_scans || jpeg->comps_in_scan < 2)
         return false;
@@ -280,7 +294,9 @@ bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
     entropy->segment = jpeg->src->next_input_byte;
     entropy->data_end = entropy->segment + bytes;
     entropy->opened = false;
-    entropy->restarts = entropy->column = entropy->waiting = 0;
+    entropy->number = entropy->column = entropy->waiting = 0;
+    if (entropy->places && entropy->start + entropy->places[0] != entropy->segment)
+        entropy->places = NULL;
     entropy->left = jpeg->restart_interval;
     jpeg->client_data = entropy;
     jpeg->entropy->decode_mcu = decode_mcu;

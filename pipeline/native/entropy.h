@@ -55,11 +55,17 @@ struct entropy {
     const uint8_t *segment, *data_end;        /* in the file: where the present restart segment begins */
     bool opened;                              /* whether its bytes are in `plain`, and it ends at: */
     const uint8_t *marker;
-    unsigned restarts;
+    unsigned number;                          /* the present segment's */
+    const uint8_t *start;                     /* of the file, from which is counted where the segments begin, */
+    const uint32_t *places;                   /* and where the last one ends; NULL where the markers must be sought */
+    unsigned segments;
     unsigned column, left, waiting;           /* MCUs: done in the row, to come in the segment, passed over unread */
     jmp_buf *damaged;
     char *why;
 };
+
+/* Before the picture is begun: where its segments lie in it, as `prep` wrote it (data_prep/restart.py), or none. */
+void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
 
 /* Put this decoder in the place of libjpeg's, whose decompression has been started; false where it does not know how
  * (progressive, several scans, ...). Then libjpeg's own goes on. */

@@ -16,7 +16,7 @@ static pthread_key_t mine;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 void *room(struct buffer *buffer, size_t size) {
-    if (buffer->size < size) {
+    if (!buffer->data || buffer->size < size) {
         free(buffer->data);
         buffer->size = size + size / 4;
         buffer->data = malloc(buffer->size + SLACK);
@@ -31,7 +31,7 @@ static void free_scratch(void *given) {
     jpeg_destroy_decompress(&scratch->jpeg);
     struct buffer *buffers[] = {&scratch->bytes,      &scratch->pixels,     &scratch->passed,    &scratch->line,
                                 &scratch->weights[0], &scratch->weights[1], &scratch->places[0], &scratch->places[1],
-                                &scratch->reals,      &scratch->sums};
+                                &scratch->reals,      &scratch->sums,       &scratch->table};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
     free(scratch->entropy.plain);
@@ -73,8 +73,8 @@ struct sample {
     int file;
     bool jpeg;
     int height, width;
-    off_t offset;
-    size_t size;
+    off_t offset, table;
+    size_t size, table_size;
 };
 
 /* The rows and columns of a sample; false with `why` where it is damaged. */
@@ -82,8 +82,11 @@ static bool pixels_of(struct scratch *scratch, const struct sample *sample, int 
                       struct pixels *pixels, char *why) {
     if (sample->jpeg) {
         uint8_t *bytes = room(&scratch->bytes, sample->size);
-        if (!bytes || !read_bytes(sample->file, bytes, sample->size, sample->offset, why))
+        uint32_t *table = room(&scratch->table, sample->table_size);
+        if (!bytes || !table || !read_bytes(sample->file, bytes, sample->size, sample->offset, why) ||
+            !read_bytes(sample->file, table, sample->table_size, sample->table, why))
             return false;
+        entropy_knows(&scratch->entropy, bytes, table, sample->table_size / sizeof *table);
         if (crop_jpeg(scratch, bytes, sample->size, sample->height, sample->width, top, left, height, width, pixels))
             return true;
         snprintf(why, MESSAGE, "%s", scratch->why);
@@ -124,17 +127,18 @@ static bool bordered(struct scratch *scratch, const struct sample *sample, const
 }
 
 /* Every `chunks`-th of `count` pictures, uint8 [count][side][side][3], from `chunk` on. Tables by sample: mode, height,
- * width, offset, size; of each picture its sample, box (top, left, height, width, flip) and whether it is cubic.
+ * width, and where it and its table of segments lie, offset and size of each; of each picture its sample, box (top, left, height, width, flip) and whether it is cubic.
  * `messages` [count][MESSAGE] stay empty but for a damaged sample's. */
 void read_pictures(int file, const uint8_t *mode, const int64_t *height, const int64_t *width, const int64_t *offset,
-                   const int64_t *size, const int64_t *samples, const int64_t *boxes, const uint8_t *cubic,
+                   const int64_t *size, const int64_t *table, const int64_t *table_size, const int64_t *samples, const int64_t *boxes, const uint8_t *cubic,
                    uint8_t *pictures, char *messages, int64_t side, int64_t count, int64_t chunk, int64_t chunks) {
     struct scratch *scratch = own_scratch();
     for (int64_t b = chunk; b < count; b += chunks) {
         char *why = messages + MESSAGE * b;
         const int64_t s = samples[b], *box = boxes + 5 * b;
         uint8_t *picture = pictures + 3 * side * side * b;
-        struct sample sample = {file, mode[s] == JPEG, (int)height[s], (int)width[s], offset[s], (size_t)size[s]};
+        struct sample sample = {file,      mode[s] == JPEG, (int)height[s],  (int)width[s],
+                                offset[s], table[s],        (size_t)size[s], (size_t)table_size[s]};
         struct pixels pixels;
         bool inside = box[0] >= 0 && box[1] >= 0 && box[0] + box[2] <= height[s] && box[1] + box[3] <= width[s];
         bool done = scratch && (inside ? pixels_of(scratch, &sample, (int)box[0], (int)box[1], (int)box[2],

@@ -22,7 +22,7 @@ struct scratch {
     jmp_buf damaged;                /* where libjpeg goes when it cannot go on */
     char why[JMSG_LENGTH_MAX];      /* and what it says then */
     struct entropy entropy;
-    struct buffer bytes;            /* the sample as it lies in the file */
+    struct buffer bytes, table;     /* the sample as it lies in the file, and where its segments are */
     struct buffer pixels;           /* R, G, B, unused: the rows of the crop */
     struct buffer passed;           /* the same after one of resizing's two passes */
     struct buffer line, sums;       /* one row of the second, and its sums before they are rounded */
