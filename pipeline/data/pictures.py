@@ -26,40 +26,41 @@ class Pictures:
     def __init__(self, section: DataSection, split: str, topology: Topology):
         self.section, self.device = section, topology.device
         self.threads = section.workers or share_cpus(topology)
-        self.beton = open_split(section, split, open_beton)
-        self.labels = self.beton.label
-        self.decoder = Decoder(self.beton)
+        self.file = open_split(section, split, open_beton)
+        self.decoder = Decoder(self.file)
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and the samples they show."""
-        pictures = self._empty(len(samples))
-        self.decoder.read(*self._asked(samples, epoch), pictures.numpy(), self.threads)
-        return pictures, samples
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and the draws they show."""
+        pictures = self._empty(len(draws))
+        self.decoder.read(*self._asked(draws, epoch), pictures.numpy(), self.threads)
+        return pictures, draws
 
     def _empty(self, count: int) -> torch.Tensor:
         side = self.section.image_size
         return torch.empty((count, side, side, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
 
-    def _asked(self, samples: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _asked(self, draws: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The samples, their boxes, and which of these are resized bicubically."""
-        return samples, self.boxes(samples, epoch), self.cubic(samples, epoch)
+        return draws % len(self.file), self.boxes(draws, epoch), self.cubic(draws, epoch)
 
-    def cubic(self, samples: np.ndarray, epoch: int) -> np.ndarray:
-        return np.full(len(samples), self.section.interpolation != "bilinear")
+    def cubic(self, draws: np.ndarray, epoch: int) -> np.ndarray:
+        """Which pictures are resized bicubically: bool [B]."""
+        return np.full(len(draws), self.section.interpolation != "bilinear")
 
-    def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+
+    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, normalised: float32 [B, 3, side, side] on the device, channels last."""
         return normalised(pictures, self.mean, self.std)
 
-    def boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
         """Which part of each picture is seen: int64 [B, 5], as `decode` takes them."""
-        return centre_boxes(samples, self.beton.height, self.beton.width, self.section.crop_pct)
+        return centre_boxes(draws, self.file.height, self.file.width, self.section.crop_pct)
 
 
 class AugmentedPictures(Pictures):
-    """A split to train on: every picture cropped, flipped, augmented and erased by (seed, epoch, sample) alone."""
+    """A split to train on: every picture cropped, flipped, augmented and erased by (seed, epoch, draw) alone."""
 
     def __init__(self, section: DataSection, augment: AugmentSection, seed: int, topology: Topology):
         super().__init__(section, section.train_split, topology)
@@ -67,47 +68,48 @@ class AugmentedPictures(Pictures):
         self.augmentation = augmentation(augment, section.mean)
         self._check_padding()
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        pictures, shown = self._empty(len(samples)), samples.copy()
-        asked = self._asked(samples, epoch)
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        pictures, shown = self._empty(len(draws)), draws.copy()
+        asked = self._asked(draws, epoch)
         for place, why in self.decoder.try_read(*asked, pictures.numpy(), self.threads).items():
-            damage = self.decoder.damage(int(samples[place]), why)
+            damage = self.decoder.damage(int(asked[0][place]), why)
             if self.section.on_bad == "error":
                 raise InputError(f"{damage}; --data.on_bad replace goes on without it")
-            shown[place] = self._replace(int(samples[place]), epoch, pictures[place : place + 1].numpy(), damage)
+            shown[place] = self._replace(int(draws[place]), epoch, pictures[place : place + 1].numpy(), damage)
         self.augmentation(pictures.numpy(), shown, self.seed, epoch, self.threads)
         return pictures, shown
 
-    def _replace(self, sample: int, epoch: int, picture: np.ndarray, damage: str) -> int:
-        """Show another sample in the place of a damaged one: a function of (seed, epoch, sample), as the order is."""
-        stream = key(self.seed, epoch, sample, REPLACE)
+    def _replace(self, draw: int, epoch: int, picture: np.ndarray, damage: str) -> int:
+        """Show another sample in the place of a damaged one: a function of (seed, epoch, draw), as the order is."""
+        count, stream = len(self.file), key(self.seed, epoch, draw, REPLACE)
         for attempt in range(ATTEMPTS):
-            other = np.array([int(uniform(stream, attempt) * len(self.beton))])
+            sample = int(uniform(stream, attempt) * count)
+            other = np.array([draw - draw % count + sample])
             if not self.decoder.try_read(*self._asked(other, epoch), picture, threads=1):
-                print(f"warning: {damage}; sample {other[0]} takes its place", file=sys.stderr)
+                print(f"warning: {damage}; sample {sample} takes its place", file=sys.stderr)
                 return int(other[0])
         raise InputError(f"{damage}; nor can {ATTEMPTS} others that were to take its place")
 
-    def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
-        images = super().finish(pictures, samples, epoch)
+    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
+        images = super().finish(pictures, draws, epoch)
         augment = self.augment
         if augment.re_prob > 0:
-            erase(images, samples, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
+            erase(images, draws, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
         return images
 
-    def boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
         augment = self.augment
-        sizes = (samples, self.beton.height, self.beton.width)
+        sizes = (draws, self.file.height, self.file.width)
         if augment.crop == "padded":
             side = self.section.image_size
             return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
         return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
 
-    def cubic(self, samples: np.ndarray, epoch: int) -> np.ndarray:
-        return cubic(samples, self.section.interpolation, self.seed, epoch)
+    def cubic(self, draws: np.ndarray, epoch: int) -> np.ndarray:
+        return cubic(draws, self.section.interpolation, self.seed, epoch)
 
     def _check_padding(self) -> None:
-        beton, side, border = self.beton, self.section.image_size, 2 * self.augment.padding
+        beton, side, border = self.file, self.section.image_size, 2 * self.augment.padding
         smallest = int(min(beton.height.min(), beton.width.min()))
         if self.augment.crop == "padded" and smallest + border < side:
             raise InputError(
