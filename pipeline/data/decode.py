@@ -102,8 +102,8 @@ class Decoder:
         if os.fstat(self._file).st_size != len(beton.bytes):
             raise InputError(f"{beton.path}: was changed while it was opened; prepare it again")
         self._read: Any = _compiled_reader() or read_with_pillow
-        shapes, jpegs = (beton.mode, beton.height, beton.width), (beton.offset, beton.size)
-        self._tables = (*shapes, *jpegs, beton.segments, beton.segments_size)
+        places = (beton.offset, beton.size, beton.segments, beton.segments_size)
+        self._tables = (beton.mode, *map(np.ascontiguousarray, (beton.height, beton.width, *places)))
 
     def read(
         self, samples: np.ndarray, boxes: np.ndarray, cubic: np.ndarray, pictures: np.ndarray, threads: int
@@ -143,7 +143,7 @@ def _compiled_reader() -> Any:
 
     def read(file, tables, samples, boxes, cubic, pictures, messages, chunk, chunks):
         arrays = (*tables, samples, boxes, cubic, pictures, messages)
-        assert all(array.flags.c_contiguous for array in arrays)
+        assert all(array.flags.c_contiguous for array in arrays)  # of them the function has the addresses alone
         addresses = (array.ctypes.data for array in arrays)
         function(file, *addresses, pictures.shape[1], len(samples), chunk, chunks)
 

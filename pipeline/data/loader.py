@@ -60,9 +60,6 @@ class Source(Protocol):
         And the draws that it shows: others than were asked for, where one cannot be read and may be replaced.
         """
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """One batch on the host; `together` are the draws of the whole step, on all ranks."""
-
     def finish(self, host: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave as the model's inputs, on the device."""
 

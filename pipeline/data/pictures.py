@@ -49,7 +49,6 @@ class Pictures:
         """Which pictures are resized bicubically: bool [B]."""
         return np.full(len(draws), self.section.interpolation != "bilinear")
 
-
     def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, normalised: float32 [B, 3, side, side] on the device, channels last."""
         return normalised(pictures, self.mean, self.std)

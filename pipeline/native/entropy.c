@@ -93,8 +93,8 @@ static void make_ac(struct ac *table, const JHUFF_TBL *from) {
     for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
         look one = first[bits], used = one & 63, two = first[bits << used & ((1 << AC_LOOK) - 1)];
         bool both = !((one | two) & UNSEEN) && (one >> 16 & 255) < BLOCK && used + (two & 63) <= AC_LOOK;
-        table->look[bits] =
-            both ? (used + (two & 63)) | used << 8 | (one & 0xFFFF00FF0000) | (two & 0xFF0000) << 8 | two >> 48 << 48 : one;
+        look numbers = (one & 0xFFFF00000000) | two >> 48 << 48, steps = (one & 0xFF0000) | (two & 0xFF0000) << 8;
+        table->look[bits] = both ? (used + (two & 63)) | used << 8 | steps | numbers : one;
     }
 }
 
@@ -196,6 +196,11 @@ static __attribute__((noinline)) void skim(struct entropy *entropy, j_decompress
         read_mcu(entropy, jpeg, NULL);
 }
 
+/* Bits of the segment that are yet to come; below zero where more were taken than there are. */
+static ptrdiff_t unread(const struct entropy *entropy) {
+    return (entropy->end - entropy->stream.next) * 8 + entropy->stream.count;
+}
+
 /* Where the next marker begins, stuffed bytes being none; the end of the data where there is none. */
 static const uint8_t *next_marker(const uint8_t *from, const uint8_t *end) {
     while (from + 1 < end && (from = memchr(from, 0xFF, (size_t)(end - from - 1)))) {
@@ -263,6 +268,8 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
         skim(entropy, jpeg, entropy->waiting);
     entropy->waiting = 0;
     read_mcu(entropy, jpeg, blocks);
+    if (entropy->places && !entropy->left && unread(entropy) >= 8)
+        give_up(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
     return TRUE;
 }
 

@@ -126,12 +126,14 @@ static bool bordered(struct scratch *scratch, const struct sample *sample, const
     return true;
 }
 
-/* Every `chunks`-th of `count` pictures, uint8 [count][side][side][3], from `chunk` on. Tables by sample: mode, height,
- * width, and where it and its table of segments lie, offset and size of each; of each picture its sample, box (top, left, height, width, flip) and whether it is cubic.
- * `messages` [count][MESSAGE] stay empty but for a damaged sample's. */
+/* Every `chunks`-th of `count` pictures, uint8 [count][side][side][3], from `chunk` on. Tables by sample: its mode,
+ * height and width; where it lies, offset and size; and where its table of segments does. Of each picture: its sample,
+ * its box (top, left, height, width, flip) and whether it is cubic. `messages` [count][MESSAGE] stay empty but for a
+ * damaged sample's. */
 void read_pictures(int file, const uint8_t *mode, const int64_t *height, const int64_t *width, const int64_t *offset,
-                   const int64_t *size, const int64_t *table, const int64_t *table_size, const int64_t *samples, const int64_t *boxes, const uint8_t *cubic,
-                   uint8_t *pictures, char *messages, int64_t side, int64_t count, int64_t chunk, int64_t chunks) {
+                   const int64_t *size, const int64_t *table, const int64_t *table_size, const int64_t *samples,
+                   const int64_t *boxes, const uint8_t *cubic, uint8_t *pictures, char *messages, int64_t side,
+                   int64_t count, int64_t chunk, int64_t chunks) {
     struct scratch *scratch = own_scratch();
     for (int64_t b = chunk; b < count; b += chunks) {
         char *why = messages + MESSAGE * b;
