@@ -1,8 +1,8 @@
 """Prepared samples to batches on the device: exact order, exact resumption, nothing that hangs.
 
-FFCV gives the file format and the compiled decoder. Order, randomness and threads are ours: FFCV's own loader
-depends on the world size in its order and on threads in its randomness, reuses buffers under its reader's feet,
-does not check its indices, and waits for ever when its thread raises.
+The file format is FFCV's. The rest is ours: FFCV's own loader depends on the world size in its order and on threads
+in its randomness, reuses buffers under its reader's feet, does not check its indices, decodes what no crop shows, and
+waits for ever when its thread raises.
 """
 
 from collections.abc import Callable, Iterator
