@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.errors import InputError
 
 VERSION = 2
+ALIGNED = 4  # bytes; every part of a sample but its first lies at a multiple of that
 INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
 TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
 JPEG, RAW = 0, 1
@@ -83,6 +84,8 @@ def open_beton(path: Path) -> Beton:
     `InputError` unless every table and sample lies inside the file.
     """
     tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
+    if tables.arguments.any():
+        raise InputError(f"{path}: has fields with settings of their own; prepare it again")
     image, segments, segments_size = tables.samples["f0"], *_segments(path, tables)
     beton = Beton(
         path=path,
@@ -115,7 +118,7 @@ def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     offset, size = tables.offset[:, 1], tables.size[:, 1]
     found = tables.samples["f2"]
     misplaced = (found["ptr"].astype(np.int64) != offset) | (found["size"].astype(np.int64) != size)
-    refuse(path, misplaced | (offset % 4 != 0) | (size % 4 != 0) | (size < 12))
+    refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12))
     return offset, size
 
 
@@ -131,6 +134,9 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
     header = _table(path, mapped, HEADER, 0, 1)[0]
     if header["version"] != VERSION:
         raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
+    page = int(header["page_size"])
+    if page == 0 or page & (page - 1):  # FFCV finds pages by shifts
+        raise InputError(f"{path}: has pages of {page} bytes, no power of two; prepare it again")
     described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
     found = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
     if found not in layouts:
@@ -143,11 +149,14 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
     if int(header["table"]) + table.nbytes != len(mapped):
         raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
-    order = np.lexsort((table["ptr"], table["sample_id"]))
-    if not np.array_equal(table["sample_id"][order], np.repeat(np.arange(count), parts)):
+    numbers = np.repeat(np.arange(count, dtype=np.uint64), parts)
+    if not np.array_equal(table["sample_id"], numbers):  # FFCV's own files, in the order of its processes
+        table = table[np.lexsort((table["ptr"], table["sample_id"]))]
+    if not np.array_equal(table["sample_id"], numbers):
         raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
-    offset, size = (table[name][order].astype(np.int64).reshape(count, parts) for name in ("ptr", "size"))
-    _check_places(path, offset, size, HEADER.itemsize + described.nbytes + samples.nbytes, int(header["table"]))
+    offset, size = (table[name].astype(np.int64).reshape(count, parts) for name in ("ptr", "size"))
+    tables_end = HEADER.itemsize + described.nbytes + samples.nbytes
+    _check_places(path, offset, size, tables_end, int(header["table"]), page)
     return Tables(mapped, described["arguments"], samples, offset, size)
 
 
@@ -168,11 +177,19 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
     return np.frombuffer(mapped, kind, count, offset)
 
 
-def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int) -> None:
-    """Every sample lies between `start` and `stop`, on its own. A sum of offset and size could overflow."""
+def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int, page: int) -> None:
+    """Every part lies between `start` and `stop`, on one page, and begins where the one before ends, or a page does.
+
+    A sum of offset and size could overflow.
+    """
     refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
-    order, ends = np.argsort(offset, axis=None, kind="stable"), (offset + size).ravel()
-    gap = offset.ravel()[order][1:] - ends[order][:-1]
-    if (gap < 0).any():
-        first, second = order[gap.argmin() :][:2] // offset.shape[1]
-        raise InputError(f"{path}: samples {first} and {second} overlap; prepare it again")
+    refuse(path, offset // page != (offset + size - 1) // page)
+    begins, ends = offset.ravel(), (offset + size).ravel()
+    order = np.arange(len(begins))
+    if (np.diff(begins) < 0).any():
+        order = np.argsort(begins, kind="stable")
+    gap = begins[order][1:] - ends[order][:-1]
+    wrong = (gap < 0) | ((gap >= ALIGNED) & (begins[order][1:] % page != 0))
+    if wrong.any():
+        first, second = order[wrong.argmax() :][:2] // offset.shape[1]
+        raise InputError(f"{path}: samples {first} and {second} overlap or lie apart; prepare it again")

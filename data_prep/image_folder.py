@@ -1,7 +1,7 @@
 """Any pictures in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.samples import Dataset, PictureFiles
@@ -13,18 +13,24 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 
 def read(origin: Path) -> Dataset:
     """Labels are the class folders of all splits, sorted; pictures are sorted by class, then by path."""
-    return read_splits(origin, classes=None)
-
-
-def read_splits(origin: Path, classes: Sequence[str] | None) -> Dataset:
-    """The splits under `origin`, labelled by `classes`, or by the sorted union of the class folders."""
-    folders = {split: class_folders(origin / split) for split in SPLITS if (origin / split).is_dir()}
-    if not folders:
+    places = split_folders(origin)
+    if not places:
         raise InputError(f"{origin}: holds none of the folders train, val and test (of one folder a class)")
+    return read_splits(origin, places, classes=None)
+
+
+def split_folders(origin: Path) -> dict[str, str]:
+    """The splits that are folders under `origin`, each with its path from there."""
+    return {split: split for split in SPLITS if (origin / split).is_dir()}
+
+
+def read_splits(origin: Path, places: Mapping[str, str], classes: Sequence[str] | None) -> Dataset:
+    """The splits at these places under `origin`, labelled by `classes`, or by the sorted union of their folders."""
+    folders = {split: class_folders(origin / place) for split, place in places.items()}
     found = sorted(set().union(*folders.values()))
     order = tuple(classes) if classes is not None else tuple(found)
     label = {name: index for index, name in enumerate(order)}
-    splits = {split: _pictures(origin, split, names, label) for split, names in folders.items()}
+    splits = {split: _pictures(origin, places[split], names, label) for split, names in folders.items()}
     return Dataset(order, splits)
 
 
@@ -39,13 +45,14 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def _pictures(origin: Path, split: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
+def _pictures(origin: Path, place: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
     names: list[str] = []
     labels: list[int] = []
     for name in classes:
-        found = sorted(_walk(f"{origin}/{split}/{name}", f"{split}/{name}"))
+        prefix = f"{place}/{name}".removeprefix("./")
+        found = sorted(_walk(f"{origin}/{prefix}", prefix))
         if not found:
-            raise InputError(f"{origin / split / name}: holds no pictures ({', '.join(SUFFIXES)})")
+            raise InputError(f"{origin / prefix}: holds no pictures ({', '.join(SUFFIXES)})")
         names += found
         labels += [label[name]] * len(found)
     return PictureFiles(origin, names, labels)

@@ -1,12 +1,12 @@
-"""ImageNet as class folders, ROOT/{train,val}/<wnid>/*.JPEG, or as the official tars.
+"""ImageNet as class folders, ROOT/{train,val}/<wnid>/*.JPEG or ROOT/<wnid>/*.JPEG, or as the official tars.
 
-ROOT/wnids.txt gives the order of the classes, if there is one.
+The second form is ImageNet-21k's; all of it is train. ROOT/wnids.txt gives the order of the classes, if there is one.
 """
 
 import re
 from pathlib import Path
 
-from data_prep.image_folder import SPLITS, class_folders, read_splits
+from data_prep.image_folder import class_folders, read_splits, split_folders
 from data_prep.imagenet_tars import read_tars, tars_in
 from data_prep.samples import Dataset
 from pipeline.errors import InputError
@@ -21,18 +21,19 @@ def read(origin: Path) -> Dataset:
     """
     listed = _listed(origin / "wnids.txt")
     tars = tars_in(origin)
+    places = split_folders(origin)
     if tars:
-        unpacked = [split for split in SPLITS if (origin / split).is_dir()]
-        if unpacked:
-            raise InputError(f"{origin}: holds {tars[0]} and the folder {unpacked[0]}; keep one form, apart")
+        if places:
+            raise InputError(f"{origin}: holds {tars[0]} and the folder {next(iter(places))}; keep one form, apart")
         return read_tars(origin, listed)
-    for split in SPLITS:
-        for name in class_folders(origin / split) if (origin / split).is_dir() else ():
+    places, known = places or {"train": "."}, None if listed is None else set(listed)
+    for place in places.values():
+        for name in class_folders(origin / place):
             if not WNID.fullmatch(name):
-                raise InputError(f"{origin / split / name}: not a WordNet id such as n01440764; see image-folder")
-            if listed is not None and name not in listed:
-                raise InputError(f"{origin / split / name}: is not in {origin / 'wnids.txt'}")
-    return read_splits(origin, listed)
+                raise InputError(f"{origin / place / name}: not a WordNet id such as n01440764; see image-folder")
+            if known is not None and name not in known:
+                raise InputError(f"{origin / place / name}: is not in {origin / 'wnids.txt'}")
+    return read_splits(origin, places, listed)
 
 
 def _listed(path: Path) -> list[str] | None:

@@ -34,7 +34,8 @@ SOURCES = {
         "image_folder.read", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
     ),
     "imagenet": Source(
-        "imagenet.read", "ImageNet: class folders DIR/{train,val}/<wnid>/*.JPEG, or the official tars with the devkit"
+        "imagenet.read",
+        "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, or the official tars and devkit",
     ),
     "cifar10": Source("cifar.cifar10", "CIFAR-10, python or binary version, tar.gz or unpacked"),
     "cifar100": Source(

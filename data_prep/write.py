@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data_prep.beton import (
+    ALIGNED,
     ALLOCATING,
     ALLOCATION,
     FIELD,
@@ -28,7 +29,6 @@ from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
-ALIGNED = 4  # bytes; every part of a sample but its first lies at a multiple of that
 SHARD = 64 << 20  # bytes of data between two journal lines: the most that a kill can cost
 
 

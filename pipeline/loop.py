@@ -1,6 +1,5 @@
 """When to step, log, evaluate, save and stop."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -79,12 +78,13 @@ class Run:
     schedule: Callable[[int], float]
     record: Record | None  # on rank 0
     progress: Progress
+    last: int  # the step to end with
 
 
 def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any] | None:
     """Train from `step` to the end; the last evaluation, or None when stopped on purpose with a checkpoint."""
     section, per_epoch = run.recipe.train, run.train.steps
-    last = min(section.epochs * per_epoch, section.max_steps or math.inf)
+    last = run.last
     began, agreement = time.perf_counter() - seconds, Agreement()
     window = Window(step)
     result: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     window = Window(step)
                 paused = time.perf_counter()
                 if step == last or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0):
-                    result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
+                    result = _evaluate(run)
                     _log(run, step, result | {"split": "eval"})
                 if saving:
                     _save(run, step, time.perf_counter() - began, must=stopping or step == last)
@@ -126,8 +126,12 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     return None
     agreement.finish()
     if result is None:  # nothing was left to do but to measure
-        result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
+        result = _evaluate(run)
     return result | {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    return evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
 
 
 def _log(run: Run, step: int, values: dict[str, Any]) -> None:

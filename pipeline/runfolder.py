@@ -34,6 +34,7 @@ class Start:
     folder: Path
     checkpoint: Checkpoint | None
     done: dict[str, Any] | None
+    environment: dict[str, Any]
 
     @property
     def step(self) -> int:
@@ -66,8 +67,9 @@ def claim(folder: Path, recipe: Recipe, resume: str, topology: Topology) -> tupl
     done = folder / "done.json"
     finished = json.loads(done.read_text()) if done.exists() else None
     write_whole(folder / "recipe.yaml", dump_recipe(recipe))
-    write_whole(folder / "environment.json", json.dumps(environment(topology), indent=1) + "\n")
-    return Start(folder, origin, finished), lock
+    here = environment(topology)
+    write_whole(folder / "environment.json", json.dumps(here, indent=1) + "\n")
+    return Start(folder, origin, finished, here), lock
 
 
 def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:

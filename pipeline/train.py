@@ -91,9 +91,9 @@ def _run(
     record = Record(start.folder, start.step, recipe.log.tensorboard) if here.is_main else None
     if record:
         stack.callback(record.close)
-        record.describe(recipe, runfolder.environment(here))
+        record.describe(recipe, start.environment)
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
-    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress)
+    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress, last)
     result = fit(run, start.step, start.seconds, stop)
     if result is None:
         _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")

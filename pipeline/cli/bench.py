@@ -10,6 +10,7 @@ from pipeline.errors import InputError
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+    "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
 }
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
@@ -27,12 +28,18 @@ def add_bench(commands) -> None:
         add("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="real data, prepared by itself")
         add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
         add("--json", type=Path, metavar="FILE", help="also write the figures there")
+        if name == "prep":
+            add(
+                "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
+            )
         bench.set_defaults(command=_bench, bench=name)
 
 
 def _bench(arguments: argparse.Namespace) -> Exit:
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
+    if arguments.bench == "prep" and arguments.samples < 1:
+        raise InputError(f"--samples {arguments.samples}: must be at least 1")
     from pipeline.bench.report import report
 
     bench = import_module(f"pipeline.bench.{arguments.bench}")

@@ -43,13 +43,14 @@ _resize: Any = types.ExternalFunction("resize", types.void(*[types.int64] * 11))
 
 
 @jit
-def random_boxes(samples, height, width, seed, epoch, scale, ratio, hflip):
-    """Random-resized crops by torchvision's law, keyed by sample: int64 [B, 5], (top, left, height, width, flip)."""
-    boxes = np.empty((len(samples), 5), np.int64)
+def random_boxes(draws, height, width, seed, epoch, scale, ratio, hflip):
+    """Random-resized crops by torchvision's law, keyed by draw: int64 [B, 5], (top, left, height, width, flip)."""
+    boxes = np.empty((len(draws), 5), np.int64)
     low, high = np.log(ratio[0]), np.log(ratio[1])
-    for b in range(len(samples)):
-        full_height, full_width = height[samples[b]], width[samples[b]]
-        stream = key(seed, epoch, samples[b], CROP)
+    for b in range(len(draws)):
+        sample = draws[b] % len(height)
+        full_height, full_width = height[sample], width[sample]
+        stream = key(seed, epoch, draws[b], CROP)
         box = boxes[b]
         box[:4] = _fallback(full_height, full_width, ratio)
         for attempt in range(10):
@@ -61,23 +62,24 @@ def random_boxes(samples, height, width, seed, epoch, scale, ratio, hflip):
                 box[1] = int(uniform(stream, 4 * attempt + 3) * (full_width - w + 1))
                 box[2], box[3] = h, w
                 break
-        box[4] = uniform(key(seed, epoch, samples[b], FLIP), 0) < hflip
+        box[4] = uniform(key(seed, epoch, draws[b], FLIP), 0) < hflip
     return boxes
 
 
 @jit
-def padded_boxes(samples, height, width, side, padding, seed, epoch, hflip):
+def padded_boxes(draws, height, width, side, padding, seed, epoch, hflip):
     """Squares of `side` pixels anywhere within the picture and a border of `padding`: int64 [B, 5], as above.
 
     torchvision's `RandomCrop(side, padding)`. Top and left may be negative: the border is black.
     """
-    boxes = np.empty((len(samples), 5), np.int64)
-    for b in range(len(samples)):
-        stream = key(seed, epoch, samples[b], CROP)
-        boxes[b, 0] = int(uniform(stream, 0) * (height[samples[b]] + 2 * padding - side + 1)) - padding
-        boxes[b, 1] = int(uniform(stream, 1) * (width[samples[b]] + 2 * padding - side + 1)) - padding
+    boxes = np.empty((len(draws), 5), np.int64)
+    for b in range(len(draws)):
+        sample = draws[b] % len(height)
+        stream = key(seed, epoch, draws[b], CROP)
+        boxes[b, 0] = int(uniform(stream, 0) * (height[sample] + 2 * padding - side + 1)) - padding
+        boxes[b, 1] = int(uniform(stream, 1) * (width[sample] + 2 * padding - side + 1)) - padding
         boxes[b, 2:4] = side
-        boxes[b, 4] = uniform(key(seed, epoch, samples[b], FLIP), 0) < hflip
+        boxes[b, 4] = uniform(key(seed, epoch, draws[b], FLIP), 0) < hflip
     return boxes
 
 

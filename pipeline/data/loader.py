@@ -13,9 +13,12 @@ import numpy as np
 import torch
 
 from pipeline.data.mixing import mix_groups, soft_labels
-from pipeline.data.order import evaluation_samples, step_samples, steps_per_epoch
+from pipeline.data.order import Order, RandomOrder, evaluation_samples, steps_per_epoch
+from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
 from pipeline.data.prefetch import Prefetch
+from pipeline.data.readahead import Readahead
+from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
@@ -42,14 +45,18 @@ class Batch:
 
 
 class Source(Protocol):
-    """One split: read by the thread that works ahead, finished on the device."""
+    """One split: read by the thread that works ahead, finished on the device.
 
-    labels: np.ndarray  # int64 [n]
+    Samples are told by their draws, as `pipeline.data.order` has them: a draw modulo `len(file)` is a sample.
+    """
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """Samples of one batch on the host; `together` are those of the whole step, on all ranks."""
+    @property
+    def file(self) -> PreparedFile: ...
 
-    def finish(self, host: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+        """One batch on the host; `together` are the draws of the whole step, on all ranks."""
+
+    def finish(self, host: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave as the model's inputs, on the device."""
 
 
@@ -59,7 +66,7 @@ class _HostBatch:
 
     inputs: torch.Tensor
     labels: torch.Tensor
-    samples: np.ndarray
+    draws: np.ndarray
     step: int
     part: int  # which micro-batch of the step
 
@@ -89,9 +96,10 @@ class TrainLoader:
                 f"train.global_batch {global_batch} exceeds the {len(self)} samples of split "
                 f"{section.train_split!r} in {section.path}"
             )
+        self.order = _order(section, self.source.file, global_batch, seed, max(1, augment.aug_repeats))
 
     def __len__(self) -> int:
-        return len(self.source.labels)
+        return len(self.source.file)
 
     def batches(self, epoch: int, first_step: int = 0) -> "_Stream":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
@@ -100,25 +108,27 @@ class TrainLoader:
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
-        place = self.topology.rank * self.accumulation * self.share
+        rank, world = self.topology.rank, self.topology.world
+        disk = Readahead(self.source.file.path)
         for step in range(first_step, self.steps):
-            together = step_samples(len(self), self.seed, epoch, step, self.global_batch)
-            for part in range(self.accumulation):
-                samples = together[place + part * self.share :][: self.share]
-                inputs = self.source.read(samples, together, epoch)
-                labels = torch.from_numpy(self.source.labels[samples])
-                yield _HostBatch(inputs, labels, samples, epoch * self.steps + step, part)
+            disk.ask(self.order.coming(epoch, step, step == first_step, rank, world))
+            together = self.order.step(epoch, step)
+            mine = together.reshape(world, self.accumulation, self.share)[rank]
+            for part, draws in enumerate(mine):
+                inputs = self.source.read(draws, together, epoch)
+                labels = torch.from_numpy(self.source.file.label[draws % len(self)])
+                yield _HostBatch(inputs, labels, draws, epoch * self.steps + step, part)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix."""
         augment = self.augment
-        inputs = self.source.finish(host.inputs, host.samples, epoch)
+        inputs = self.source.finish(host.inputs, host.draws, epoch)
         labels = host.labels.to(self.topology.device, non_blocking=True)
         targets = soft_labels(labels, self.section.num_classes, augment.smoothing)
         if augment.mixing:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
             targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
-        return Batch(inputs, targets, host.samples)
+        return Batch(inputs, targets, host.draws % len(self))
 
 
 class EvalLoader:
@@ -135,7 +145,7 @@ class EvalLoader:
         self.section, self.batch, self.topology = section, batch, topology
 
     def __len__(self) -> int:
-        return len(self.source.labels)
+        return len(self.source.file)
 
     def batches(self) -> "_Stream":
         return _Stream(Prefetch(self._read(), self.section.batches_ahead), self._finish)
@@ -145,12 +155,20 @@ class EvalLoader:
         most = -(-len(self) // self.topology.world)  # on rank 0
         for start in range(0, most, self.batch):
             chosen = samples[start : start + self.batch]
-            labels = torch.from_numpy(self.source.labels[chosen])
+            labels = torch.from_numpy(self.source.file.label[chosen])
             yield _HostBatch(self.source.read(chosen, chosen, 0), labels, chosen, 0, 0)
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        return Batch(self.source.finish(host.inputs, host.samples, 0), labels, host.samples)
+        return Batch(self.source.finish(host.inputs, host.draws, 0), labels, host.draws)
+
+
+def _order(section: AnyDataSection, file: PreparedFile, global_batch: int, seed: int, repeats: int) -> Order:
+    """The order that `data.order` names; auto looks at nothing but the recipe and the file."""
+    larger = len(file.bytes) > section.memory * 2**30
+    if section.order == "paged" or (section.order == "auto" and larger):
+        return PagedOrder(file.offset, file.size, global_batch, seed, section.window << 20, repeats)
+    return RandomOrder(len(file), global_batch, seed, repeats)
 
 
 def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:

@@ -21,30 +21,29 @@ class Pictures:
     def __init__(self, section: DataSection, split: str, topology: Topology):
         self.section, self.device = section, topology.device
         self.threads = section.workers or share_cpus(topology)
-        self.beton = open_split(section, split, open_beton)
-        self.labels = self.beton.label
+        self.file = open_split(section, split, open_beton)
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
         """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU."""
         side = self.section.image_size
         pinned = self.device.type == "cuda"
-        pictures = torch.empty((len(samples), side, side, 3), dtype=torch.uint8, pin_memory=pinned)
-        decode(self.beton, samples, self.boxes(samples, epoch), pictures.numpy(), self.threads)
+        pictures = torch.empty((len(draws), side, side, 3), dtype=torch.uint8, pin_memory=pinned)
+        decode(self.file, draws % len(self.file), self.boxes(draws, epoch), pictures.numpy(), self.threads)
         return pictures
 
-    def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, normalised: float32 [B, 3, side, side] on the device, channels last."""
         return normalised(pictures, self.mean, self.std)
 
-    def boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
         """Which part of each picture is seen: int64 [B, 5], as `decode` takes them."""
-        return centre_boxes(samples, self.beton.height, self.beton.width, self.section.crop_pct)
+        return centre_boxes(draws, self.file.height, self.file.width, self.section.crop_pct)
 
 
 class AugmentedPictures(Pictures):
-    """A split to train on: every picture cropped, flipped, augmented and erased by (seed, epoch, sample) alone."""
+    """A split to train on: every picture cropped, flipped, augmented and erased by (seed, epoch, draw) alone."""
 
     def __init__(self, section: DataSection, augment: AugmentSection, seed: int, topology: Topology):
         super().__init__(section, section.train_split, topology)
@@ -52,28 +51,28 @@ class AugmentedPictures(Pictures):
         self.augmentation = augmentation(augment, section.mean)
         self._check_padding()
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        pictures = super().read(samples, together, epoch)
-        self.augmentation(pictures.numpy(), samples, self.seed, epoch, self.threads)
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+        pictures = super().read(draws, together, epoch)
+        self.augmentation(pictures.numpy(), draws, self.seed, epoch, self.threads)
         return pictures
 
-    def finish(self, pictures: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
-        images = super().finish(pictures, samples, epoch)
+    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
+        images = super().finish(pictures, draws, epoch)
         augment = self.augment
         if augment.re_prob > 0:
-            erase(images, samples, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
+            erase(images, draws, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
         return images
 
-    def boxes(self, samples: np.ndarray, epoch: int) -> np.ndarray:
+    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
         augment = self.augment
-        sizes = (samples, self.beton.height, self.beton.width)
+        sizes = (draws, self.file.height, self.file.width)
         if augment.crop == "padded":
             side = self.section.image_size
             return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
         return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
 
     def _check_padding(self) -> None:
-        beton, side, border = self.beton, self.section.image_size, 2 * self.augment.padding
+        beton, side, border = self.file, self.section.image_size, 2 * self.augment.padding
         smallest = int(min(beton.height.min(), beton.width.min()))
         if self.augment.crop == "padded" and smallest + border < side:
             raise InputError(

@@ -11,9 +11,20 @@ from pipeline.errors import InputError
 from pipeline.recipe.data import PreparedSection
 
 
-class _Labelled(Protocol):
+class PreparedFile(Protocol):
+    """What an opened file of pictures and one of text have in common: n samples and where they lie, bytes."""
+
     @property
     def path(self) -> Path: ...
+
+    @property
+    def bytes(self) -> np.ndarray: ...
+
+    @property
+    def offset(self) -> np.ndarray: ...
+
+    @property
+    def size(self) -> np.ndarray: ...
 
     @property
     def label(self) -> np.ndarray: ...
@@ -21,7 +32,7 @@ class _Labelled(Protocol):
     def __len__(self) -> int: ...
 
 
-Opened = TypeVar("Opened", bound=_Labelled)
+Opened = TypeVar("Opened", bound=PreparedFile)
 
 
 def open_split(section: PreparedSection, split: str, open_file: Callable[[Path], Opened]) -> Opened:

@@ -25,16 +25,15 @@ class Tokens:
 
     def __init__(self, section: TextDataSection, split: str, topology: Topology):
         self.device = topology.device
-        self.text = open_split(section, split, open_text)
-        self.labels = self.text.label
+        self.file = open_split(section, split, open_text)
         self.vocabulary = _words(Path(section.path) / TOKENIZER)
 
     def check(self, model: TextSection) -> None:
         """`InputError` unless the model's tokens and vocabulary cover what the file holds."""
-        path = self.text.path
-        if model.tokens < self.text.tokens:
+        path = self.file.path
+        if model.tokens < self.file.tokens:
             raise InputError(
-                f"model.tokens {model.tokens}: pairs in {path} have up to {self.text.tokens} tokens; take that many, "
+                f"model.tokens {model.tokens}: pairs in {path} have up to {self.file.tokens} tokens; take that many, "
                 f"or prepare with --length {model.tokens}"
             )
         if model.vocabulary < self.vocabulary:
@@ -42,25 +41,25 @@ class Tokens:
                 f"model.vocabulary {model.vocabulary}: {TOKENIZER} beside {path} has {self.vocabulary} words"
             )
 
-    def read(self, samples: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
         """Ids on the host, int64 [B, T], pinned where there is a GPU; T holds the longest pair of `together`."""
-        width = self.width(together)
+        width, samples = self.width(together), draws % len(self.file)
         ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         for row, sample in zip(ids.numpy(), samples, strict=True):
-            row[:] = self.text[sample][:width]
+            row[:] = self.file[sample][:width]
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
-            raise InputError(f"{self.text.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
+            raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
         return ids
 
-    def finish(self, ids: torch.Tensor, samples: np.ndarray, epoch: int) -> torch.Tensor:
+    def finish(self, ids: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, on the device."""
         return ids.to(self.device, non_blocking=True)
 
     def width(self, together: np.ndarray) -> int:
         """T of all batches of a step with these samples: no more than their longest pair needs."""
-        longest = int(self.text.length[together].max(initial=1))
-        return min(-(-longest // _MULTIPLE) * _MULTIPLE, self.text.tokens)
+        longest = int(self.file.length[together % len(self.file)].max(initial=1))
+        return min(-(-longest // _MULTIPLE) * _MULTIPLE, self.file.tokens)
 
 
 def _words(path: Path) -> int:

@@ -26,6 +26,9 @@ class AugmentSection(Section):
     color_jitter_prob: Fraction = key(1.0, "probability of colour jitter for each picture")
     grayscale_prob: Fraction = key(0.0, "probability of losing all colour")
     gaussian_blur_prob: Fraction = key(0.0, "probability of a Gaussian blur of 0.1 to 2 pixels")
+    aug_repeats: Annotated[int, Field(ge=0)] = key(
+        0, "repeated augmentation: views of each sample in a batch; an epoch of as many steps sees fewer; 0 is off"
+    )
     re_prob: Fraction = key(0.0, "random erasing: probability for each picture")
     re_mode: Literal["const", "rand", "pixel"] = key(
         "pixel", "random erasing: zero, one normal colour a box, or normal noise a pixel"

@@ -20,6 +20,17 @@ class PreparedSection(Section):
     workers: Annotated[int, Field(ge=0)] = key(
         0, "decoding threads per rank; 0 shares the allowed CPUs among the ranks of a node"
     )
+    order: Literal["auto", "random", "paged"] = key(
+        "auto",
+        "random: any sample at any time; paged: for files larger than memory, samples near in the file are near in "
+        "time; auto: paged where the training file exceeds data.memory",
+    )
+    memory: Annotated[float, Field(gt=0)] = key(
+        128.0,
+        "order auto: GiB of the file that a node is taken to keep in memory; stated and not measured, so that a "
+        "recipe means the same order on every machine and at every restart",
+    )
+    window: Positive = key(4096, "order paged: MiB of the file, over all ranks, within which samples are shuffled")
     batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank")
 
 

@@ -18,6 +18,8 @@ from data_prep.settings import PrepSettings
 from data_prep.write import BetonWriter
 from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
 from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.data.order import RandomOrder
+from pipeline.data.paged import PagedOrder
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
@@ -59,11 +61,13 @@ def place(rank=0, world=1) -> Topology:
     return Topology(rank, world, rank, world, torch.device("cpu"))
 
 
-def training(folder, world=1, accumulation=1, first=0, epoch=1, **changes) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def training(
+    folder, world=1, accumulation=1, first=0, epoch=1, augment=FULL, **changes
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every step of an epoch from `first` on, all ranks put together."""
     parts = []
     for rank in range(world):
-        loader = TrainLoader(section(folder, **changes), FULL, BATCH, accumulation, 7, place(rank, world))
+        loader = TrainLoader(section(folder, **changes), augment, BATCH, accumulation, 7, place(rank, world))
         with loader.batches(epoch, first) as batches:
             parts.append([(batch.inputs, batch.targets) for batch in batches])
     steps = []
@@ -87,17 +91,48 @@ def digest(steps) -> list[str]:
         {"workers": 2},
         {"workers": 3},
         {"batches_ahead": 1},
+        {"first": 1},
+        {"world": 2, "workers": 2, "first": 2},
     ],
     ids=str,
 )
-def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, way):
-    expected = digest(training(folder))
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"order": "paged", "window": 1}, {"augment": FULL.model_copy(update={"aug_repeats": 3})}],
+    ids=["random", "paged", "repeats"],
+)
+def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way):
+    """Nor on where an epoch is taken up again."""
+    expected = digest(training(folder, **setting))
     assert len(set(expected)) == 3
-    assert digest(training(folder, **way)) == expected
+    assert digest(training(folder, **setting, **way)) == expected[way.get("first", 0) :]
 
 
-def test_a_restart_in_the_middle_of_an_epoch_goes_on_with_the_same_pictures(folder):
-    assert digest(training(folder, world=2, first=1)) == digest(training(folder))[1:]
+def test_views_of_a_sample_differ_and_the_first_is_the_one_that_it_always_is(folder):
+    """The same epoch's crop, flip and policy without repeats, for the samples of its first views."""
+    plain, repeated = (AugmentSection(auto_augment="3a", aug_repeats=repeats) for repeats in (0, 3))
+    found = {}
+    for name, augment in (("plain", plain), ("repeated", repeated)):
+        with TrainLoader(section(folder), augment, BATCH, 1, 7, place()).batches(1) as batches:
+            found[name] = [
+                (int(sample), inputs.numpy().tobytes())
+                for batch in batches
+                for sample, inputs in zip(batch.samples, batch.inputs, strict=True)
+            ]
+    views = {
+        sample: {data for other, data in found["repeated"] if other == sample} for sample, _ in found["repeated"]
+    }
+    assert len(views) == 16
+    assert all(len(seen) == 3 for seen in views.values())
+    once = dict(found["plain"])
+    assert all(once[sample] in seen for sample, seen in views.items() if sample in once)
+
+
+def test_auto_takes_pages_where_the_file_is_larger_than_the_stated_memory(folder):
+    size = (folder / "train.beton").stat().st_size / 2**30
+    for memory, kind in ((size * 1.01, RandomOrder), (size * 0.99, PagedOrder)):
+        loader = TrainLoader(section(folder, order="auto", memory=memory), FULL, BATCH, 1, 7, place())
+        assert isinstance(loader.order, kind)
 
 
 def test_epochs_differ(folder):

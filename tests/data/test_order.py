@@ -1,29 +1,106 @@
-"""The order of samples: the same set in a step on every world size, all of an epoch, well shuffled."""
+"""Both orders: the same step on every world size, all of an epoch once, well shuffled, repeats included."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.data.distributed_sampler import RepeatAugSampler
 
-from pipeline.data.order import evaluation_samples, shuffled, step_samples, steps_per_epoch
+from pipeline.data.order import RandomOrder, evaluation_samples, shuffled, steps_per_epoch
+from pipeline.data.paged import PagedOrder
+from pipeline.data.random import ORDER, key
 
-CASE = {"count": st.integers(1, 3000), "seed": st.integers(0, 2**63), "epoch": st.integers(0, 1000)}
+KINDS = ["random", "paged"]
+ANY = {
+    "count": st.integers(1, 3000),
+    "batch": st.integers(1, 300),
+    "seed": st.integers(0, 2**63 - 1),
+    "epoch": st.integers(0, 1000),
+    "window": st.integers(1, 200_000),
+}
 
 
-@settings(deadline=None, max_examples=60)
-@given(**CASE)
-def test_an_epoch_is_a_permutation(count, seed, epoch):
-    order = shuffled(np.arange(count), count, seed, epoch)
-    assert np.array_equal(np.sort(order), np.arange(count))
+def order_of(kind, count, batch, seed=0, repeats=1, window=20_000, page=500):
+    """Samples of 20 to 60 bytes, one after the other behind a header."""
+    if kind == "random":
+        return RandomOrder(count, batch, seed, repeats)
+    size = np.random.RandomState(count).randint(20, 61, count)
+    return PagedOrder(100 + np.cumsum(size) - size, size, batch, seed, window, repeats, page)
 
 
-@settings(deadline=None, max_examples=60)
-@given(**CASE, batch=st.integers(1, 640))
-def test_the_steps_of_an_epoch_are_its_permutation_cut_into_batches(count, seed, epoch, batch):
+def epoch_of(order, epoch, count, batch, first=0):
+    steps = [order.step(epoch, step) for step in range(first, steps_per_epoch(count, batch))]
+    return np.concatenate([np.empty(0, np.int64), *steps])
+
+
+def permutation(count, seed, epoch):
+    return shuffled(np.arange(count), count, key(seed, epoch, count, ORDER))
+
+
+@settings(deadline=None, max_examples=80)
+@given(count=st.integers(1, 5000), stream=st.integers(0, 2**64 - 1))
+def test_shuffled_is_a_permutation(count, stream):
+    assert np.array_equal(np.sort(shuffled(np.arange(count), count, stream)), np.arange(count))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=80)
+@given(**ANY)
+def test_an_epoch_has_every_sample_at_most_once_and_leaves_out_less_than_a_batch(
+    kind, count, batch, seed, epoch, window
+):
+    draws = epoch_of(order_of(kind, count, batch, seed, window=window), epoch, count, batch)
+    assert len(draws) == count // batch * batch
+    assert len(np.unique(draws)) == len(draws)
+    assert ((draws >= 0) & (draws < count)).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=80)
+@given(**ANY, repeats=st.integers(2, 5))
+def test_with_repeats_each_sample_is_shown_in_all_its_views(kind, count, batch, seed, epoch, window, repeats):
+    """But for those at the ends of the lanes, whose later views fall beyond the epoch."""
+    order = order_of(kind, count, batch, seed, repeats, window)
+    draws = epoch_of(order, epoch, count, batch)
+    assert len(np.unique(draws)) == len(draws)
+    samples, views = draws % count, draws // count
+    assert ((views >= 0) & (views < repeats)).all()
+    shown, times = np.unique(samples, return_counts=True)
+    lanes = getattr(order, "lanes", 1)
+    assert (times == repeats).sum() >= len(shown) - lanes
+    assert len(shown) <= -(-len(draws) // repeats) + lanes
+    for sample in shown[times < repeats]:  # the first views are there, and no later one without an earlier one
+        assert sorted(views[samples == sample]) == list(range((samples == sample).sum()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=80)
+@given(
+    world=st.integers(1, 128),
+    share=st.integers(1, 6),
+    more=st.integers(0, 500),
+    seed=st.integers(0, 2**63 - 1),
+    epoch=st.integers(0, 99),
+    repeats=st.integers(1, 3),
+    data=st.data(),
+)
+def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, epoch, repeats, data):
+    """Each rank of each start makes an order of its own; together they see what one run of one rank sees."""
+    batch = world * share
+    count = 3 * batch + more
     steps = steps_per_epoch(count, batch)
-    taken = [step_samples(count, seed, epoch, step, batch) for step in range(steps)]
-    whole = shuffled(np.arange(count), count, seed, epoch)[: steps * batch]
-    assert np.array_equal(np.concatenate([*taken, whole[:0]]), whole)
+    alone = order_of(kind, count, batch, seed, repeats)
+    expected = [alone.step(epoch, step) for step in range(steps)]
+    stop = data.draw(st.integers(0, steps))
+    seen = []
+    for first, last in ((0, stop), (stop, steps)):
+        again = order_of(kind, count, batch, seed, repeats)
+        if first:
+            again.step(epoch + 1, 0)  # what was asked before does not matter
+        seen += [again.step(epoch, step) for step in range(first, last)]
+    for step, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+        parts = [ours.reshape(world, share)[rank] for rank in range(world)]
+        assert np.array_equal(np.concatenate(parts), theirs), step
 
 
 @settings(deadline=None, max_examples=60)
@@ -35,26 +112,88 @@ def test_evaluation_sees_every_sample_once(count, world):
 
 def test_the_order_is_the_one_it_always_was():
     """A change here would change every run of every user: it needs a reason and a new major version."""
-    assert shuffled(np.arange(10), 10, seed=0, epoch=0).tolist() == [4, 5, 6, 0, 7, 3, 1, 2, 9, 8]
-    assert shuffled(np.arange(10), 10, seed=0, epoch=1).tolist() == [7, 3, 4, 5, 0, 8, 2, 1, 6, 9]
+    assert permutation(10, 0, 0).tolist() == [4, 5, 6, 0, 7, 3, 1, 2, 9, 8]
+    assert permutation(10, 0, 1).tolist() == [7, 3, 4, 5, 0, 8, 2, 1, 6, 9]
+    assert RandomOrder(10, 5, 0).step(1, 1).tolist() == [8, 2, 1, 6, 9]
+    assert RandomOrder(10, 5, 0, repeats=2).step(1, 1).tolist() == [5, 0, 14, 15, 10]
+    paged = order_of("paged", 40, 12, window=800, page=160)
+    assert paged.step(0, 0).tolist() == [27, 26, 9, 22, 4, 2, 16, 19, 17, 0, 37, 32]
+    assert paged.step(0, 1).tolist() == [25, 28, 12, 21, 3, 14, 15, 18, 20, 39, 38, 8]
 
 
-def test_epochs_and_seeds_differ():
-    orders = {tuple(shuffled(np.arange(100), 100, seed, epoch)) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
+def test_repeats_leave_an_epoch_as_long_as_timms():
+    """timm's sampler, all ranks together, for a global batch that 256 divides."""
+    count, batch, repeats = 5000, 512, 3
+    timm = [len(RepeatAugSampler(range(count), world, 0, num_repeats=repeats)) for world in (1, 2, 4)]
+    for world, length in zip((1, 2, 4), timm, strict=True):
+        assert length // (batch // world) == steps_per_epoch(count, batch)
+    draws = epoch_of(RandomOrder(count, batch, 0, repeats), 0, count, batch)
+    sampler = RepeatAugSampler(range(count), 1, 0, num_repeats=repeats)
+    theirs = np.array(list(sampler))[: len(draws)]
+    assert len(np.unique(draws % count)) == len(np.unique(theirs))
+
+
+def test_views_of_a_sample_do_not_lie_side_by_side():
+    draws = RandomOrder(1000, 96, 0, repeats=3).step(0, 0)
+    assert np.array_equal(draws // 1000, np.repeat([0, 1, 2], 32))
+    assert (np.diff(draws % 1000) != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_and_seeds_differ(kind):
+    orders = [order_of(kind, 100, 10, seed) for seed in range(10)]
+    found = {tuple(epoch_of(order, epoch, 100, 10)) for order in orders for epoch in range(10)}
+    assert len(found) == 100
 
 
 @pytest.mark.parametrize("count", [10, 100, 1437])
 def test_positions_are_uniform(count):
     """Chi-squared of where samples land over 4,000 epochs, and of which sample follows which."""
     epochs = 4000
-    orders = np.stack([shuffled(np.arange(count), count, 7, epoch) for epoch in range(epochs)])
+    orders = np.stack([permutation(count, 7, epoch) for epoch in range(epochs)])
     bins = 10
     for watched in (0, count // 2, count - 1):
         positions = (orders == watched).argmax(axis=1)
         _assert_uniform(np.bincount(positions * bins // count, minlength=bins), bins, count)
     steps = (orders[:, 1] - orders[:, 0]) % count - 1  # uniform over 0..count-2
     _assert_uniform(np.bincount(steps * bins // (count - 1), minlength=bins), bins, count - 1)
+
+
+def test_paged_positions_are_uniform():
+    """The same of the paged order: no sample is early, late or left out more often than others."""
+    count, batch, bins, epochs = 1030, 64, 10, 4000
+    order = order_of("paged", count, batch, 7, window=4000, page=300)
+    steps = np.stack([epoch_of(order, epoch, count, batch) for epoch in range(epochs)])
+    taken = steps.shape[1]
+    for watched in (0, count // 2, count - 1):
+        where, when = np.nonzero(steps == watched)
+        assert abs(len(where) / epochs - taken / count) < 4 * (taken / count * (1 - taken / count) / epochs) ** 0.5
+        _assert_uniform(np.bincount(when * bins // taken, minlength=bins), bins, taken)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_balanced_and_neighbours_parted_as_by_chance(kind):
+    """On a file sorted by class. A page is small against a window here, as a MiB is against 4 GiB."""
+    count, classes, batch = 20_000, 20, 200
+    order = order_of(kind, count, batch, 3, window=400_000, page=400)  # half the file, 10 samples
+    squares, side_by_side, together = [], 0, 0
+    for epoch in range(30):
+        steps = epoch_of(order, epoch, count, batch).reshape(-1, batch)
+        labels = steps * classes // count
+        counts = np.apply_along_axis(np.bincount, 1, labels, minlength=classes)
+        squares.append(((counts - batch / classes) ** 2).mean())
+        side_by_side += (np.abs(np.diff(steps, axis=1)) == 1).sum()
+        together += (np.diff(np.sort(steps, axis=1), axis=1) == 1).sum()
+    share = 1 / classes
+    hypergeometric = batch * share * (1 - share) * (count - batch) / (count - 1)
+    pairs = 30 * (count // batch) * (batch - 1)
+    if kind == "random":
+        assert np.mean(squares) == pytest.approx(hypergeometric, rel=0.03)
+        assert abs(side_by_side - pairs * 2 / count) < 4 * (pairs * 2 / count) ** 0.5
+        assert together == pytest.approx(pairs * batch / count, rel=0.05)
+    else:
+        assert np.mean(squares) < 1.3 * hypergeometric  # 1.17
+        assert together < 3 * pairs * batch / count  # 2.67: half the file at a time, and pages
 
 
 def _assert_uniform(found, bins, count):

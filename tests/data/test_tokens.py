@@ -6,6 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
@@ -86,6 +88,27 @@ def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
     expected = training(folder)[way.get("first", 0) :]
     for ours, theirs in zip(training(folder, **way), expected, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+@settings(deadline=None, max_examples=12)
+@given(world=st.integers(1, 26), accumulation=st.sampled_from([1, 2]), order=st.sampled_from(["random", "paged"]))
+def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, accumulation, order):
+    """Steps of one or two pairs a rank, so that there are all of them."""
+    batch = world * accumulation
+    taken = []
+    for ranks in (1, world):
+        parts = []
+        for rank in range(ranks):
+            loader = TrainLoader(
+                section(folder, order=order, window=1), SMOOTH, batch, accumulation, 3, place(rank, ranks)
+            )
+            with loader.batches(0) as batches:
+                parts.append([batch.samples for batch in batches])
+        steps = [[rank[step * accumulation :][:accumulation] for rank in parts] for step in range(53 // batch)]
+        taken.append([np.concatenate([part for rank in step for part in rank]) for step in steps])
+    assert np.array_equal(*taken)
+    seen = np.concatenate(taken[0])
+    assert len(np.unique(seen)) == len(seen) == 53 // batch * batch
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 20])

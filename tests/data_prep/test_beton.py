@@ -84,6 +84,9 @@ def test_every_cut_is_refused(tmp_path, whole):
         (ALLOCATION, -72, 1, "sample_id", 2, "allocation table is damaged"),
         (ALLOCATION, -72, 1, "ptr", PAGE + 17, "samples 0 and 1 overlap"),
         (ALLOCATION, -72, 1, "size", 19, "samples 1 and 2 overlap"),
+        (ALLOCATION, -72, 1, "size", 7, "samples 1 and 2 .* lie apart"),
+        (HEADER, 0, 0, "page_size", PAGE + 4096, "no power of two"),
+        (FIELD, HEADER.itemsize, 0, "arguments", 1, "settings of their own"),
         (ALLOCATION, -72, 1, "size", 0, "sample 1 does not lie"),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from data_prep import write
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
@@ -19,9 +20,11 @@ ROOT = Path(__file__).parents[2]
 PREPARE = """
     import sys
     from pathlib import Path
+    from data_prep import write
     from data_prep.prepare import prepare
     from data_prep.settings import PrepSettings
 
+    write.SHARD = int(sys.argv[3])
     if __name__ == "__main__":
         try:
             prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=2)
@@ -32,20 +35,24 @@ PREPARE = """
 
 @pytest.fixture
 def slow_folder(tmp_path, picture):
-    """Pictures that take some seconds: a few large ones under many names."""
-    (tmp_path / "pictures/train/a").mkdir(parents=True)
+    """Pictures that take some seconds: a large one under many names."""
     picture(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
-    for i in range(4000):
-        os.link(tmp_path / "large.jpg", tmp_path / f"pictures/train/a/{i:04}.jpg")
+    return many(tmp_path, tmp_path / "large.jpg", 4000)
+
+
+def many(tmp_path, file, count):
+    (tmp_path / "pictures/train/a").mkdir(parents=True)
+    for i in range(count):
+        os.link(file, tmp_path / f"pictures/train/a/{i:04}.jpg")
     return tmp_path / "pictures"
 
 
-def start(tmp_path, folder):
-    """A preparation in a process of its own, once its two workers are at it; returns it and them."""
+def start(tmp_path, folder, busy=0.5, shard=write.SHARD):
+    """A preparation in a process of its own, once its two workers have worked `busy` s each; returns it and them."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PREPARE))
     process = subprocess.Popen(
-        [sys.executable, script, folder, tmp_path / "new" / "out"],
+        [sys.executable, script, folder, tmp_path / "new" / "out", str(shard)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
@@ -53,7 +60,7 @@ def start(tmp_path, folder):
     )
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        workers = [p for p in psutil.Process(process.pid).children(recursive=True) if p.cpu_times().user > 0.5]
+        workers = [p for p in psutil.Process(process.pid).children(recursive=True) if p.cpu_times().user > busy]
         if len(workers) == 2:
             return process, workers
         assert process.poll() is None, process.stderr.read()
@@ -74,6 +81,26 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
     assert errors.splitlines() == ["a process that encodes pictures was killed (out of memory?); start again"]
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
+
+
+def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
+    """To the bytes of an undisturbed run."""
+    picture(0, 1000, 750).save(tmp_path / "medium.jpg")
+    folder, journal = many(tmp_path, tmp_path / "medium.jpg", 300), tmp_path / "new/out/train.journal.unfinished"
+    process, workers = start(tmp_path, folder, busy=0.1, shard=20_000)
+    while not journal.exists() and process.poll() is None:
+        time.sleep(0.001)
+    workers[1].kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    said = "a process that encodes pictures was killed (out of memory?); start again"
+    assert errors.splitlines()[-1] == said
+    assert "the same command goes on with the rest" in errors
+    settings = PrepSettings(max_size=64)
+    prepare("image-folder", folder, tmp_path / "new/out", settings, processes=2)
+    prepare("image-folder", folder, tmp_path / "undisturbed", settings, processes=1)
+    for file in (tmp_path / "undisturbed").iterdir():
+        assert (tmp_path / "new/out" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):

@@ -68,6 +68,17 @@ def test_imagenet_follows_wnids_txt(tmp_path, fill):
     assert listed(dataset, "val") == [("val/n00000002/c.JPEG", 1)]
 
 
+def test_imagenet_21k_has_no_splits(tmp_path, fill):
+    fill("n00000002/a.JPEG", "n00000001/deep/b.JPEG", "n00000001/a.JPEG")
+    dataset = imagenet.read(tmp_path)
+    assert dataset.classes == ("n00000001", "n00000002")
+    names = ["n00000001/a.JPEG", "n00000001/deep/b.JPEG", "n00000002/a.JPEG"]
+    assert listed(dataset, "train") == list(zip(names, (0, 0, 1), strict=True))
+    fill("n00000002/b.JPEG", "tench/a.JPEG")
+    with pytest.raises(InputError, match="tench: not a WordNet id"):
+        imagenet.read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("wnids", "folder", "word"),
     [

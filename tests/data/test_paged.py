@@ -1,0 +1,91 @@
+"""What the paged order asks the disk for, and what it keeps of the file's neighbourhoods."""
+
+import ctypes
+import mmap
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.paged import PagedOrder
+from pipeline.data.readahead import Readahead
+
+COUNT, BATCH = 4000, 64
+
+
+def order(repeats=1, scattered=False):
+    """Samples of 20 to 60 bytes, in the order of the file or not; windows of about 12 steps."""
+    numbers = np.random.RandomState(0)
+    size = numbers.randint(20, 61, COUNT)
+    offset = 100 + np.cumsum(size) - size
+    by_place = numbers.permutation(COUNT) if scattered else np.arange(COUNT)
+    return PagedOrder(offset[by_place], size[by_place], BATCH, 5, 12 * 64 * 40, repeats, page_bytes=400)
+
+
+def inside(ranges, offset, size):
+    """Which samples lie within the ranges, bool [n]."""
+    starts, stops = ranges[np.argsort(ranges[:, 0])].T
+    which = np.searchsorted(starts, offset, side="right") - 1
+    return (which >= 0) & (offset + size <= stops[which])
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("repeats", [1, 3])
+@settings(deadline=None, max_examples=20)
+@given(world=st.sampled_from([1, 2, 4, 8, 64]), first=st.integers(0, 61), data=st.data())
+def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world, first, data):
+    ours, rank = order(repeats, scattered), data.draw(st.integers(0, world - 1))
+    asked = np.zeros(COUNT, bool)
+    total = 0
+    for step in range(first, COUNT // BATCH):
+        ranges = ours.coming(2, step, step == first, rank, world)
+        total += np.diff(ranges).sum()
+        by_sample = np.empty(COUNT, np.int64), np.empty(COUNT, np.int64)
+        place = np.argsort(ours._by_place) if scattered else np.arange(COUNT)
+        by_sample = ours._offset[place], ours._size[place]
+        if len(ranges):
+            asked |= inside(ranges, *by_sample)
+        mine = ours.step(2, step).reshape(world, -1)[rank] % COUNT
+        assert asked[mine].all()
+    if first == 0:
+        whole = ours._size.sum()
+        assert total <= whole / world / repeats * 1.15  # each rank its part of the file, and once
+
+
+def test_a_window_is_read_in_the_order_of_the_file():
+    """Long runs: as many bytes in a request as lie in a lane's share of the coming step, cut by pages alone."""
+    ranges = order().coming(0, 20, False, 0, 64)
+    assert len(ranges) <= 2
+    whole = order().coming(0, 0, True, 0, 64)
+    assert np.diff(whole).mean() > 200  # pages of 400 bytes
+
+
+def resident(path):
+    """Which pages of a file lie in memory: mincore's answer, bool [pages]."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        view = np.frombuffer(mapped, np.uint8)
+        answer = np.zeros(-(-len(view) // mmap.PAGESIZE), np.uint8)
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), answer.ctypes) == 0
+        del view
+    return answer & 1 > 0
+
+
+def test_what_is_asked_for_comes_into_memory(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(4 << 20))
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident(path).any():
+        pytest.skip("this file system keeps its files in memory")
+    disk = Readahead(path)
+    disk.ask(np.array([[1 << 20, 3 << 20]]))
+    with path.open("rb") as file:  # reading the last of them waits for it, and for nothing else
+        file.seek((3 << 20) - 4096)
+        file.read(4096)
+    there = resident(path)
+    assert there[256:768].mean() > 0.9
+    assert not there[:128].any()
