@@ -60,11 +60,11 @@ class Checkpoint:
 def save(run: Path, state: State, position: Position, keep: int) -> Path:
     """Write a checkpoint on rank 0 and remove all but the `keep` newest. Raises OSError with nothing left behind."""
     folder = run / "checkpoints"
-    folder.mkdir(exist_ok=True)
-    for left_over in folder.glob(".writing-*"):
-        shutil.rmtree(left_over)
     writing, final = folder / f".writing-{position.step}", folder / f"{position.step:08d}"
     try:
+        folder.mkdir(exist_ok=True)
+        for left_over in folder.glob(".writing-*"):
+            shutil.rmtree(left_over)
         writing.mkdir()
         save_file(state.model, writing / _FILES[0])
         save_file(state.optimizer, writing / _FILES[1])
@@ -72,19 +72,19 @@ def save(run: Path, state: State, position: Position, keep: int) -> Path:
         if state.ema:
             save_file(state.ema, writing / _FILES[3])
         names = [path.name for path in writing.iterdir()]
+        hashes = {name: _hash(writing / name) for name in names}
         for name in names:
             _flush(writing / name)
+        _write_flushed(writing / f".{MARK}", json.dumps(hashes))
         if final.exists():  # unmarked, or from a future that a rerun does not share
             shutil.rmtree(final)
         writing.rename(final)
-        hashes = {name: _hash(final / name) for name in names}
-        (final / f".{MARK}").write_text(json.dumps(hashes))
-        _flush(final / f".{MARK}")
+        _flush(folder)
         (final / f".{MARK}").rename(final / MARK)
         _flush(final)
-        _flush(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(writing, ignore_errors=True)
+        for unmarked in (writing, *(final for _ in final.glob(f".{MARK}"))):
+            shutil.rmtree(unmarked, ignore_errors=True)
         raise OSError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from error
@@ -124,6 +124,11 @@ def read(path: Path) -> Checkpoint:
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _write_flushed(path: Path, text: str) -> None:
+    path.write_text(text)
+    _flush(path)
 
 
 def _flush(path: Path) -> None:

@@ -1,6 +1,5 @@
 """When to step, log, evaluate, save and stop."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.signals import StopRequest
-from pipeline.topology import Agreement, Topology, mean_over_ranks
+from pipeline.topology import Agreement, Topology, mean_over_ranks, wait_for_all
 
 
 class Diverged(RuntimeError):
@@ -36,18 +35,22 @@ class Window:
     first_step: int
     losses: list[torch.Tensor] = field(default_factory=list)
     norms: list[torch.Tensor] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)  # samples that stand in for damaged ones, times the ranks
     began: float = field(default_factory=time.perf_counter)
     waited: float = 0.0  # seconds in which the step had no batch
     paused: float = 0.0  # seconds of evaluation and saving, which are not training
 
-    def add(self, result: StepResult, waited: float) -> None:
+    def add(self, result: StepResult, waited: float, replaced: int) -> None:
         self.losses.append(result.loss)
+        self.replaced.append(replaced)
         self.norms.append(result.grad_norm)
         self.waited += waited
 
     def summary(self, global_batch: int, fp16: bool) -> dict[str, float]:
         """Means over steps and ranks; `Diverged` names the first step that was not finite. Every rank calls it."""
-        losses, norms = mean_over_ranks(torch.stack([torch.stack(self.losses), torch.stack(self.norms)]).double())
+        losses, norms = torch.stack(self.losses).double(), torch.stack(self.norms).double()
+        replaced = torch.tensor(self.replaced, dtype=torch.float64, device=losses.device)
+        losses, norms, replaced = mean_over_ranks(torch.stack([losses, norms, replaced]))
         finite = losses.isfinite() if fp16 else losses.isfinite() & norms.isfinite()  # fp16 skips such a gradient
         if not finite.all():
             bad = int((~finite).nonzero()[0])
@@ -63,6 +66,7 @@ class Window:
             "grad_norm": norms[-1].item(),
             "images_per_s": len(losses) * global_batch / seconds,
             "data_wait": self.waited / seconds,
+            **({"replaced": round(replaced.sum().item())} if replaced.any() else {}),
         }
 
 
@@ -79,12 +83,13 @@ class Run:
     schedule: Callable[[int], float]
     record: Record | None  # on rank 0
     progress: Progress
+    last: int  # the step to end with
 
 
 def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any] | None:
     """Train from `step` to the end; the last evaluation, or None when stopped on purpose with a checkpoint."""
     section, per_epoch = run.recipe.train, run.train.steps
-    last = min(section.epochs * per_epoch, section.max_steps or math.inf)
+    last = run.last
     began, agreement = time.perf_counter() - seconds, Agreement()
     window = Window(step)
     result: dict[str, Any] | None = None
@@ -100,7 +105,8 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                 if step == 0 and run.record and run.recipe.log.images and isinstance(run.recipe.data, DataSection):
                     run.record.picture(training_grid(parts[0], run.recipe.log.images, run.recipe.data), step=1)
                 torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
-                window.add(run.engine.step(parts, lr), waited)
+                replaced = run.topology.world * sum(part.replaced for part in parts)
+                window.add(run.engine.step(parts, lr), waited, replaced)
                 step += 1
 
                 stopping = agreement.poll(stop.requested)
@@ -116,18 +122,23 @@ def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any
                     window = Window(step)
                 paused = time.perf_counter()
                 if step == last or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0):
-                    result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
+                    result = _evaluate(run)
                     _log(run, step, result | {"split": "eval"})
                 if saving:
                     _save(run, step, time.perf_counter() - began, must=stopping or step == last)
                 window.paused += time.perf_counter() - paused
                 if stopping and step < last:
                     agreement.finish()
+                    wait_for_all()  # a launcher that sees one rank end may kill rank 0 while it still writes
                     return None
     agreement.finish()
     if result is None:  # nothing was left to do but to measure
-        result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
+        result = _evaluate(run)
     return result | {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    return evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
 
 
 def _log(run: Run, step: int, values: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ class Start:
     folder: Path
     checkpoint: Checkpoint | None
     done: dict[str, Any] | None
+    environment: dict[str, Any]
 
     @property
     def step(self) -> int:
@@ -66,8 +68,9 @@ def claim(folder: Path, recipe: Recipe, resume: str, topology: Topology) -> tupl
     done = folder / "done.json"
     finished = json.loads(done.read_text()) if done.exists() else None
     write_whole(folder / "recipe.yaml", dump_recipe(recipe))
-    write_whole(folder / "environment.json", json.dumps(environment(topology), indent=1) + "\n")
-    return Start(folder, origin, finished), lock
+    here = environment(topology)
+    write_whole(folder / "environment.json", json.dumps(here, indent=1) + "\n")
+    return Start(folder, origin, finished, here), lock
 
 
 def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +107,7 @@ def write_whole(path: Path, text: str) -> None:
 def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder with --run-dir")
-    present = [p.name for p in folder.iterdir() if p.name != ".lock"] if folder.exists() else []
+    present = [p.name for p in folder.iterdir() if p.name not in (".lock", "slurm")] if folder.exists() else []
     if not present:
         return
     ours = folder / "recipe.yaml"
@@ -136,6 +139,8 @@ def _origin(folder: Path, recipe: Recipe, resume: str) -> Checkpoint | None:
 
 
 def _commit() -> str | None:
+    if not shutil.which("git"):
+        return None
     folder = Path(__file__).parent
     answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
+from pipeline.launchers import translate
+from pipeline.outcome import leave_word
 from pipeline.recipe import Recipe, check_world
 
 if TYPE_CHECKING:
@@ -91,9 +93,9 @@ def _run(
     record = Record(start.folder, start.step, recipe.log.tensorboard) if here.is_main else None
     if record:
         stack.callback(record.close)
-        record.describe(recipe, runfolder.environment(here))
+        record.describe(recipe, start.environment)
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
-    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress)
+    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress, last)
     result = fit(run, start.step, start.seconds, stop)
     if result is None:
         _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
@@ -132,6 +134,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
+    os.environ.update(translate(os.environ))
+    leave_word(None)
     recipe = load_from_arguments(arguments)
     return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))
 

@@ -27,7 +27,7 @@ class TrainSection(Section):
     ema_device: Literal["same", "cpu"] = key(
         "same", "where the average lies: with the weights, or in the host's memory"
     )
-    deterministic: bool = key(False, "the same bits from every run on the same ranks, at the cost of some speed")
+    deterministic: bool = key(False, "the same bits from every run on the same number of ranks, at the cost of speed")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")

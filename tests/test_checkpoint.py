@@ -1,0 +1,54 @@
+"""Checkpoints are whole or absent, whatever fails while they are written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline import checkpoint
+from pipeline.checkpoint import Position
+from pipeline.engine.contract import State
+
+
+def state(value: float = 1.0) -> State:
+    weights = {"fc.weight": torch.full((3, 2), value), "fc.bias": torch.full((3,), value)}
+    return State(weights, {f"exp_avg/{name}": tensor + 1 for name, tensor in weights.items()}, {"loss_scale": 2.0})
+
+
+def position(step: int, **others) -> Position:
+    return Position(step=step, seconds=1.5, scalars={"loss_scale": 2.0}, recipe={}, **others)
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("call", ["rename", "mkdir", "write_text"])
+def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call):
+    checkpoint.save(tmp_path, state(), position(1), keep=2)
+    failed = []
+    # The folder, its own; state.json, the hashes; into place, the mark.
+    works = getattr(Path, call)
+    for number in range(1, 9):
+        left = number
+
+        def fails(self, *words, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                failed.append(number)  # noqa: B023
+                raise OSError(28, "No space left on device")
+            return works(self, *words, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, call, fails)
+            try:
+                checkpoint.save(tmp_path, state(), position(2), keep=2)
+            except OSError as error:
+                assert "earlier ones are untouched" in str(error)
+                assert folders(tmp_path) == ["00000001"]
+                continue
+        break
+    assert failed
+    assert folders(tmp_path) == ["00000001", "00000002"]
+    assert checkpoint.newest(tmp_path).load().model["fc.bias"].tolist() == [1, 1, 1]
