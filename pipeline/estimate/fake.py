@@ -115,7 +115,7 @@ class Work(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators: list[tuple[torch.dtype, int, int]] = []  # type, FLOPs, bytes
+        self.operators: list[tuple[str, int, int]] = []  # precision, FLOPs, bytes
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
@@ -125,7 +125,8 @@ class Work(TorchDispatchMode):
             count = flop_registry.get(function._overloadpacket)
             flops = count(*args, **(kwargs or {}), out_val=result) if count else 0
             traffic = sum(tensor.numel() * tensor.element_size() for tensor in (*made, *read))
-            self.operators.append((made[0].dtype, flops, traffic))
+            precision = "bf16" if made[0].dtype is torch.bfloat16 else "fp32"
+            self.operators.append((precision, flops, traffic))
         return result
 
 

@@ -3,8 +3,6 @@
 import re
 from typing import NamedTuple
 
-import torch
-
 from pipeline.errors import InputError
 
 
@@ -18,8 +16,8 @@ class Gpu(NamedTuple):
     link: float  # to the other GPUs of its node
     has_bf16: bool = True
 
-    def peak(self, dtype: torch.dtype) -> float:
-        half = dtype is torch.float16 or (dtype is torch.bfloat16 and self.has_bf16)
+    def peak(self, precision: str) -> float:
+        half = precision == "fp16" or (precision == "bf16" and self.has_bf16)
         return self.half if half else self.single
 
 

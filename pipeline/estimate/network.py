@@ -15,7 +15,7 @@ from pipeline.recipe import Recipe
 class Pass(NamedTuple):
     """Of one micro-batch on one rank."""
 
-    operators: list[tuple[torch.dtype, int, int]]  # type, FLOPs, bytes of memory traffic
+    operators: list[tuple[str, int, int]]  # precision, FLOPs, bytes of memory traffic
     peak: int  # bytes at most, beyond weights and inputs; when it is reached few weights have a gradient yet
     weights: int
     blocks: int
@@ -50,7 +50,9 @@ def fake_pass(recipe: Recipe, micro: int) -> Pass:
             with autocast(torch.device("cpu"), half if casts else torch.float32), _Norms():
                 logits = module(inputs)
             LOSSES[train.loss](logits, targets).backward()
-    operators = [(precision if kind is torch.bfloat16 else kind, *cost) for kind, *cost in work.operators]
+    operators = [
+        (train.precision if kind == "bf16" else kind, flops, traffic) for kind, flops, traffic in work.operators
+    ]
     blocks = list(getattr(module, "blocks", ()))
     sizes = [sum(p.numel() for p in part.parameters()) for part in (module, nn.ModuleList(blocks))]
     return Pass(operators, ledger.peak - before, sizes[0], len(blocks), sizes[1])
