@@ -32,6 +32,10 @@ class TrainSection(Section):
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
     keep: Positive = key(2, "newest checkpoints to keep")
+    keep_best: Literal["top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"] | None = key(
+        None, "save after each evaluation, and keep the checkpoint with the best such figure too; null is off"
+    )
+    keep_every: Positive | None = key(None, "keep the checkpoints of steps that this divides too")
 
 
 class EngineSection(Section):
