@@ -79,6 +79,7 @@ def _run(
 
     from pipeline import runfolder
     from pipeline.engine import build_engine, prepare
+    from pipeline.finetune import freeze, start_from
     from pipeline.loop import Loop, Run
     from pipeline.metrics import Record
     from pipeline.models.registry import build_model
@@ -89,6 +90,11 @@ def _run(
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train)
+    if recipe.train.init_from and not start.checkpoint:
+        changes = start_from(module, recipe.train.init_from)
+        _say(here, f"{start.folder}: starting from {', '.join([recipe.train.init_from, *changes])}")
+    if recipe.train.freeze:
+        _say(here, f"{start.folder}: {freeze(module, recipe.train.freeze):,} weights are frozen")
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
     if here.is_main and engine.config is not None:
         runfolder.write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")

@@ -19,7 +19,7 @@ LAYERS = [
     ["pipeline.optim", "pipeline.schedule"],
     ["pipeline.engine"],
     ["pipeline.checkpoint", "pipeline.evaluate", "pipeline.metrics", "pipeline.progress", "pipeline.signals"],
-    ["pipeline.saving", "pipeline.watch", "pipeline.health", "pipeline.runfolder"],
+    ["pipeline.saving", "pipeline.watch", "pipeline.health", "pipeline.runfolder", "pipeline.finetune"],
     ["pipeline.rollback"],
     ["pipeline.loop"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
