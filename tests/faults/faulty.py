@@ -114,12 +114,13 @@ def term(step: int, _=None) -> None:
 FAULTS = {"nan": nan, "die": die, "stuck": stuck, "raise": raise_, "loader": loader, "full": full, "term": term}
 
 
-def main() -> None:
-    fault = sys.argv.pop(1)
+def train_with(fault: str, words: list[str]) -> None:
+    """Be a rank of `python -m pipeline.train WORDS` with a fault; ends the process."""
     for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
         FAULTS[name](int(one), int(other or 0))
+    sys.argv[1:] = words
     train.main()
 
 
 if __name__ == "__main__":
-    main()
+    train_with(sys.argv[1], sys.argv[2:])
