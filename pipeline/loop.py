@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from pipeline.checkpoint import Position
 from pipeline.data.grid import training_grid
@@ -32,17 +33,22 @@ from pipeline.watch import Watch
 class Window:
     """The steps since the last line of metrics.jsonl; their figures stay on the device until they are asked for."""
 
-    pending: list[tuple[int, int, StepResult]] = field(default_factory=list)  # step, place in the data's order
+    pending: list[tuple[int, int, StepResult, int]] = field(default_factory=list)  # of steps not looked at
     seen: list[Look] = field(default_factory=list)
+    replaced: int = 0  # samples that stand in for damaged ones, on all ranks
     began: float = field(default_factory=time.perf_counter)
     waited: float = 0.0  # seconds in which the step had no batch
     paused: float = 0.0  # seconds of evaluation and saving, which are not training
 
     def look(self) -> list[Look]:
         """The figures, over all ranks, of the steps that were not looked at yet. Every rank calls it."""
-        rows = [torch.stack([result.loss, result.grad_norm]) for _, _, result in self.pending]
-        figures = mean_over_ranks(torch.stack(rows).double()).tolist()
-        found = [Look(step, order, *row) for (step, order, _), row in zip(self.pending, figures, strict=True)]
+        steps, orders, results, replaced = zip(*self.pending, strict=True)
+        losses = torch.stack([result.loss for result in results]).double()
+        norms = torch.stack([result.grad_norm for result in results]).double()
+        counts = torch.tensor(replaced, dtype=torch.float64, device=losses.device)
+        *figures, counts = mean_over_ranks(torch.stack([losses, norms, counts]))
+        found = [Look(*row) for row in zip(steps, orders, *(values.tolist() for values in figures), strict=True)]
+        self.replaced += round(counts.sum().item() * dist.get_world_size())
         self.pending.clear()
         self.seen += found
         return found
@@ -59,6 +65,7 @@ class Window:
             **({"grad_norm": norms[-1]} if norms else {}),
             "images_per_s": len(self.seen) * global_batch / seconds,
             "data_wait": self.waited / seconds,
+            **({"replaced": self.replaced} if self.replaced else {}),
         }
 
 
@@ -132,7 +139,7 @@ class Loop:
         torch.manual_seed(key(section.seed, self.step, run.topology.rank, NETWORK))  # of stochastic depth
         result = run.engine.step(parts, run.schedule(self.step))
         self.step += 1
-        self.window.pending.append((self.step, self.order, result))
+        self.window.pending.append((self.step, self.order, result, sum(part.replaced for part in parts)))
         self.order = run.retreat.first_kept(self.order + 1)
         run.watch.beat()
 
@@ -186,7 +193,7 @@ class Loop:
         if self.run.record:
             self.run.record.write(event)
         words = (f"{name} {value}" for name, value in event.items() if name not in ("split", "event"))
-        self.run.progress.say(f"warning: {event['event']}: {', '.join(words)}")
+        self.run.progress.say(f"warning: {event['event']}: {', '.join(words)}; training goes on")
 
     def _save(self, figures: dict[str, Any] | None) -> None:
         """Hand a copy of the state to the saver; the training goes on."""
@@ -207,7 +214,7 @@ class Loop:
             self._tell({"step": self.step, "split": "event", "event": "save failed", "reason": reason})
 
     def _settle(self) -> None:
-        """Wait for the last save, which must succeed."""
+        """Wait for the last save, which must succeed. No rank ends before: a launcher might then kill the others."""
         run = self.run
         failed = run.saver.finish()
         failed = on_main(run.topology, lambda: failed)

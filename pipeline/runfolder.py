@@ -4,6 +4,7 @@ import fcntl
 import json
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -129,7 +130,7 @@ def write_whole(path: Path, text: str) -> None:
 def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder with --run-dir")
-    present = [p.name for p in folder.iterdir() if p.name != ".lock"] if folder.exists() else []
+    present = [p.name for p in folder.iterdir() if p.name not in (".lock", "slurm")] if folder.exists() else []
     if not present:
         return
     ours = folder / "recipe.yaml"
@@ -163,6 +164,8 @@ def _origin(folder: Path, recipe: Recipe, resume: str) -> tuple[Checkpoint | Non
 
 
 def _commit() -> str | None:
+    if not shutil.which("git"):
+        return None
     folder = Path(__file__).parent
     answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
     return answer.stdout.strip() or None

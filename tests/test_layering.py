@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["pipeline.errors", "pipeline.limits"],
+    ["pipeline.launchers", "pipeline.outcome"],
     ["pipeline.native"],
     ["data_prep"],
     ["pipeline.recipe"],

@@ -41,8 +41,11 @@ class Tokens:
                 f"model.vocabulary {model.vocabulary}: {TOKENIZER} beside {path} has {self.vocabulary} words"
             )
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """Ids on the host, int64 [B, T], pinned where there is a GPU; T holds the longest pair of `together`."""
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Ids on the host, int64 [B, T], pinned where there is a GPU; T holds the longest pair of `together`.
+
+        And the draws that these are of.
+        """
         width, samples = self.width(together), draws % len(self.file)
         ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         for row, sample in zip(ids.numpy(), samples, strict=True):
@@ -50,7 +53,7 @@ class Tokens:
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
             raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
-        return ids
+        return ids, draws
 
     def finish(self, ids: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, on the device."""

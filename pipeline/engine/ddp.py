@@ -34,6 +34,9 @@ class DDPEngine(Engine):
             bucket_cap_mb=section.bucket_mb,
             gradient_as_bucket_view=section.bucket_view,
             static_graph=section.static_graph,
+            # It would sort its buckets anew after its first step, and with them the order of sums over three ranks or
+            # more: a run that was started again would then differ from one that was not.
+            find_unused_parameters=train.deterministic and topology.world > 2,
         )
         if section.compress:
             self.model.register_comm_hook(None, bf16_compress_hook)

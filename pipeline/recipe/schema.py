@@ -97,6 +97,15 @@ def _schedule_fits(recipe: Recipe) -> None:
             raise ValueError(f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}")
 
 
+_ENGINE_KEYS = {
+    "bucket_mb": ("ddp", "deepspeed"),
+    "bucket_view": ("ddp",),
+    "static_graph": ("ddp",),
+    "compress": ("ddp",),
+    "overlap": ("deepspeed",),
+}
+
+
 def _engine_can(recipe: Recipe) -> None:
     if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
         raise ValueError(
@@ -114,6 +123,15 @@ def _engine_can(recipe: Recipe) -> None:
         _schedule_free_fits(recipe, zero)
     if recipe.engine.offload and recipe.engine.kind != "fsdp" and zero == 0:
         raise ValueError("engine.offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
+    for name, kinds in _ENGINE_KEYS.items():
+        default = EngineSection.model_fields[name].default
+        if getattr(recipe.engine, name) != default and recipe.engine.kind not in kinds:
+            raise ValueError(
+                f"engine.{name} is for engine.kind {' or '.join(kinds)}, {recipe.engine.kind} would ignore it"
+            )
+    if recipe.engine.static_graph and (recipe.train.deterministic or recipe.train.accumulation > 1):
+        other = "train.deterministic" if recipe.train.deterministic else "train.accumulation above 1"
+        raise ValueError(f"engine.static_graph true does not go with {other}: torch's fails there; set it to false")
     if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
         raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
 

@@ -27,7 +27,7 @@ class TrainSection(Section):
     ema_device: Literal["same", "cpu"] = key(
         "same", "where the average lies: with the weights, or in the host's memory"
     )
-    deterministic: bool = key(False, "the same bits from every run on the same ranks, at the cost of some speed")
+    deterministic: bool = key(False, "the same bits from every run on the same number of ranks, at the cost of speed")
     init_from: str | None = key(
         None,
         "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, or timm:NAME; "
