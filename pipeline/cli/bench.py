@@ -1,10 +1,12 @@
 """widemix bench: our parts against named peers, in turns, in one run."""
 
 import argparse
+import os
+import sys
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.commands import Exit
+from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
 
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
@@ -33,6 +35,51 @@ def add_bench(commands) -> None:
                 "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
             )
         bench.set_defaults(command=_bench, bench=name)
+    add_scale(benches)
+
+
+def add_scale(benches) -> None:
+    bench = benches.add_parser(
+        "scale",
+        help="weak scaling of a recipe, and where the time of a step goes",
+        description="The same batch a rank on more and more ranks: start it by the launcher on 1, 2, 4 ... nodes "
+        "with the same --to, which keeps a row of each and draws all of them.",
+    )
+    add_recipe_arguments(bench)
+    add = bench.add_argument
+    add("--batch", type=int, default=32, metavar="N", help="samples of a micro-batch and rank (default: 32)")
+    add("--steps", type=int, default=50, metavar="N", help="steps that each part is timed over (default: 50)")
+    add("--to", type=Path, default=Path("scale"), metavar="DIR", help="folder of rows and figure (default: scale)")
+    add("--ranks", type=int, default=0, metavar="N", help="start so many ranks on this machine")
+    add("--json", type=Path, metavar="FILE", help="also write the figures there")
+    bench.set_defaults(command=_scale)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    recipe = load_from_arguments(arguments)
+    for name in ("batch", "steps"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+    if arguments.ranks < 0:
+        raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
+    if arguments.ranks > 1 and "RANK" not in os.environ:
+        from launch.local import launch
+
+        return launch(["-m", "pipeline.cli", *(word for word in sys.argv[1:])], arguments.ranks)
+    from pipeline.bench.report import report
+    from pipeline.bench.scale import PARTS, VERSIONS, measure_scale, write_row
+    from pipeline.bench.scale_figure import draw_scale
+
+    row = measure_scale(recipe, arguments.batch, arguments.steps)
+    if row is None:
+        return Exit.DONE
+    rows = write_row(arguments.to, row)
+    draw_scale(rows, arguments.to / "scale.png")
+    shown = ("images_per_s", "efficiency", "step", *PARTS)
+    named = [{"name": f"{found['ranks']} ranks"} | {name: found[name] for name in shown} for found in rows]
+    report(named, VERSIONS, arguments.json)
+    print(arguments.to / "scale.png")
+    return Exit.DONE
 
 
 def _bench(arguments: argparse.Namespace) -> Exit:

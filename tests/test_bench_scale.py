@@ -1,0 +1,64 @@
+"""`widemix bench scale`, in this process and by its command on two ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import topology
+from pipeline.bench.scale import PARTS, measure_scale, with_efficiency, write_row
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, load_recipe
+from tests.conftest import ROOT, Command
+
+RECIPE = "recipes/digits/rp_mixer.yaml"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "share_cpus", lambda here: 1)
+
+
+def small(digits: Path) -> Recipe:
+    return load_recipe(ROOT / RECIPE, [("data.path", str(digits)), ("model.depth", "1"), ("data.workers", "1")])
+
+
+def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: Path, tmp_path: Path) -> None:
+    alone = measure_scale(small(digits), batch=16, steps=3)
+    assert alone is not None
+    write_row(tmp_path / "scale", alone)
+    options = (
+        "--data.path",
+        digits,
+        "--batch",
+        "16",
+        "--steps",
+        "3",
+        "--to",
+        tmp_path / "scale",
+        "--model.depth",
+        "1",
+    )
+    code, output = Command("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json").wait()
+    assert code == 0, output
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["1 ranks", "2 ranks"]
+    for row, ranks in zip(rows, (1, 2), strict=True):
+        assert row["images_per_s"] == pytest.approx(16 * ranks / row["step"])
+        assert sum(row[part] for part in PARTS) >= 0.999 * row["step"]
+        assert all(row[part] >= 0 for part in PARTS)
+    assert rows[0]["efficiency"] == 1
+    assert rows[1]["efficiency"] == pytest.approx(rows[1]["images_per_s"] / 2 / rows[0]["images_per_s"])
+    assert (tmp_path / "scale" / "scale.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_anew_replaces_its_row(tmp_path: Path) -> None:
+    for ranks, rate in ((4, 300.0), (1, 100.0), (4, 200.0)):
+        rows = write_row(tmp_path, {"ranks": ranks, "images_per_s": rate})
+    assert [(row["ranks"], row["images_per_s"], row["efficiency"]) for row in rows] == [(1, 100, 1), (4, 200, 0.5)]
+    assert with_efficiency(rows[1:])[0]["efficiency"] == 1
+
+
+def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:
+    with pytest.raises(InputError, match="--batch 512: 1 ranks leave 2 steps an epoch"):
+        measure_scale(small(digits), batch=512, steps=3)
