@@ -30,13 +30,13 @@ def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.AGAIN:
-        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint; goes on by itself"])
+        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint"])
     if asked:
-        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint; goes on from the one before"])
+        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint"])
     lines = _blame(words, ranks)
     if progress > 0:
-        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another follows"])
-    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so no other follows"])
+        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another is worth while"])
+    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so another would only fail again"])
 
 
 def _blame(words: list[Word], ranks: int) -> list[str]:

@@ -108,6 +108,18 @@ def test_a_signal_in_the_middle_requeues_the_job_and_it_goes_on_by_itself(slurm,
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_a_cancelled_job_saves_and_does_not_come_back(slurm, submit, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "1"))
+    wait_for_step(slurm, run, 12)
+    slurm("scancel", job, check=True)
+    slurm.until(lambda: not slurm("squeue", "-h"), 60)
+    assert slurm.job(job, "JobState") == "CANCELLED", log_of(run)
+    assert slurm.job(job, "Restarts") == "0"
+    assert not (run / "done.json").exists()
+    assert max(int(mark.parent.name) for mark in run.glob("checkpoints/*/COMPLETE")) > 10
+
+
 def test_a_more_urgent_job_takes_the_nodes_and_gives_them_back(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "4"))
