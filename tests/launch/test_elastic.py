@@ -4,8 +4,6 @@
 """
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -107,7 +105,7 @@ def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed
     assert training.ranks == 4
     before = training.steps()
     if event == "killed":
-        os.killpg(training.agents[3].pid, signal.SIGKILL)
+        hosts.kill(3)
     else:
         hosts.cut(3)
     began = time.monotonic()
