@@ -51,7 +51,7 @@ def _blame(words: list[Word], ranks: int) -> list[str]:
         lines.append(f"rank {word.rank} on {word.host} was killed (memory?), or its node is gone")
     failed = sorted((word for word in words if word.code), key=lambda word: word.time)
     if failed:
-        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message}")
+        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message.split('. ')[0]}")
     return lines
 
 

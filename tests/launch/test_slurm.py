@@ -186,8 +186,9 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     slurm.kill_node("n2")
     slurm.until(lambda: "down" in slurm("sinfo", "-h", "-n", "n2", "-o", "%T"), 90)
     slurm.start_again(job, 1)
-    assert slurm.job(job, "NodeList") == "n[1,3]"
+    assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert "on n2 was killed (memory?), or its node is gone" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 
