@@ -21,7 +21,7 @@ LAYERS = [
     ["pipeline.checkpoint", "pipeline.evaluate", "pipeline.metrics", "pipeline.progress", "pipeline.signals"],
     ["pipeline.loop", "pipeline.runfolder"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench", "pipeline.analysis"],
+    ["pipeline.bench", "pipeline.analysis", "pipeline.catalogue"],
     ["launch"],
     ["pipeline.cli"],
 ]

@@ -17,6 +17,9 @@ def add_cost(commands) -> None:
     )
     add_recipe_arguments(parser)
     parser.add_argument("--named", action="store_true", help="in place of a recipe: a table of all named networks")
+    parser.add_argument(
+        "--recipes", type=Path, metavar="DIR", help="in place of a recipe: write the tables of DIR/README.md anew"
+    )
     parser.add_argument("--omega", type=float, help="in place of a recipe: Mixers (C, S) of this mean connectivity")
     parser.add_argument("--gamma", type=float, default=1.0, help="their expansion (default: 1)")
     parser.add_argument("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
@@ -38,6 +41,11 @@ def _cost(arguments: argparse.Namespace) -> Exit:
         return Exit.DONE
     if arguments.named:
         print(named_table())
+        return Exit.DONE
+    if arguments.recipes is not None:
+        from pipeline.catalogue import refresh
+
+        print(f"{refresh(arguments.recipes)}: written")
         return Exit.DONE
     recipe = load_from_arguments(arguments)
     rows = estimate(recipe, arguments.gpus, arguments.gpu, arguments.samples)
