@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.estimate import estimate
+from pipeline.estimate.report import Cluster, estimate
+from pipeline.estimate.units import short
+from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
 from pipeline.recipe.text import TextSection
@@ -42,24 +44,42 @@ def header(path: Path) -> dict[str, str]:
 def table(folder: Path) -> str:
     """Every recipe with what it costs and what to expect, and then those measured in the small, as Markdown."""
     lines = [
-        f"| recipe | model | parameters | Omega | width m | epochs | expected | source | {GPU.upper()} hours |",
-        "|---|---|---:|---:|---:|---:|---|---|---:|",
+        "| recipe | model | parameters | Omega | width m | batch | epochs | expected | source "
+        f"| {GPU.upper()} hours |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|---:|",
     ]
-    measured = ["| recipe | measured in the small |", "|---|---|"]
-    for path in shipped(folder):
-        name, recipe, fields = f"`{path.relative_to(folder)}`", load_recipe(path), header(path)
-        samples = re.search(r"--samples (\d+)", fields["cost"])
-        rows = {row.name: row for row in estimate(recipe, 1, GPU, int(samples[1]) if samples else None)}
-        hours = rows["GPU hours"].value
-        cells = (
-            *(name, model(recipe), rows["parameters"].text, rows["Omega"].text, rows["width m"].text),
-            *(str(recipe.train.epochs), fields["expected"], fields["source"]),
-            "under 0.01" if hours < 0.01 else f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-        if "measured" in fields:
-            measured.append(f"| {name} | {fields['measured']} |")
-    return "\n".join([*lines, "", *measured]) + "\n"
+    lines += [f"{row(path)} {hours(path)} |" for path in shipped(folder)]
+    return "\n".join([*lines, "", *measured(folder)]) + "\n"
+
+
+def measured(folder: Path) -> list[str]:
+    """What was measured in the small, as Markdown."""
+    found = {path: header(path).get("measured") for path in shipped(folder)}
+    rows = [f"| {_name(path)} | {text} |" for path, text in found.items() if text]
+    return ["| recipe | measured in the small |", "|---|---|", *rows]
+
+
+def row(path: Path) -> str:
+    """A recipe's line but for its hours, which take a second to work out."""
+    recipe, fields = load_recipe(path), header(path)
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    cells = (
+        *(_name(path), model(recipe), f"{cost.parameters:,}", short(cost.omega), f"{cost.width:,.0f}"),
+        *(f"{recipe.train.global_batch:,}", f"{recipe.train.epochs:,}", fields["expected"], fields["source"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def hours(path: Path) -> str:
+    """Of a whole run on one GPU, as `widemix cost` has them, for the samples that the header names."""
+    samples = re.search(r"--samples (\d+)", header(path)["cost"])
+    rows = estimate(load_recipe(path), Cluster(1, GPU), int(samples[1]) if samples else None)
+    value = next(row.value for row in rows if row.name == "hours")
+    return "under 0.01" if value < 0.01 else f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+def _name(path: Path) -> str:
+    return f"`{path.parent.name}/{path.name}`"
 
 
 def model(recipe: Recipe) -> str:

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from data_prep.beton import open_beton
 from pipeline.analysis.operations import AMPLIFIED, Shown, all_operations, compared
 from pipeline.data.augment.program import compile_policy
-from pipeline.data.decode import centre_boxes, decode
+from pipeline.data.decode import Decoder, centre_boxes, cubic
 from pipeline.data.grid import GUTTER, INK, PAPER, TEXT, grid, training_grid
 from pipeline.data.loader import Batch, TrainLoader
 from pipeline.data.split import open_split
@@ -89,7 +89,8 @@ def _first_picture(section: DataSection) -> np.ndarray:
     beton = open_split(section, section.train_split, open_beton)
     picture = np.empty((1, section.image_size, section.image_size, 3), np.uint8)
     first = np.zeros(1, np.int64)
-    decode(beton, first, centre_boxes(first, beton.height, beton.width, 1.0), picture, threads=1)
+    boxes = centre_boxes(first, beton.height, beton.width, 1.0)
+    Decoder(beton).read(first, boxes, cubic(first, section.interpolation, 0, 0), picture, threads=1)
     return picture[0]
 
 

@@ -18,7 +18,7 @@ from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.bench.paired import Contestant, race
-from pipeline.data.decode import decode, random_boxes
+from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
@@ -76,11 +76,12 @@ def _ours(folder: Path, policy: str | None, re_prob: float) -> Contestant:
 
 def _decoded(folder: Path) -> Contestant:
     beton = open_split(_data(folder), "train", open_beton)
+    decoder = Decoder(beton)
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def make(turn: int) -> int:
         boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decode(beton, samples, boxes, pictures, threads=1)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures, threads=1)
         return len(samples)
 
     return make
@@ -89,12 +90,13 @@ def _decoded(folder: Path) -> Contestant:
 def _mixed(folder: Path) -> Contestant:
     """Our decoder, then timm's policy on Pillow pictures; normalised and erased by timm."""
     beton = open_split(_data(folder), "train", open_beton)
+    decoder = Decoder(beton)
     transform = _timm_transform().transforms[2:]
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def make(turn: int) -> int:
         boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decode(beton, samples, boxes, pictures, threads=1)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures, threads=1)
         for picture in pictures:
             image = Image.fromarray(picture)
             for step in transform:

@@ -41,4 +41,6 @@ pixels: Any = functools.partial(jit, noalias=True)
 """`jit` for functions of pictures. Its promise: no two arguments share memory."""
 
 inlined: Any = functools.partial(pixels, inline="always")
-"""`pixels` for the arithmetic of one value: part of its caller's loop before LLVM vectorises that."""
+"""`pixels` that becomes part of its caller before that is compiled: the arithmetic of one value, so that LLVM sees
+a single loop to vectorise; and what mostly calls others, since LLVM optimises a function anew in each of its callers,
+up to the topmost."""

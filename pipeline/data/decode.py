@@ -1,45 +1,25 @@
-"""Pictures from a .beton: which box of each, then decode, crop, resize and flip with FFCV's compiled library.
+"""Pictures from a .beton: which box of each, then decoded, cropped, resized as Pillow does and flipped.
 
-The boxes are drawn first, by plain functions, so that what a picture undergoes can be tested apart from pixels.
+The boxes are drawn first, by plain functions, so that what a picture undergoes can be tested apart from pixels. These
+come from the compiled part (pipeline/native), or from Pillow where it cannot be built: the same, bit for bit.
 """
 
+import ctypes
 import functools
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
-from numba import types
 
-from data_prep.beton import JPEG, Beton
+from data_prep.beton import Beton
+from pipeline import native
 from pipeline.data.compiled import jit
-from pipeline.data.random import CROP, FLIP, key, uniform
+from pipeline.data.random import CROP, FLIP, INTERPOLATION, key, uniform
+from pipeline.data.split import descriptor
 from pipeline.data.threads import share_out
+from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
 
-
-def _ffcv_library() -> str:
-    """FFCV's shared library, found without importing FFCV (4 s, for a numba dictionary made at import)."""
-    spec = importlib.util.find_spec("ffcv")
-    folder = Path(spec.origin).parent if spec and spec.origin else None
-    found = sorted(folder.glob("_libffcv*.so")) if folder else []
-    if not found:
-        raise InputError("FFCV's compiled library is missing; `widemix doctor` says how to mend it")
-    return str(found[0])
-
-
-# By symbol name instead of ctypes pointer, so that numba can keep the compiled code on disk.
-llvmlite.binding.load_library_permanently(_ffcv_library())
-_imdecode: Any = types.ExternalFunction(
-    "imdecode",
-    types.int32(
-        *(types.uintp, types.uint64, types.uint32, types.uint32),  # source, bytes, height, width
-        *(types.uintp, types.uint32, types.uint32, types.uint32, types.uint32),  # target, height, width, x, y
-        *(types.uint32, types.uint32, types.boolean, types.boolean),  # scale, crop?, flip?
-    ),
-)
-_resize: Any = types.ExternalFunction("resize", types.void(*[types.int64] * 11))
+MESSAGE = 200  # bytes that the compiled part may say of a damaged sample
 
 
 @jit
@@ -101,64 +81,63 @@ def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, sha
     return np.stack([(h - side) // 2, (w - side) // 2, side, side, np.zeros_like(side)], axis=1)
 
 
-def decode(beton: Beton, samples: np.ndarray, boxes: np.ndarray, pictures: np.ndarray, threads: int) -> None:
-    """Fill `pictures`, uint8 [B, side, side, 3], with the boxes of `samples`. `InputError` names a damaged sample."""
-    if len(samples) and not (samples.min() >= 0 and samples.max() < len(beton)):
-        raise InputError(f"{beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(beton)}")
-    damaged = np.zeros(len(samples), np.bool_)
-    tables = (beton.mode, beton.height, beton.width, beton.offset, beton.size)
-    work = functools.partial(_decode_share, beton.bytes, tables, samples, boxes, pictures, damaged)
-    share_out(work, threads)
-    if damaged.any():
-        raise InputError(
-            f"{beton.path}: sample {int(samples[damaged.argmax()])} is not a whole JPEG; prepare the folder again"
-        )
+def cubic(draws: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.ndarray:
+    """Which pictures are resized bicubically: bool [B]; of `random`, as in timm, about half."""
+    if interpolation == "random":
+        return np.array([uniform(key(seed, epoch, draw, INTERPOLATION), 0) < 0.5 for draw in draws], np.bool_)
+    return np.full(len(draws), interpolation == "bicubic")
 
 
-@jit
-def _decode_share(data, tables, samples, boxes, pictures, damaged, chunk, chunks):
-    """Every `chunks`-th picture from `chunk` on."""
-    mode, height, width, offset, size = tables
-    scratch = np.empty(0, np.uint8)
-    for b in range(chunk, len(samples), chunks):
-        sample = samples[b]
-        h, w = height[sample], width[sample]
-        pixels = data.ctypes.data + offset[sample]
-        if mode[sample] == JPEG:
-            if scratch.size < 3 * h * w:
-                scratch = np.empty(3 * h * w, np.uint8)
-            target = scratch.ctypes.data
-            damaged[b] = _imdecode(pixels, size[sample], h, w, target, h, w, 0, 0, 1, 1, False, False) != 0
-            pixels = target
-        _crop(pixels, h, w, boxes[b], pictures[b])
-        if boxes[b, 4]:
-            _flip(pictures[b])
+class Decoder:
+    """A .beton's pictures, read by as many threads as are asked for."""
+
+    def __init__(self, beton: Beton):
+        self.beton = beton
+        self._file = descriptor(beton, self)
+        self._read: Any = _compiled_reader() or read_with_pillow
+        places = (beton.offset, beton.size, beton.segments, beton.segments_size)
+        self._tables = (beton.mode, *map(np.ascontiguousarray, (beton.height, beton.width, *places)))
+
+    def read(
+        self, samples: np.ndarray, boxes: np.ndarray, cubic: np.ndarray, pictures: np.ndarray, threads: int
+    ) -> None:
+        """Fill `pictures`, uint8 [B, side, side, 3], with boxes of `samples`; `InputError` names a damaged one."""
+        for place, why in self.try_read(samples, boxes, cubic, pictures, threads).items():
+            raise InputError(self.damage(int(samples[place]), why))
+
+    def try_read(
+        self, samples: np.ndarray, boxes: np.ndarray, cubic: np.ndarray, pictures: np.ndarray, threads: int
+    ) -> dict[int, str]:
+        """The same, but for what is damaged: its place in the batch, and in which way. Its pixels mean nothing."""
+        if len(samples) and not (samples.min() >= 0 and samples.max() < len(self.beton)):
+            raise InputError(
+                f"{self.beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(self.beton)}"
+            )
+        messages = np.zeros(len(samples), f"S{MESSAGE}")
+        asked = [np.ascontiguousarray(samples, np.int64), np.ascontiguousarray(boxes, np.int64)]
+        asked.append(np.ascontiguousarray(cubic, np.uint8))
+        share_out(functools.partial(self._read, self._file, self._tables, *asked, pictures, messages), threads)
+        return {int(place): messages[place].decode(errors="replace") for place in np.flatnonzero(messages)}
+
+    def damage(self, sample: int, why: str) -> str:
+        """What to say of a damaged sample."""
+        return f"{self.beton.path}: sample {sample} cannot be read: {why}; `widemix verify` finds what is damaged"
 
 
-@jit
-def _crop(pixels, height, width, box, picture):
-    """Resize a box of the pixels at that address to the picture. What lies outside of them is black."""
-    top, left, bottom, right = box[0], box[1], box[0] + box[2], box[1] + box[3]
-    side = picture.shape[0]
-    if top >= 0 and left >= 0 and bottom <= height and right <= width:
-        _resize(0, pixels, height, width, top, bottom, left, right, picture.ctypes.data, side, side)
-        return
-    first, last = max(top, 0), min(bottom, height)
-    start, stop = max(left, 0), min(right, width)
-    picture[:] = 0
-    if last > first and stop > start:  # such a box has the picture's own size: nothing to resize
-        within = np.empty((last - first, stop - start, 3), np.uint8)
-        address = within.ctypes.data
-        _resize(0, pixels, height, width, first, last, start, stop, address, last - first, stop - start)
-        picture[first - top : last - top, start - left : stop - left] = within
+@functools.cache
+def _compiled_reader() -> Any:
+    """`read_pictures` of pipeline/native, called as `read_with_pillow` is; None where there is no compiled part."""
+    library = native.load()
+    if library is None:
+        return None
+    function = library.read_pictures
+    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 12, *[ctypes.c_int64] * 4]
+    function.restype = None
 
+    def read(file, tables, samples, boxes, cubic, pictures, messages, chunk, chunks):
+        arrays = (*tables, samples, boxes, cubic, pictures, messages)
+        assert all(array.flags.c_contiguous for array in arrays)  # of them the function has the addresses alone
+        addresses = (array.ctypes.data for array in arrays)
+        function(file, *addresses, pictures.shape[1], len(samples), chunk, chunks)
 
-@jit
-def _flip(picture):
-    side = picture.shape[1]
-    for row in range(side):
-        for column in range(side // 2):
-            for channel in range(3):
-                kept = picture[row, column, channel]
-                picture[row, column, channel] = picture[row, side - 1 - column, channel]
-                picture[row, side - 1 - column, channel] = kept
+    return read

@@ -1,8 +1,8 @@
 """Prepared samples to batches on the device: exact order, exact resumption, nothing that hangs.
 
-FFCV gives the file format and the compiled decoder. Order, randomness and threads are ours: FFCV's own loader
-depends on the world size in its order and on threads in its randomness, reuses buffers under its reader's feet,
-does not check its indices, and waits for ever when its thread raises.
+The file format is FFCV's. The rest is ours: FFCV's own loader depends on the world size in its order and on threads
+in its randomness, reuses buffers under its reader's feet, does not check its indices, decodes what no crop shows, and
+waits for ever when its thread raises.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,6 +39,7 @@ class Batch:
     inputs: torch.Tensor
     targets: torch.Tensor
     samples: np.ndarray  # int64 [B]: which samples of the split these are
+    replaced: int = 0  # of these, how many stand in for one that cannot be read
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -53,8 +54,11 @@ class Source(Protocol):
     @property
     def file(self) -> PreparedFile: ...
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> torch.Tensor:
-        """One batch on the host; `together` are the draws of the whole step, on all ranks."""
+    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """One batch on the host; `together` are the draws of the whole step, on all ranks.
+
+        And the draws that it shows: others than were asked for, where one cannot be read and may be replaced.
+        """
 
     def finish(self, host: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave as the model's inputs, on the device."""
@@ -69,6 +73,7 @@ class _HostBatch:
     draws: np.ndarray
     step: int
     part: int  # which micro-batch of the step
+    replaced: int = 0
 
 
 class TrainLoader:
@@ -101,10 +106,10 @@ class TrainLoader:
     def __len__(self) -> int:
         return len(self.source.file)
 
-    def batches(self, epoch: int, first_step: int = 0) -> "_Stream":
+    def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
         hosts = Prefetch(self._read(epoch, first_step), self.section.batches_ahead)
-        return _Stream(hosts, lambda host: self._finish(host, epoch))
+        return Batches(hosts, lambda host: self._finish(host, epoch))
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
@@ -115,9 +120,10 @@ class TrainLoader:
             together = self.order.step(epoch, step)
             mine = together.reshape(world, self.accumulation, self.share)[rank]
             for part, draws in enumerate(mine):
-                inputs = self.source.read(draws, together, epoch)
-                labels = torch.from_numpy(self.source.file.label[draws % len(self)])
-                yield _HostBatch(inputs, labels, draws, epoch * self.steps + step, part)
+                inputs, shown = self.source.read(draws, together, epoch)
+                labels = torch.from_numpy(self.source.file.label[shown % len(self)])
+                replaced = int((shown != draws).sum())
+                yield _HostBatch(inputs, labels, shown, epoch * self.steps + step, part, replaced)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix."""
@@ -128,7 +134,7 @@ class TrainLoader:
         if augment.mixing:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
             targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
-        return Batch(inputs, targets, host.draws % len(self))
+        return Batch(inputs, targets, host.draws % len(self), host.replaced)
 
 
 class EvalLoader:
@@ -147,16 +153,16 @@ class EvalLoader:
     def __len__(self) -> int:
         return len(self.source.file)
 
-    def batches(self) -> "_Stream":
-        return _Stream(Prefetch(self._read(), self.section.batches_ahead), self._finish)
+    def batches(self) -> "Batches":
+        return Batches(Prefetch(self._read(), self.section.batches_ahead), self._finish)
 
     def _read(self) -> Iterator[_HostBatch]:
         samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
         most = -(-len(self) // self.topology.world)  # on rank 0
         for start in range(0, most, self.batch):
             chosen = samples[start : start + self.batch]
-            labels = torch.from_numpy(self.source.file.label[chosen])
-            yield _HostBatch(self.source.read(chosen, chosen, 0), labels, chosen, 0, 0)
+            inputs, shown = self.source.read(chosen, chosen, 0)
+            yield _HostBatch(inputs, torch.from_numpy(self.source.file.label[shown]), shown, 0, 0)
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
@@ -178,19 +184,19 @@ def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
             loader.source.check(model)
 
 
-class _Stream:
+class Batches:
     """Host batches from the thread, finished one by one on the device as they are asked for."""
 
     def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch]):
         self._hosts, self._finish = hosts, finish
 
-    def __iter__(self) -> "_Stream":
+    def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> Batch:
         return self._finish(next(self._hosts))
 
-    def __enter__(self) -> "_Stream":
+    def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *_) -> None:

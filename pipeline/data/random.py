@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.data.compiled import jit
 
 # What a number is used for. One more use is one more line; a number is never used twice.
-ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, APPEARANCE, PAGE, WINDOW = range(10)
+ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, APPEARANCE, PAGE, WINDOW, INTERPOLATION, REPLACE = range(12)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 # No contraction to fused multiply-adds: the same numbers on every machine, and Pillow's.
-_FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-shared", "-fPIC")
+# -Bsymbolic: a function of ours calls ours, whatever other libraries of this process (FFCV) call theirs.
+_FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
 _LIBRARIES = ("-ljpeg", "-lpthread", "-lm")
 

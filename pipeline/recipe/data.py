@@ -42,6 +42,12 @@ class DataSection(PreparedSection):
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop, as a share of the picture's shorter side"
     )
+    interpolation: Literal["bilinear", "bicubic", "random"] = key(
+        "bilinear", "how crops are resized, antialiased; random: either, drawn for each picture (evaluation: bicubic)"
+    )
+    on_bad: Literal["error", "replace"] = key(
+        "error", "a training picture that cannot be read: the end, or another in its place, told and counted"
+    )
     mean: Triple = key(IMAGENET_MEAN, "subtracted per RGB channel, on a scale of 0 to 1")
     std: Triple = key(IMAGENET_STD, "divided by per RGB channel, on a scale of 0 to 1")
 

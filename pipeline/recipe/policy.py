@@ -96,6 +96,10 @@ _MIXED = (
     *("AutoContrast", *_STRONGER, "Equalize", "Rotate", "PosterizeIncreasing", "SolarizeIncreasing"),
     *_MOVES,
 )
+_W0 = {  # timm's first weights (`w0`, up to 0.8), for the operations of `inc0` or `inc1` alike
+    **{"Rotate": 60, "ShearX": 40, "ShearY": 40, "TranslateXRel": 20, "TranslateYRel": 20, "AutoContrast": 5},
+    **{"Color": 5, "Sharpness": 5, "Solarize": 1, "SolarizeAdd": 1, "Contrast": 1, "Brightness": 1, "Equalize": 1},
+}
 _SETS: dict[str, Mapping[str, float] | tuple[str, ...]] = {
     "weights": {
         "Rotate": 3,
@@ -154,7 +158,7 @@ def parse_policy(text: str) -> Policy:
     """A policy such as `rand-m9-mstd0.5-inc1`, or `InputError` that names the bad part and what would be right.
 
     rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100 uniform from 0 to m), mmax
-    (10), inc (0), t set of operations (weights, 3a, 3aw). v0, v0r, original, originalr, 3a: mstd (0). augmix: m (3),
+    (10), inc (0), t set of operations (weights, 3a, 3aw), w0 the weights of timm before 0.9. v0, v0r, original, originalr, 3a: mstd (0). augmix: m (3),
     w chains (3), d steps in a chain (0: one to three), a alpha (1), b blends one after the other (0), mstd (uniform).
     """
     name, *parts = text.split("-")
@@ -170,13 +174,16 @@ def parse_policy(text: str) -> Policy:
 
 
 def _rand(parts: list[str]) -> RandAugment:
-    sets = [part for part in parts if part.startswith("t")]
+    sets = [part for part in parts if part.startswith(("t", "w"))]
     options = _options([part for part in parts if part not in sets], _RAND)
-    chosen: Mapping[str, float] | tuple[str, ...] = _INCREASING if options["inc"] else _PLAIN
+    names = _INCREASING if options["inc"] else _PLAIN
+    chosen: Mapping[str, float] | tuple[str, ...] = names
     if sets:
-        if len(sets) > 1 or sets[0][1:] not in _SETS:
-            raise InputError(f"part {'-'.join(sets)!r}: takes one set of operations, of {', '.join(_SETS)}")
-        chosen = _SETS[sets[0][1:]]
+        known = {f"t{name}": chosen for name, chosen in _SETS.items()}
+        known["w0"] = {name: _W0[plain] for name, plain in zip(names, _PLAIN, strict=True) if plain in _W0}
+        if len(sets) > 1 or sets[0] not in known:
+            raise InputError(f"part {'-'.join(sets)!r}: takes one set of operations, of {', '.join(known)}")
+        chosen = known[sets[0]]
     std = math.inf if options["mstd"] > 100 else options["mstd"]
     steps = tuple(Step(name, options["p"], options["m"], std, options["mmax"]) for name in chosen)
     weights = tuple(chosen.values()) if isinstance(chosen, Mapping) else None
@@ -204,9 +211,8 @@ def _options(parts: list[str], known: dict[str, _Option]) -> dict[str, Any]:
     for part in parts:
         key, number = re.fullmatch(r"(\D*)(.*)", part, re.DOTALL).groups()  # type: ignore[union-attr]
         if key not in known:
-            cure = "; timm has replaced w by t, as in tweights" if known is _RAND and key == "w" else ""
-            names = [*known, "t"] if known is _RAND else known
-            raise InputError(f"part {part!r}: no such option; known are {', '.join(names)}{cure}")
+            names = [*known, "t", "w0"] if known is _RAND else known
+            raise InputError(f"part {part!r}: no such option; known are {', '.join(names)}")
         if key in values:
             raise InputError(f"part {part!r}: {key} is given twice")
         values[key] = _number(part, number, known[key])

@@ -1,22 +1,22 @@
-"""Batches: the same pictures for every world, thread count and restart, and the pixels FFCV itself would give."""
+"""Batches: the same pictures for every world, thread count and restart; what cannot be read is told."""
 
 import hashlib
+import io
 import shutil
+import threading
+import time
 from pathlib import Path
 
-import cv2
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import functional
 
-from data_prep.beton import RAW, open_beton
-from data_prep.picture import Encoded
+from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from data_prep.write import BetonWriter
-from pipeline.data.decode import centre_boxes, decode, padded_boxes, random_boxes
+from pipeline.data.decode import centre_boxes, padded_boxes, random_boxes
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import RandomOrder
 from pipeline.data.paged import PagedOrder
@@ -148,37 +148,6 @@ def test_evaluation_sees_every_sample_once(folder, world):
     assert sorted(seen) == list(range(17))
 
 
-@pytest.mark.filterwarnings("ignore")  # FFCV's import
-@pytest.mark.parametrize("kind", ["jpeg", "raw"])
-def test_crops_and_resizes_are_ffcvs_own(folder, tmp_path, kind):
-    """Against FFCV's Python functions, with numpy for the flip; on raw pictures against cv2 as well."""
-    from ffcv.libffcv import imdecode, resize_crop
-
-    beton = open_beton(folder / "train.beton")
-    samples = np.arange(len(beton))
-    boxes = random_boxes(samples, beton.height, beton.width, 7, 3, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    wholes = [np.empty((h, w, 3), np.uint8) for h, w in zip(beton.height, beton.width, strict=True)]
-    for whole, at, size in zip(wholes, beton.offset, beton.size, strict=True):
-        h, w, _ = whole.shape
-        assert imdecode(np.array(beton.bytes[at:][:size]), whole, h, w, h, w) == 0
-    if kind == "raw":
-        with BetonWriter(tmp_path / "raw.beton", tmp_path / "journal", len(wholes)) as writer:
-            for whole in wholes:
-                writer.add(Encoded("", 0, RAW, whole.shape[1], whole.shape[0], whole.tobytes(), ""))
-            writer.finish()
-        beton = open_beton(tmp_path / "raw.beton")
-    pictures = np.empty((len(samples), 24, 24, 3), np.uint8)
-    decode(beton, samples, boxes, pictures, threads=1)
-    for whole, picture, (top, left, height, width, flip) in zip(wholes, pictures, boxes, strict=True):
-        expected = np.empty((24, 24, 3), np.uint8)
-        resize_crop(whole, top, top + height, left, left + width, expected)
-        assert np.array_equal(picture, expected[:, ::-1] if flip else expected)
-        crop = np.ascontiguousarray(whole[top : top + height, left : left + width])
-        theirs = cv2.resize(crop, (24, 24), interpolation=cv2.INTER_AREA)
-        assert np.abs(theirs.astype(int) - expected).max() <= 1  # another OpenCV
-    assert 10 < boxes[:, 4].sum() < 43
-
-
 def test_random_boxes_follow_torchvisions_law(folder):
     """Inside the picture; area and aspect of accepted crops uniform and log-uniform over their ranges."""
     count = 20_000
@@ -200,25 +169,6 @@ def test_random_boxes_follow_torchvisions_law(folder):
 def test_a_picture_too_wide_for_the_ratio_gives_its_centre():
     boxes = random_boxes(np.array([0]), np.array([10]), np.array([1000]), 0, 0, (1.0, 1.0), (3 / 4, 4 / 3), 0.0)
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13, 0]]
-
-
-@pytest.mark.parametrize("padding", [2, 4, 8])
-def test_padded_crops_are_torchvisions(folder, padding):
-    """The whole picture with a black border, cut at the box: Pillow's own."""
-    beton = open_beton(folder / "train.beton")
-    samples = np.arange(len(beton))
-    boxes = padded_boxes(samples, beton.height, beton.width, 20, padding, 7, 3, 0.5)
-    pictures, outside = np.empty((len(samples), 20, 20, 3), np.uint8), 0
-    decode(beton, samples, boxes, pictures, threads=1)
-    for sample, picture, (top, left, height, width, flip) in zip(samples, pictures, boxes, strict=True):
-        h, w = int(beton.height[sample]), int(beton.width[sample])
-        whole = np.empty((1, max(h, w), max(h, w), 3), np.uint8)
-        decode(beton, np.array([sample]), np.array([[0, 0, max(h, w), max(h, w), 0]]), whole, threads=1)
-        padded = functional.pad(Image.fromarray(whole[0, :h, :w]), padding)
-        expected = np.asarray(functional.crop(padded, top + padding, left + padding, height, width))
-        assert np.array_equal(picture, expected[:, ::-1] if flip else expected)
-        outside += top < 0 or left < 0 or top + 20 > h or left + 20 > w
-    assert outside > 5
 
 
 def test_padded_boxes_are_uniform():
@@ -245,14 +195,6 @@ def test_centre_boxes_are_the_middle_square():
     assert boxes.tolist() == [[35, 15, 30, 30, 0], [10, 30, 20, 20, 0]]
 
 
-def test_indices_are_checked(folder):
-    beton = open_beton(folder / "train.beton")
-    for wrong in (len(beton), -1, 10**8):
-        samples = np.array([0, wrong])
-        with pytest.raises(InputError, match="asked for samples"):
-            decode(beton, samples, np.zeros((2, 5), np.int64), np.empty((2, 8, 8, 3), np.uint8), 1)
-
-
 def test_a_picture_that_does_not_decode_is_named(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
@@ -260,8 +202,97 @@ def test_a_picture_that_does_not_decode_is_named(folder, tmp_path):
     with (broken / "train.beton").open("r+b") as file:
         file.seek(int(beton.offset[30]))
         file.write(bytes(64))
-    with pytest.raises(InputError, match="sample 30 is not a whole JPEG"):
+    with pytest.raises(InputError, match="sample 30 cannot be read: Not a JPEG file"):
         training(broken, world=1)
+
+
+@pytest.fixture
+def damaged(folder, tmp_path) -> Path:
+    """The same folder; samples 11, 30 and 31 of train and 5 of val are no JPEGs any more."""
+    shutil.copytree(folder, tmp_path / "damaged")
+    for split, samples in (("train", (11, 30, 31)), ("val", (5,))):
+        path = tmp_path / "damaged" / f"{split}.beton"
+        beton = open_beton(path)
+        with path.open("r+b") as file:
+            for sample in samples:
+                file.seek(int(beton.offset[sample]))
+                file.write(bytes(64))
+    return tmp_path / "damaged"
+
+
+@pytest.mark.parametrize(
+    "way", [{"world": 2}, {"world": 4, "workers": 2}, {"accumulation": 4}, {"first": 1}], ids=str
+)
+def test_replacements_do_not_depend_on_how_they_are_loaded(damaged, way, capsys):
+    expected = digest(training(damaged, on_bad="replace"))
+    assert digest(training(damaged, on_bad="replace", **way)) == expected[way.get("first", 0) :]
+    assert "warning: " in capsys.readouterr().err
+
+
+def test_replacements_are_counted_told_and_leave_the_others_as_they_were(folder, damaged, capsys):
+    seen: dict[int, int] = {}
+    for epoch in range(3):
+        batches = []
+        for data in (folder, damaged):
+            loader = TrainLoader(section(data, on_bad="replace"), AugmentSection(), BATCH, 1, 7, place())
+            with loader.batches(epoch) as stream:
+                batches.append(list(stream))
+        for before, after in zip(*batches, strict=True):
+            bad = np.isin(before.samples, (11, 30, 31))
+            assert after.replaced == bad.sum() == (before.samples != after.samples).sum()
+            assert torch.equal(before.inputs[~bad], after.inputs[~bad])
+            assert not np.isin(after.samples, (11, 30, 31)).any()
+            assert torch.equal(after.targets.argmax(1), torch.from_numpy(loader.source.file.label[after.samples]))
+            seen |= zip(before.samples[bad].tolist(), after.samples[bad].tolist(), strict=True)
+    told = capsys.readouterr().err
+    assert set(seen) == {11, 30, 31}
+    for sample, other in seen.items():
+        assert f"sample {sample} cannot be read: Not a JPEG file" in told
+        assert f"sample {other} takes its place" in told
+
+
+def test_a_damaged_picture_is_never_left_out_of_evaluation(damaged):
+    with (
+        pytest.raises(InputError, match=r"val\.beton: sample 5 cannot be read"),
+        EvalLoader(section(damaged, on_bad="replace"), 4, place()).batches() as batches,
+    ):
+        list(batches)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
+def test_evaluation_shows_pillows_centre_crop(folder, interpolation):
+    """Random stands for bicubic there."""
+    chosen = section(folder, interpolation=interpolation, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    loader = EvalLoader(chosen, 17, place())
+    with loader.batches() as batches:
+        (batch,) = batches
+    beton = loader.source.file
+    boxes = centre_boxes(batch.samples, beton.height, beton.width, chosen.crop_pct)
+    kernel = Image.Resampling.BILINEAR if interpolation == "bilinear" else Image.Resampling.BICUBIC
+    for sample, found, (top, left, height, width, _) in zip(batch.samples, batch.inputs, boxes, strict=True):
+        data = beton.bytes[beton.offset[sample] :][: beton.size[sample]]
+        crop = Image.open(io.BytesIO(data)).crop((left, top, left + width, top + height))
+        expected = torch.from_numpy(np.asarray(crop.resize((24, 24), kernel)).copy()).permute(2, 0, 1)
+        assert torch.equal((255 * found).round().to(torch.uint8), expected)
+
+
+def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
+    """Half of them closed, half dropped as they are, most with the queue full and a batch in hand."""
+    loader = TrainLoader(section(folder, image_size=64, workers=2), AugmentSection(), BATCH, 1, 7, place())
+    process = psutil.Process()
+    for number in range(1100):
+        if number == 100:  # the decoding threads and their scratch are there to stay
+            threads, memory = threading.active_count(), process.memory_info().rss
+        batches = loader.batches(number)
+        next(batches)
+        if number % 2:
+            batches._hosts.close()
+        del batches
+    deadline = time.monotonic() + 5
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)  # a dropped one's thread looks at its flag ten times a second
+    assert threading.active_count() <= threads
+    assert process.memory_info().rss - memory < 20 * 2**20
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.999])

@@ -18,13 +18,23 @@ from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 PREPARE = """
+    import os
+    import signal
     import sys
     from pathlib import Path
-    from data_prep import write
+    from data_prep import journal, write
     from data_prep.prepare import prepare
     from data_prep.settings import PrepSettings
 
+    append = journal.Journal.append
+
+    def append_and_wait(self, entry):
+        append(self, entry)
+        journal.Journal.append = append
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     write.SHARD = int(sys.argv[3])
+    journal.Journal.append = append_and_wait
     if __name__ == "__main__":
         try:
             prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=2)
@@ -47,20 +57,30 @@ def many(tmp_path, file, count):
     return tmp_path / "pictures"
 
 
-def start(tmp_path, folder, busy=0.5, shard=write.SHARD):
-    """A preparation in a process of its own, once its two workers have worked `busy` s each; returns it and them."""
+def launch(tmp_path, folder, shard=write.SHARD):
+    """A preparation in a process of its own, which stops (SIGSTOP) after the first line of its journal."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PREPARE))
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, script, folder, tmp_path / "new" / "out", str(shard)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def workers_of(process):
+    """The two that encode: children of multiprocessing's fork server."""
+    return [p for p in psutil.Process(process.pid).children(recursive=True) if p.ppid() != process.pid]
+
+
+def start(tmp_path, folder):
+    """A preparation once its two workers have worked for half a second each; returns it and them."""
+    process = launch(tmp_path, folder)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        workers = [p for p in psutil.Process(process.pid).children(recursive=True) if p.cpu_times().user > busy]
+        workers = [p for p in workers_of(process) if p.cpu_times().user > 0.5]
         if len(workers) == 2:
             return process, workers
         assert process.poll() is None, process.stderr.read()
@@ -86,11 +106,14 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
 def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
     """To the bytes of an undisturbed run."""
     picture(0, 1000, 750).save(tmp_path / "medium.jpg")
-    folder, journal = many(tmp_path, tmp_path / "medium.jpg", 300), tmp_path / "new/out/train.journal.unfinished"
-    process, workers = start(tmp_path, folder, busy=0.1, shard=20_000)
-    while not journal.exists() and process.poll() is None:
-        time.sleep(0.001)
+    folder = many(tmp_path, tmp_path / "medium.jpg", 300)
+    process = launch(tmp_path, folder, shard=20_000)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    assert (tmp_path / "new/out/train.journal.unfinished").exists()
+    workers = workers_of(process)
+    assert len(workers) == 2
     workers[1].kill()
+    process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
     said = "a process that encodes pictures was killed (out of memory?); start again"

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from pipeline.data.augment.operations import SKIP
 from pipeline.data.augment.program import (
     AUTO,
     AWAY,
@@ -21,7 +22,6 @@ from pipeline.data.augment.program import (
 from pipeline.data.compiled import jit
 from pipeline.data.random import scramble, uniform
 
-SKIP = -1  # instead of an operation: its probability spared the picture
 _CHOICE, _PROB, _RADIUS, _ANGLE, _SIGN, _CUBIC, _WITHIN = range(7)
 _NUMBERS = 8  # counters that a step may use
 _SHARES, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's shares, and of its chains' own streams

@@ -3,6 +3,7 @@
 import numpy as np
 
 from pipeline.data.augment.blend import blended
+from pipeline.data.augment.tables import copy_values
 from pipeline.data.compiled import pixels
 
 
@@ -12,11 +13,11 @@ def sharpness(picture, factor, rows):
     height, width = picture.shape
     if height < 3 or width < 9:
         return
-    _copy(picture[0], rows[0])
+    copy_values(picture[0], rows[0])
     inner = width - 6
     for y in range(1, height - 1):
         above, here, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]
-        _copy(picture[y], here)
+        copy_values(picture[y], here)
         # Nine shifted views: with i - 3 as index numba would test for negative ones and LLVM not vectorise.
         _sharpen(
             *(above[:inner], above[3:-3], above[6:]),
@@ -24,12 +25,6 @@ def sharpness(picture, factor, rows):
             *(below[:inner], below[3:-3], below[6:]),
             *(picture[y, 3:-3], np.float32(factor)),
         )
-
-
-@pixels
-def _copy(source, target):
-    for i in range(source.size):
-        target[i] = source[i]
 
 
 @pixels
@@ -63,7 +58,7 @@ def gaussian_blur(picture, sigma, sums, rows, copy):
     _box_columns(copy, picture, whole, near, far, sums)
     _box_columns(picture, copy, whole, near, far, sums)
     for y in range(picture.shape[0]):
-        _copy(copy[y], picture[y])
+        copy_values(copy[y], picture[y])
 
 
 @pixels
@@ -79,7 +74,7 @@ def _box_radius(sigma):
 @pixels
 def _box_row(row, radius, near, far, sums, source):
     """One box blur along a row of pixels in place, the edge pixel repeated outside."""
-    _copy(row, source)
+    copy_values(row, source)
     sums[:] = 1 << 23
     for offset in range(-radius - 1, radius + 2):
         weight = far if abs(offset) > radius else near

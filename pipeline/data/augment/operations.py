@@ -1,31 +1,78 @@
-"""One operation on one picture, by number: what a drawn policy asks for."""
+"""Operations on one picture, by number: what a drawn policy asks for, one step after the other."""
 
 import numpy as np
 
 from pipeline.data.augment.affine import rotation, transform
 from pipeline.data.augment.blend import brightness, color, contrast
 from pipeline.data.augment.filters import gaussian_blur, sharpness
-from pipeline.data.augment.tables import autocontrast, equalize, invert, posterize, solarize, solarize_add
-from pipeline.data.compiled import jit
+from pipeline.data.augment.tables import (
+    count_values,
+    invert,
+    look_up,
+    plain_tables,
+    posterize,
+    refine_tables,
+    solarize,
+    solarize_add,
+    stretch_tables,
+)
+from pipeline.data.compiled import inlined, jit
 
-AUTOCONTRAST, EQUALIZE, INVERT, POSTERIZE, SOLARIZE, SOLARIZE_ADD = range(6)
-COLOR, CONTRAST, BRIGHTNESS, SHARPNESS, BLUR = range(6, 11)
+SKIP = -1  # instead of an operation: its probability spared the picture
+AUTOCONTRAST, EQUALIZE, INVERT, POSTERIZE, SOLARIZE, SOLARIZE_ADD, BRIGHTNESS = range(7)  # each value by itself
+COLOR, CONTRAST, SHARPNESS, BLUR = range(7, 11)
 ROTATE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, TRANSLATE_X_REL, TRANSLATE_Y_REL = range(11, 18)
 
 
 @jit
 def apply(picture, operation, argument, cubic, fill, scratch):
-    """Do `operation` to picture uint8 [H, W, 3] in place, with timm's argument of it: bits, factor, degrees, ...
+    """Do one operation to picture uint8 [H, W, 3] in place, with timm's argument of it: bits, factor, degrees, ...
 
     `cubic` (else linear) and `fill`, R | G << 8 | B << 16, matter where pixels move. Translations are in pixels, or
     with `_REL` in shares of the side.
     """
-    rows, values = picture.reshape(picture.shape[0], -1), picture.reshape(-1)
-    if operation == AUTOCONTRAST:
-        autocontrast(rows, scratch.rows, scratch.tables)
-    elif operation == EQUALIZE:
-        equalize(values, scratch.counts, scratch.tables)
-    elif operation == INVERT:
+    chain = np.empty((1, 3))
+    chain[0, 0], chain[0, 1], chain[0, 2] = operation, argument, cubic
+    apply_chain(picture, chain, fill, scratch)
+
+
+@inlined
+def apply_chain(picture, chain, fill, scratch):
+    """Do the steps of chain [n, 3] (operation or SKIP, argument, cubic) to picture in place.
+
+    Autocontrast and equalize make tables of 256 values a channel. Whatever changes each value by itself and follows
+    is done to the tables; the picture is counted and looked up once for all of them. Without a table, arithmetic on
+    the picture (6 us at 224 x 224) is faster than making one (60 us).
+    """
+    rows, values, tables = picture.reshape(picture.shape[0], -1), picture.reshape(-1), scratch.tables
+    waiting, counted = False, False  # a table for the picture as it is; its histogram
+    for k in range(len(chain)):
+        operation, argument = int(chain[k, 0]), chain[k, 1]
+        if operation == SKIP:
+            continue
+        if operation == AUTOCONTRAST and not waiting:
+            waiting = stretch_tables(rows, scratch.rows, tables)
+        elif operation in (AUTOCONTRAST, EQUALIZE):
+            if not waiting:
+                plain_tables(tables)
+            if not counted:
+                count_values(values, scratch.counts)
+            refine_tables(scratch.counts, operation == EQUALIZE, tables, scratch.seen, scratch.table)
+            waiting, counted = True, True
+        elif operation <= BRIGHTNESS:
+            _change_values(tables.reshape(-1) if waiting else values, operation, argument)
+        else:
+            if waiting:
+                look_up(values, tables)
+                waiting, counted = False, False
+            _change_pixels(rows, values, operation, argument, chain[k, 2] != 0.0, fill, scratch)
+    if waiting:
+        look_up(values, tables)
+
+
+@inlined
+def _change_values(values, operation, argument):
+    if operation == INVERT:
         invert(values)
     elif operation == POSTERIZE:
         posterize(values, int(argument))
@@ -33,19 +80,22 @@ def apply(picture, operation, argument, cubic, fill, scratch):
         solarize(values, int(argument))
     elif operation == SOLARIZE_ADD:
         solarize_add(values, int(argument))
-    elif operation == COLOR:
+    else:
+        brightness(values, argument)
+
+
+@inlined
+def _change_pixels(rows, values, operation, argument, cubic, fill, scratch):
+    if operation == COLOR:
         color(values, argument)
     elif operation == CONTRAST:
         contrast(values, argument)
-    elif operation == BRIGHTNESS:
-        brightness(values, argument)
     elif operation == SHARPNESS:
         sharpness(rows, argument, scratch.rows)
     elif operation == BLUR:
         gaussian_blur(rows, argument, scratch.sums, scratch.rows, scratch.copy)
     elif operation != ROTATE or argument % 360.0 != 0.0:
-        matrix = _matrix(operation, argument, picture.shape[0], picture.shape[1])
-        _move(rows, matrix, cubic, fill, scratch)
+        transform(rows, _matrix(operation, argument, len(rows), rows.shape[1] // 3), cubic, np.uint32(fill), scratch)
 
 
 @jit
@@ -60,9 +110,3 @@ def _matrix(operation, argument, height, width):
     if operation in (TRANSLATE_X, TRANSLATE_X_REL):
         return 1.0, 0.0, argument * (width if operation == TRANSLATE_X_REL else 1), 0.0, 1.0, 0.0
     return 1.0, 0.0, 0.0, 0.0, 1.0, argument * (height if operation == TRANSLATE_Y_REL else 1)
-
-
-@jit
-def _move(rows, matrix, cubic, fill, scratch):
-    places = scratch.corner, scratch.shift, scratch.inside, scratch.line
-    transform(rows, matrix, cubic, np.uint32(fill), scratch.padded, *places)

@@ -3,65 +3,49 @@
 import numpy as np
 
 from pipeline.data.augment.blend import blend
-from pipeline.data.augment.draw import SKIP, draw_chain, draw_shares, mixed_chain
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.program import MIX, NO_POLICY
-from pipeline.data.compiled import jit, pixels
+from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
+from pipeline.data.augment.operations import apply_chain
+from pipeline.data.augment.tables import copy_values
+from pipeline.data.compiled import inlined, jit, pixels
 
 
-@jit
+@inlined
 def run_policy(picture, program, stream, scratch, chain):
-    """Do to picture uint8 [H, W, 3] what the policy draws from `stream`. Chain [layers or 3, 3] is scratch.
+    """Do to picture uint8 [H, W, 3] what RandAugment or AutoAugment draws. Chain [layers, 3] is scratch."""
+    draw_chain(program, stream, chain)
+    apply_chain(picture, chain, program.fill, scratch)
 
-    AugMix sums chains of the picture by their shares, or (`b1`) blends them over it one after the other.
+
+@inlined
+def run_mixture(picture, program, stream, scratch, chain):
+    """Do to picture uint8 [H, W, 3] what AugMix draws. Chain [layers or 3, 3] is scratch.
+
+    Chains of the picture are summed by their shares, or (`b1`) blended over it one after the other.
     """
-    if program.kind == NO_POLICY:
-        return
-    mixing = program.kind == MIX
+    values, original = picture.reshape(-1), scratch.original.reshape(-1)
+    mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # free: no operation of AugMix uses them
     shares = np.empty(program.width, np.float32)
-    share = np.float32(1)
-    if mixing:
-        share = draw_shares(program, stream, shares)
-        _start_mixture(picture, scratch)
-        if program.blended:
-            _blend_shares(shares, share)
+    share = draw_shares(program, stream, shares)
+    copy_values(values, original)
+    if program.blended:
+        _blend_shares(shares, share)
+        copy_values(values, mixture)
+    else:
+        _clear(sums)
     for k in range(program.width):
-        own, depth = mixed_chain(program, stream, k) if mixing else (stream, program.layers)
+        own, depth = mixed_chain(program, stream, k)
         draw_chain(program, own, chain[:depth])
-        for step in chain[:depth]:
-            if step[0] != SKIP:
-                apply(picture, int(step[0]), step[1], step[2] != 0.0, np.uint32(program.fill), scratch)
-        if mixing:
-            _add_to_mixture(picture, scratch, shares[k], program.blended)
-    if mixing:
-        _end_mixture(picture, scratch, share, program.blended)
-
-
-@jit
-def _start_mixture(picture, scratch):
-    scratch.original[:] = picture
-    scratch.copy.reshape(-1)[:] = picture.reshape(-1)  # free for the blends: no operation of AugMix uses it
-    scratch.mixed[:] = 0
-
-
-@jit
-def _add_to_mixture(picture, scratch, share, blended):
-    """Take in the picture at the end of a chain, and start the next one afresh."""
-    if blended:
-        blend(scratch.copy.reshape(-1), picture.reshape(-1), share)
+        apply_chain(picture, chain[:depth], program.fill, scratch)
+        if program.blended:
+            blend(mixture, values, shares[k])
+        else:
+            _accumulate(sums, values, shares[k])
+        copy_values(original, values)
+    if program.blended:
+        copy_values(mixture, values)
     else:
-        _accumulate(scratch.mixed.reshape(-1), picture.reshape(-1), share)
-    picture[:] = scratch.original
-
-
-@jit
-def _end_mixture(picture, scratch, share, blended):
-    if blended:
-        picture.reshape(-1)[:] = scratch.copy.reshape(-1)
-    else:
-        mixture = scratch.copy.reshape(-1)
-        _cut(scratch.mixed.reshape(-1), mixture)
-        blend(picture.reshape(-1), mixture, share)
+        _cut(sums, mixture)
+        blend(values, mixture, share)
 
 
 @jit
@@ -71,6 +55,12 @@ def _blend_shares(shares, share):
     for k in range(len(shares) - 1, -1, -1):
         shares[k] = shares[k] * share / left
         left *= np.float32(1.0) - shares[k]
+
+
+@pixels
+def _clear(sums):
+    for i in range(sums.size):
+        sums[i] = np.float32(0)
 
 
 @pixels

@@ -14,10 +14,12 @@ class Scratch(NamedTuple):
     padded: np.ndarray  # uint32 [H + 4, W + 4]: pixels as R | G << 8 | B << 16, edges repeated
     corner: np.ndarray  # int32 [W]: where in `padded` an output pixel reads
     shift: np.ndarray  # float64 [2, W]: its fractions of a pixel in x and y
-    inside: np.ndarray  # uint32 [W]: all ones where it reads from within the picture
+    inside: np.ndarray  # uint32 [W]: 1 where it reads from within the picture
     line: np.ndarray  # uint32 [W]: a row of output pixels
     counts: np.ndarray  # int32 [6, 256]: histograms
     tables: np.ndarray  # uint8 [3, 256]: one table a channel
+    seen: np.ndarray  # int32 [256]
+    table: np.ndarray  # uint8 [256]
     rows: np.ndarray  # uint8 [2, 3 W]
     sums: np.ndarray  # uint32 [3 W]
     weighted: np.ndarray  # float32 [3 W]
@@ -39,6 +41,8 @@ def scratch_for(height, width):
         np.empty(width, np.uint32),
         np.empty((6, 256), np.int32),
         np.empty((3, 256), np.uint8),
+        np.empty(256, np.int32),
+        np.empty(256, np.uint8),
         np.empty((2, 3 * width), np.uint8),
         np.empty(3 * width, np.uint32),
         np.empty(3 * width, np.float32),

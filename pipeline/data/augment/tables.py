@@ -47,11 +47,14 @@ def solarize_add(values, amount):
 
 
 @pixels
-def autocontrast(picture, rows, tables):
-    """Stretch each channel over 0 to 255, `ImageOps.autocontrast`. Picture [H, 3 W], rows [2, 3 W]."""
+def stretch_tables(picture, rows, tables):
+    """Tables that stretch each channel over 0 to 255, `ImageOps.autocontrast`; false where nothing would change.
+
+    Picture [H, 3 W], rows [2, 3 W], tables [3, 256].
+    """
     low, high = rows[0], rows[1]
-    low[:] = 255
-    high[:] = 0
+    for i in range(low.size):
+        low[i], high[i] = 255, 0
     for y in range(picture.shape[0]):
         _extremes(picture[y], low, high)
     whole = True
@@ -61,8 +64,7 @@ def autocontrast(picture, rows, tables):
             least, greatest = min(least, low[i]), max(greatest, high[i])
         whole &= least == 0 and greatest == 255
         _stretch_table(least, greatest, tables[channel])
-    if not whole:
-        _look_up(picture.reshape(-1), tables[0], tables[1], tables[2])
+    return not whole
 
 
 @pixels
@@ -81,18 +83,43 @@ def _stretch_table(least, greatest, table):
 
 
 @pixels
-def equalize(values, counts, tables):
-    """Spread each channel's histogram evenly, `ImageOps.equalize`. Counts int32 [6, 256]."""
-    _count(values, counts)
+def refine_tables(counts, equal, tables, seen, table):
+    """Tables that first do what `tables` say, then equalize (`ImageOps.equalize`), or else autocontrast, the result.
+
+    Counts int32 [3 or more, 256] are those of the picture before, seen int32 [256] and table uint8 [256] scratch.
+    """
     for channel in range(3):
-        _equal_table(counts[channel], tables[channel])
-    _look_up(values, tables[0], tables[1], tables[2])
+        for value in range(256):
+            seen[value] = 0
+        for value in range(256):
+            seen[tables[channel, value]] += counts[channel, value]
+        if equal:
+            _equal_table(seen, table)
+        else:
+            least, greatest = 0, 255
+            while seen[least] == 0:
+                least += 1
+            while seen[greatest] == 0:
+                greatest -= 1
+            _stretch_table(least, greatest, table)
+        for value in range(256):
+            tables[channel, value] = table[tables[channel, value]]
 
 
 @pixels
-def _count(values, counts):
+def plain_tables(tables):
+    """Tables that change nothing."""
+    for channel in range(3):
+        for value in range(256):
+            tables[channel, value] = np.uint8(value)
+
+
+@pixels
+def count_values(values, counts):
     """The three channels' histograms into the first three rows. Two sets, since neighbours are often equal."""
-    counts[:] = 0
+    for k in range(6):
+        for value in range(256):
+            counts[k, value] = 0
     even = values.size // 6 * 6
     for i in range(0, even, 6):
         for k in range(6):
@@ -118,6 +145,13 @@ def _equal_table(count, table):
 
 
 @pixels
-def _look_up(values, red, green, blue):
+def look_up(values, tables):
+    red, green, blue = tables[0], tables[1], tables[2]
     for i in range(0, values.size, 3):
         values[i], values[i + 1], values[i + 2] = red[values[i]], green[values[i + 1]], blue[values[i + 2]]
+
+
+@pixels
+def copy_values(values, target):
+    for i in range(values.size):
+        target[i] = values[i]

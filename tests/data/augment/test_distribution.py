@@ -10,7 +10,7 @@ from scipy import stats
 from timm.data import auto_augment
 
 from pipeline.data.augment import operations as op
-from pipeline.data.augment.draw import SKIP, draw_chain, mixed_chain
+from pipeline.data.augment.draw import draw_chain, mixed_chain
 from pipeline.data.augment.program import MIX, compile_policy
 from pipeline.data.random import AUGMENT, key
 from pipeline.recipe.policy import parse_policy
@@ -57,7 +57,7 @@ def ours(text: str) -> list[Chain]:
         chain = np.empty((depth, 3))
         draw_chain(program, np.uint64(stream), chain)
         found.append(
-            tuple((int(n), argument, n >= op.ROTATE and bool(cubic)) for n, argument, cubic in chain if n != SKIP)
+            tuple((int(n), argument, n >= op.ROTATE and bool(cubic)) for n, argument, cubic in chain if n != op.SKIP)
         )
     return found
 
@@ -120,7 +120,7 @@ def what_met(chain: Chain) -> list:
 
 def which_signs(chain: Chain) -> list:
     """Few bins, so that the smallest bias shows."""
-    return [argument < (0 if number >= op.ROTATE else 1) for number, argument, _ in chain if number >= op.COLOR]
+    return [argument < (0 if number >= op.ROTATE else 1) for number, argument, _ in chain if number >= op.BRIGHTNESS]
 
 
 def which_interpolations(chain: Chain) -> list:

@@ -9,9 +9,9 @@ from scipy import stats
 from timm.data import auto_augment
 
 from pipeline.data.augment import operations as op
-from pipeline.data.augment.draw import SKIP, draw_chain, draw_shares, mixed_chain
+from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
 from pipeline.data.augment.program import compile_policy
-from pipeline.data.augment.run import run_policy
+from pipeline.data.augment.run import run_mixture, run_policy
 from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.random import AUGMENT, key
 from pipeline.recipe.policy import parse_policy
@@ -64,13 +64,17 @@ def drawn(program, stream: int, depth: int) -> np.ndarray:
 def in_timms_hands(image: Image.Image, chain: np.ndarray) -> Image.Image:
     """The drawn steps done by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
     for number, argument, cubic in chain:
-        if number == SKIP:
+        if number == op.SKIP:
             continue
         if number == op.POSTERIZE and argument <= 0:
             image = Image.new("RGB", image.size)
             continue
         whole = number in (op.POSTERIZE, op.SOLARIZE, op.SOLARIZE_ADD)
-        given = () if number <= op.INVERT else (int(argument) if whole else float(argument),)
+        given = (
+            ()
+            if number in (op.AUTOCONTRAST, op.EQUALIZE, op.INVERT)
+            else (int(argument) if whole else float(argument),)
+        )
         resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
         image = OPERATIONS[int(number)](image, *given, fillcolor=FILL, resample=resample)
     return image
@@ -100,7 +104,7 @@ def test_what_was_drawn_is_done_as_timm_does_it(picture, text):
     changed = 0
     for stream in range(60):
         ours = picture.copy()
-        run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
+        run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((program.layers, 3)))
         expected = in_timms_hands(Image.fromarray(picture), drawn(program, stream, program.layers))
         assert np.array_equal(ours, np.asarray(expected))
         changed += not np.array_equal(ours, picture)
@@ -127,7 +131,7 @@ def test_mixtures_are_timms_with_the_same_numbers(picture, text, monkeypatch):
         monkeypatch.setattr(np.random, "choice", choose)
         expected = np.asarray(theirs(Image.fromarray(picture)))
         ours = picture.copy()
-        run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
+        run_mixture(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
         assert np.array_equal(ours, expected)
 
 

@@ -1,0 +1,81 @@
+#include "crop.h"
+
+#include <jerror.h>
+
+#define MARGIN 2 /* pixels beside the crop that upsampling of colour looks at */
+#define ROWS 16  /* asked for at a time */
+
+static void stop(j_common_ptr jpeg) {
+    struct scratch *scratch = (struct scratch *)jpeg;
+    jpeg->err->format_message(jpeg, scratch->why);
+    longjmp(scratch->damaged, 1);
+}
+
+/* libjpeg goes on after a warning, with grey where it knows nothing. Of headers alone that harms no pixel. */
+static void warn(j_common_ptr jpeg, int level) {
+    int code = jpeg->err->msg_code;
+    if (level < 0 && code != JWRN_JFIF_MAJOR && code != JWRN_ADOBE_XFORM && code != JWRN_BOGUS_ICC)
+        stop(jpeg);
+}
+
+static void say_nothing(j_common_ptr jpeg) { (void)jpeg; }
+
+void jpeg_begin(struct scratch *scratch) {
+    scratch->jpeg.err = jpeg_std_error(&scratch->errors);
+    scratch->errors.error_exit = stop;
+    scratch->errors.emit_message = warn;
+    scratch->errors.output_message = say_nothing;
+    jpeg_create_decompress(&scratch->jpeg);
+    scratch->entropy.damaged = &scratch->damaged;
+    scratch->entropy.why = scratch->why;
+}
+
+/* In a function of its own, because longjmp leaves the variables of setjmp's in doubt. */
+static void decode(struct scratch *scratch, int full_height, int full_width, int top, int left, int height, int width,
+                   struct pixels *pixels) {
+    j_decompress_ptr jpeg = &scratch->jpeg;
+    jpeg_read_header(jpeg, TRUE);
+    if ((int)jpeg->image_height != full_height || (int)jpeg->image_width != full_width) {
+        snprintf(scratch->why, sizeof scratch->why, "is of %u x %u pixels, the file's table says %d x %d",
+                 jpeg->image_width, jpeg->image_height, full_width, full_height);
+        longjmp(scratch->damaged, 1);
+    }
+    jpeg->out_color_space = JCS_EXT_RGBX;
+    jpeg->dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(jpeg);
+    entropy_takes_over(&scratch->entropy, jpeg);
+
+    JDIMENSION start = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0, end = (JDIMENSION)(left + width + MARGIN);
+    JDIMENSION columns = (end < jpeg->output_width ? end : jpeg->output_width) - start;
+    if (columns < jpeg->output_width)
+        jpeg_crop_scanline(jpeg, &start, &columns);
+    pixels->stride = 4 * (size_t)columns;
+    uint8_t *rows = room(&scratch->pixels, (size_t)height * pixels->stride);
+    if (!rows) {
+        snprintf(scratch->why, sizeof scratch->why, "out of memory");
+        longjmp(scratch->damaged, 1);
+    }
+    if (top)
+        jpeg_skip_scanlines(jpeg, (JDIMENSION)top);
+    for (int done = 0; done < height;) {
+        JSAMPROW asked[ROWS];
+        int some = height - done < ROWS ? height - done : ROWS;
+        for (int i = 0; i < some; i++)
+            asked[i] = rows + (size_t)(done + i) * pixels->stride;
+        done += (int)jpeg_read_scanlines(jpeg, asked, (JDIMENSION)some);
+    }
+    pixels->first = rows + 4 * ((size_t)left - start);
+    pixels->height = height;
+    pixels->width = width;
+}
+
+bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, int full_height, int full_width, int top,
+               int left, int height, int width, struct pixels *pixels) {
+    bool whole = !setjmp(scratch->damaged);
+    if (whole) {
+        jpeg_mem_src(&scratch->jpeg, (unsigned char *)jpeg, size);
+        decode(scratch, full_height, full_width, top, left, height, width, pixels);
+    }
+    jpeg_abort_decompress(&scratch->jpeg);
+    return whole;
+}

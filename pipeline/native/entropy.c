@@ -1,0 +1,311 @@
+#include "entropy.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpegint.h>
+
+#define BLOCK 64u /* how far the end of a block is */
+#define HEAD 3     /* numbers of a table of segments before the places */
+#define SLACK 1024 /* zero bytes after a segment: more than one block can take, so that only blocks are checked */
+
+static _Noreturn void give_up(struct entropy *entropy, const char *why) {
+    snprintf(entropy->why, JMSG_LENGTH_MAX, "%s", why);
+    longjmp(*entropy->damaged, 1);
+}
+
+/* Where coefficient k of the zigzag goes; what damaged data puts after the 63rd goes there. */
+static const uint8_t ORDER[128] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,
+    7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46,
+    53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+};
+
+/* The number that `size` bits, at least one, stand for (T.81, table F.1 and figure F.12). */
+static inline int extend(int bits, int size) {
+    return bits - (((bits >> (size - 1)) - 1) & ((1 << size) - 1));
+}
+
+/* How many coefficients a symbol of AC tables goes on. */
+static inline unsigned steps_of(uint8_t symbol) {
+    return symbol & 15 || symbol >> 4 == 15 ? (symbol >> 4) + 1u : BLOCK;
+}
+
+/* The code lengths and symbols of a JPEG's table (T.81, annex C), which libjpeg has found to be a code. False where
+ * they are those of the picture before. */
+static bool make_codes(struct codes *codes, const JHUFF_TBL *from) {
+    if (codes->made && !memcmp(codes->made_of.bits, from->bits, sizeof from->bits) &&
+        !memcmp(codes->made_of.huffval, from->huffval, sizeof from->huffval))
+        return false;
+    codes->made_of = *from;
+    codes->made = true;
+    uint32_t code = 0;
+    int place = 0;
+    for (int length = 1; length <= 16; length++, code <<= 1) {
+        codes->offset[length] = place - (int32_t)code;
+        code += from->bits[length];
+        place += from->bits[length];
+        codes->limit[length] = code << (16 - length);
+    }
+    return true;
+}
+
+/* The symbol that 16 bits begin with, and its length; 0 bits where there is no such code. */
+static inline uint8_t symbol_of(const struct codes *codes, uint32_t bits, int *length) {
+    for (*length = 1; *length <= 16; ++*length)
+        if (bits < codes->limit[*length])
+            return codes->made_of.huffval[((int32_t)(bits >> (16 - *length)) + codes->offset[*length]) & 255];
+    *length = 0;
+    return 0;
+}
+
+static void make_dc(struct dc *table, const JHUFF_TBL *from) {
+    if (!make_codes(&table->codes, from))
+        return;
+    for (uint32_t bits = 0; bits < 1 << DC_LOOK; bits++) {
+        int length;
+        uint8_t symbol = symbol_of(&table->codes, bits << (16 - DC_LOOK), &length);
+        table->length[bits] = (uint8_t)(length <= DC_LOOK ? length : 0);
+        table->size[bits] = symbol & 15;
+    }
+}
+
+/* One coefficient for each beginning, then a second after the first. */
+static void make_ac(struct ac *table, const JHUFF_TBL *from) {
+    if (!make_codes(&table->codes, from))
+        return;
+    look first[1 << AC_LOOK];
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
+        int length;
+        uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
+        int size = symbol & 15, left = AC_LOOK - length - size;
+        if (!length || left < 0) {
+            first[bits++] = UNSEEN;
+            continue;
+        }
+        int number = size ? extend((int)(bits >> left) & ((1 << size) - 1), size) : 0;
+        look value = (uint16_t)number, used = (look)(length + size);
+        for (uint32_t end = bits + (1u << left); bits < end; bits++)
+            first[bits] = used | used << 8 | (look)steps_of(symbol) << 16 | value << 32 | value << 48;
+    }
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
+        look one = first[bits], used = one & 63, two = first[bits << used & ((1 << AC_LOOK) - 1)];
+        bool both = !((one | two) & UNSEEN) && (one >> 16 & 255) < BLOCK && used + (two & 63) <= AC_LOOK;
+        look numbers = (one & 0xFFFF00000000) | two >> 48 << 48, steps = (one & 0xFF0000) | (two & 0xFF0000) << 8;
+        table->look[bits] = both ? (used + (two & 63)) | used << 8 | steps | numbers : one;
+    }
+}
+
+/* At least 56 bits, with zeros after the end. */
+static inline void refill(struct stream *from) {
+    uint64_t word;
+    memcpy(&word, from->next, 8);
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    from->bits |= word >> from->count;
+    from->next += (63 - from->count) >> 3;
+    from->count |= 56;
+}
+
+static inline void use(struct stream *from, int bits) {
+    from->bits <<= bits;
+    from->count -= bits;
+}
+
+static inline int take_number(struct stream *from, int size) {
+    int number = size ? extend((int)(from->bits >> (64 - size)), size) : 0;
+    use(from, size);
+    return number;
+}
+
+/* A symbol too long for the tables. */
+static __attribute__((noinline)) uint8_t long_symbol(struct entropy *entropy, uint64_t bits, const struct codes *codes,
+                                                     int *length) {
+    uint8_t symbol = symbol_of(codes, (uint32_t)(bits >> 48), length);
+    if (!*length)
+        give_up(entropy, "Corrupt JPEG data: bad Huffman code");
+    return symbol;
+}
+
+static inline int take_dc(struct entropy *entropy, struct stream *from, const struct dc *table) {
+    uint32_t bits = (uint32_t)(from->bits >> (64 - DC_LOOK));
+    int length = table->length[bits], size = table->size[bits];
+    if (!length)
+        size = long_symbol(entropy, from->bits, &table->codes, &length) & 15;
+    use(from, length);
+    return take_number(from, size);
+}
+
+/* One block's numbers into 64 zeros; without a block only its end is found. */
+static inline __attribute__((always_inline)) void read_block(struct entropy *entropy, struct stream *from,
+                                                             const struct dc *dc, const struct ac *ac, int *level,
+                                                             JCOEF *block) {
+    refill(from);
+    *level += take_dc(entropy, from, dc);
+    if (block)
+        block[0] = (JCOEF)*level;
+    for (unsigned k = 0; k < 63;) {
+        if (from->count < 32)
+            refill(from);
+        look seen = ac->look[from->bits >> (64 - AC_LOOK)];
+        if (__builtin_expect(seen & UNSEEN, 0)) {
+            int length;
+            uint8_t symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+            use(from, length);
+            int number = take_number(from, symbol & 15);
+            k += steps_of(symbol);
+            if (block)
+                block[ORDER[k]] = (JCOEF)number;
+            continue;
+        }
+        k += seen >> 16 & 255;
+        if (block)
+            block[ORDER[k]] = (JCOEF)(seen >> 32);
+        if (k >= 63) {
+            use(from, seen >> 8 & 63);
+            break;
+        }
+        use(from, seen & 63);
+        k += seen >> 24 & 255;
+        if (block)
+            block[ORDER[k]] = (JCOEF)(seen >> 48);
+    }
+    if ((from->next - entropy->end) * 8 > from->count)
+        give_up(entropy, "Corrupt JPEG data: premature end of data segment");
+}
+
+/* The next MCU of the segment, or only past it where there are no blocks to fill. */
+static inline __attribute__((always_inline)) void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg,
+                                                           JBLOCKROW *blocks) {
+    struct stream stream = entropy->stream;
+    for (int b = 0; b < jpeg->blocks_in_MCU; b++) {
+        int component = jpeg->MCU_membership[b];
+        const jpeg_component_info *info = jpeg->cur_comp_info[component];
+        const struct dc *dc = &entropy->dc[info->dc_tbl_no];
+        const struct ac *ac = &entropy->ac[info->ac_tbl_no];
+        read_block(entropy, &stream, dc, ac, &entropy->level[component], blocks ? *blocks[b] : NULL);
+    }
+    entropy->stream = stream;
+}
+
+static __attribute__((noinline)) void skim(struct entropy *entropy, j_decompress_ptr jpeg, unsigned mcus) {
+    while (mcus--)
+        read_mcu(entropy, jpeg, NULL);
+}
+
+/* Bits of the segment that are yet to come; below zero where more were taken than there are. */
+static ptrdiff_t unread(const struct entropy *entropy) {
+    return (entropy->end - entropy->stream.next) * 8 + entropy->stream.count;
+}
+
+/* Where the next marker begins, stuffed bytes being none; the end of the data where there is none. */
+static const uint8_t *next_marker(const uint8_t *from, const uint8_t *end) {
+    while (from + 1 < end && (from = memchr(from, 0xFF, (size_t)(end - from - 1)))) {
+        if (from[1] != 0 && from[1] != 0xFF)
+            return from;
+        from += from[1] == 0 ? 2 : 1;
+    }
+    return end;
+}
+
+/* Copy the present segment without its stuffed bytes, and begin to read it. */
+static void open_segment(struct entropy *entropy) {
+    uint8_t *to = entropy->plain;
+    const uint8_t *from = entropy->segment, *end = entropy->data_end, *found;
+    while (from < end && (found = memchr(from, 0xFF, (size_t)(end - from))) && found + 1 < end && found[1] == 0) {
+        memcpy(to, from, (size_t)(found + 1 - from));
+        to += found + 1 - from;
+        from = found + 2;
+    }
+    const uint8_t *stop = next_marker(from, end);
+    memcpy(to, from, (size_t)(stop - from));
+    to += stop - from;
+    memset(to, 0, SLACK);
+    entropy->marker = stop;
+    entropy->end = to;
+    entropy->stream = (struct stream){.next = entropy->plain};
+    memset(entropy->level, 0, sizeof entropy->level);
+    entropy->opened = true;
+}
+
+static void next_segment(struct entropy *entropy, j_decompress_ptr jpeg) {
+    const uint8_t *marker = entropy->marker;
+    if (entropy->places) {
+        if (entropy->number + 1 >= entropy->segments)
+            give_up(entropy, "has fewer segments than MCUs to fill");
+        marker = entropy->start + entropy->places[entropy->number + 1] - 2;
+    } else if (!entropy->opened) {
+        marker = next_marker(entropy->segment, entropy->data_end);
+    }
+    if (marker < entropy->segment || marker + 2 > entropy->data_end || marker[0] != 0xFF ||
+        marker[1] != 0xD0 + entropy->number++ % 8)
+        give_up(entropy, "Corrupt JPEG data: a restart marker is missing");
+    entropy->segment = marker + 2;
+    entropy->left = jpeg->restart_interval;
+    entropy->opened = false;
+    entropy->waiting = 0;
+}
+
+/* libjpeg's method. MCUs that the crop does not need wait, and are skimmed only where one of their segment is. */
+static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
+    struct entropy *entropy = jpeg->client_data;
+    const struct jpeg_decomp_master *master = jpeg->master;
+    if (jpeg->restart_interval && !entropy->left)
+        next_segment(entropy, jpeg);
+    unsigned column = entropy->column;
+    entropy->column = column + 1 == jpeg->MCUs_per_row ? 0 : column + 1;
+    entropy->left--;
+    if (!blocks || column < master->first_iMCU_col || column > master->last_iMCU_col) {
+        entropy->waiting++;
+        return TRUE;
+    }
+    if (!entropy->opened)
+        open_segment(entropy);
+    if (entropy->waiting)
+        skim(entropy, jpeg, entropy->waiting);
+    entropy->waiting = 0;
+    read_mcu(entropy, jpeg, blocks);
+    if (entropy->places && !entropy->left && unread(entropy) >= 8)
+        give_up(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
+    return TRUE;
+}
+
+void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers) {
+    bool known = numbers > HEAD + 1 && table[0];
+    entropy->start = jpeg;
+    entropy->places = known ? table + HEAD : NULL;
+    entropy->segments = known ? (unsigned)(numbers - HEAD - 1) : 0;
+}
+
+bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
+    if (jpeg->progressive_mode || jpeg->arith_code || jpeg->inputctl->has_multiple_scans || jpeg->comps_in_scan < 2)
+        return false;
+    for (int c = 0; c < jpeg->comps_in_scan; c++) {
+        int dc = jpeg->cur_comp_info[c]->dc_tbl_no, ac = jpeg->cur_comp_info[c]->ac_tbl_no;
+        make_dc(&entropy->dc[dc], jpeg->dc_huff_tbl_ptrs[dc]);
+        make_ac(&entropy->ac[ac], jpeg->ac_huff_tbl_ptrs[ac]);
+    }
+    size_t bytes = jpeg->src->bytes_in_buffer;
+    if (entropy->room < bytes + SLACK) {
+        free(entropy->plain);
+        entropy->room = bytes + bytes / 4 + SLACK;
+        entropy->plain = malloc(entropy->room);
+        if (!entropy->plain) {
+            entropy->room = 0;
+            give_up(entropy, "out of memory");
+        }
+    }
+    entropy->segment = jpeg->src->next_input_byte;
+    entropy->data_end = entropy->segment + bytes;
+    entropy->opened = false;
+    entropy->number = entropy->column = entropy->waiting = 0;
+    if (entropy->places && entropy->start + entropy->places[0] != entropy->segment)
+        entropy->places = NULL;
+    entropy->left = jpeg->restart_interval;
+    jpeg->client_data = entropy;
+    jpeg->entropy->decode_mcu = decode_mcu;
+    return true;
+}

@@ -1,0 +1,273 @@
+"""Decoding: Pillow's pixels for every kind of JPEG and box, by the compiled part and without it; damage is told."""
+
+import io
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+import pipeline.data.decode
+from data_prep.beton import JPEG, RAW, open_beton
+from data_prep.jpeg import plain_frame
+from data_prep.picture import Encoded
+from data_prep.restart import DamagedJpeg, with_markers
+from data_prep.write import PICTURES, SEGMENTED_PICTURES, BetonWriter
+from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
+from pipeline.errors import InputError
+
+REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
+SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]
+
+
+@pytest.fixture(params=["compiled", "pillow"])
+def way(request, monkeypatch):
+    """By the compiled part, and by what stands in for it."""
+    if request.param == "pillow":
+        monkeypatch.setattr(pipeline.data.decode, "_compiled_reader", lambda: None)
+    return request.param
+
+
+def scene(seed: int, width: int, height: int) -> Image.Image:
+    """Soft colours, hard edges and some noise, as photographs have."""
+    numbers = np.random.RandomState(seed)
+    soft = Image.fromarray(numbers.randint(0, 256, (4, 5, 3)).astype(np.uint8)).resize((width, height), 3)
+    pixels = np.asarray(soft).astype(int)
+    for _ in range(6):
+        y, x = numbers.randint(0, height), numbers.randint(0, width)
+        pixels[y : y + numbers.randint(1, 60), x : x + numbers.randint(1, 60)] += numbers.randint(-90, 90, 3)
+    return Image.fromarray((pixels + numbers.randint(-9, 10, pixels.shape)).clip(0, 255).astype(np.uint8))
+
+
+def by_pillow(picture: Image.Image, **options) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", **options)
+    return buffer.getvalue()
+
+
+def by_opencv(picture: Image.Image, sampling: int) -> bytes:
+    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_QUALITY, 90]
+    return cv2.imencode(".jpg", np.asarray(picture)[:, :, ::-1], options)[1].tobytes()
+
+
+KINDS = {
+    "4:2:0": lambda picture: by_pillow(picture, quality=90, subsampling=2),
+    "4:2:2": lambda picture: by_pillow(picture, quality=90, subsampling=1),
+    "4:4:4": lambda picture: by_pillow(picture, quality=95, subsampling=0),
+    "4:4:0": lambda picture: by_opencv(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
+    "4:1:1": lambda picture: by_opencv(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
+    "grey": lambda picture: by_pillow(picture.convert("L"), quality=90),
+    "coarse": lambda picture: by_pillow(picture, quality=8),
+    "fine, own tables": lambda picture: by_pillow(picture, quality=100, optimize=True),
+    "progressive": lambda picture: by_pillow(picture, quality=90, progressive=True),
+    "restart markers": lambda picture: by_pillow(picture, quality=90, restart_marker_blocks=7),
+    "a restart a row": lambda picture: by_pillow(picture, quality=90, subsampling=0, restart_marker_rows=1),
+    "RGB": lambda picture: by_pillow(picture, quality=90, keep_rgb=True),
+}
+
+
+def written(path: Path, jpegs: list[bytes], segments: bool = False) -> Decoder:
+    """A .beton of these JPEGs, with restart markers and the places of their segments or as they are."""
+    layout = SEGMENTED_PICTURES if segments else PICTURES
+    with BetonWriter(path, path.with_suffix(".journal"), len(jpegs), layout) as writer:
+        for data in jpegs:
+            width, height = Image.open(io.BytesIO(data)).size
+            table = b""
+            if segments:
+                data, table, _ = with_markers(data, plain_frame(data))
+            writer.add(Encoded("", 0, JPEG, width, height, data, "", table))
+        writer.finish()
+    return Decoder(open_beton(path))
+
+
+def jpeg(decoder: Decoder, sample: int) -> Image.Image:
+    beton = decoder.beton
+    return Image.open(io.BytesIO(beton.bytes[beton.offset[sample] :][: beton.size[sample]])).convert("RGB")
+
+
+def assert_pillows(decoder: Decoder, epochs: int, side: int) -> None:
+    """Crops, resizes and flips of every sample are those of Pillow, either way of resizing."""
+    beton, samples = decoder.beton, np.arange(len(decoder.beton))
+    wholes = [jpeg(decoder, sample) for sample in samples]
+    found = np.empty((len(samples), side, side, 3), np.uint8)
+    for epoch in range(epochs):
+        boxes = random_boxes(samples, beton.height, beton.width, 3, epoch, (0.01, 1.0), (0.5, 2.0), 0.5)
+        if epoch == 0:
+            boxes = centre_boxes(samples, beton.height, beton.width, 1.0)
+        bicubic = cubic(samples, "random", 3, epoch)
+        decoder.read(samples, boxes, bicubic, found, threads=1)
+        for sample, (top, left, height, width, flip) in enumerate(boxes.tolist()):
+            crop = wholes[sample].crop((left, top, left + width, top + height))
+            kernel = Image.Resampling.BICUBIC if bicubic[sample] else Image.Resampling.BILINEAR
+            expected = np.asarray(crop.resize((side, side), kernel))
+            assert np.array_equal(found[sample], expected[:, ::-1] if flip else expected), (sample, boxes[sample])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pixels_are_pillows(tmp_path, kind, way):
+    jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate(SIZES)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 12 if way == "compiled" else 2, 32)
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:4", "4:1:1", "progressive"])
+def test_pixels_of_segments_are_pillows(tmp_path, kind, way):
+    jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate([*SIZES, (641, 480)])]
+    decoder = written(tmp_path / "a.beton", jpegs, segments=True)
+    assert (decoder.beton.segments_size > 12).all() == (kind != "progressive")
+    assert_pillows(decoder, 20 if way == "compiled" else 2, 32)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not beside this folder")
+@pytest.mark.parametrize("segments", [False, True], ids=["original bytes", "segments"])
+def test_real_pictures_are_pillows(tmp_path, segments):
+    jpegs = [path.read_bytes() for path in sorted(REAL.glob("val/*/*.JPEG"))[:12]]
+    whole = [data for data in jpegs if Image.open(io.BytesIO(data)).mode == "RGB"]
+    assert len(whole) >= 8
+    assert_pillows(written(tmp_path / "a.beton", whole, segments), 3, 224)
+
+
+def test_raw_pictures_are_pillows(tmp_path, way):
+    wholes = [np.asarray(scene(i, *size)) for i, size in enumerate(SIZES)]
+    with BetonWriter(tmp_path / "raw.beton", tmp_path / "journal", len(wholes)) as writer:
+        for whole in wholes:
+            writer.add(Encoded("", 0, RAW, whole.shape[1], whole.shape[0], whole.tobytes(), ""))
+        writer.finish()
+    decoder = Decoder(open_beton(tmp_path / "raw.beton"))
+    samples = np.arange(len(wholes))
+    boxes = random_boxes(samples, decoder.beton.height, decoder.beton.width, 7, 3, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    found = np.empty((len(samples), 24, 24, 3), np.uint8)
+    decoder.read(samples, boxes, cubic(samples, "bicubic", 0, 0), found, threads=1)
+    for whole, picture, (top, left, height, width, flip) in zip(wholes, found, boxes.tolist(), strict=True):
+        crop = Image.fromarray(whole).crop((left, top, left + width, top + height))
+        expected = np.asarray(crop.resize((24, 24), Image.Resampling.BICUBIC))
+        assert np.array_equal(picture, expected[:, ::-1] if flip else expected)
+
+
+@pytest.mark.parametrize("padding", [2, 8, 40])
+def test_padded_crops_have_a_black_border(tmp_path, padding, way):
+    """numpy's own padding, cut at the box; at 40 pixels some boxes lie outside of the picture altogether."""
+    jpegs = [by_pillow(scene(i, 20 + i, 30 - i)) for i in range(10)]
+    decoder = written(tmp_path / "a.beton", jpegs)
+    samples, outside = np.arange(10), 0
+    found = np.empty((10, 20, 20, 3), np.uint8)
+    for epoch in range(6):
+        boxes = padded_boxes(samples, decoder.beton.height, decoder.beton.width, 20, padding, 7, epoch, 0.5)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, 0), found, threads=1)
+        for sample, (top, left, height, width, flip) in enumerate(boxes.tolist()):
+            padded = np.pad(np.asarray(jpeg(decoder, sample)), [(padding, padding), (padding, padding), (0, 0)])
+            expected = padded[top + padding :, left + padding :][:height, :width]
+            assert np.array_equal(found[sample], expected[:, ::-1] if flip else expected)
+            outside += top < 0 or left < 0
+    assert outside > 10
+
+
+def test_threads_share_the_work(tmp_path):
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(i, 90, 80)) for i in range(13)], segments=True)
+    samples = np.arange(13)[::-1]
+    boxes = random_boxes(samples, decoder.beton.height, decoder.beton.width, 0, 0, (0.1, 1.0), (0.75, 1.33), 0.5)
+    found = [np.zeros((13, 24, 24, 3), np.uint8) for _ in range(3)]
+    for threads, pictures in zip((1, 2, 5), found, strict=True):
+        decoder.read(samples, boxes, cubic(samples, "random", 0, 0), pictures, threads)
+    assert found[0].any(axis=(1, 2, 3)).all()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+def test_half_of_the_pictures_are_cubic_at_random():
+    draws = np.arange(4000)
+    chosen = cubic(draws, "random", 5, 1)
+    assert abs(chosen.mean() - 0.5) < 0.03
+    assert np.array_equal(chosen[7:90:3], cubic(draws[7:90:3], "random", 5, 1))  # whatever the batch
+    assert (chosen != cubic(draws, "random", 5, 2)).any()
+    assert cubic(draws, "bicubic", 5, 1).all()
+    assert not cubic(draws, "bilinear", 5, 1).any()
+
+
+def test_indices_are_checked(tmp_path):
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(0, 30, 30))])
+    for wrong in (1, -1, 10**8):
+        samples = np.array([0, wrong])
+        with pytest.raises(InputError, match=f"asked for samples .*{wrong}.* of 1$"):
+            decoder.read(samples, np.zeros((2, 5), np.int64), np.zeros(2, bool), np.empty((2, 8, 8, 3), np.uint8), 1)
+
+
+def broken(path: Path, place: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(data)
+
+
+@pytest.mark.parametrize("segments", [False, True], ids=["plain", "segments"])
+def test_damage_names_the_sample_and_spares_the_others(tmp_path, segments, way):
+    jpegs = [by_pillow(scene(i, 120, 90)) for i in range(4)]
+    decoder = written(tmp_path / "a.beton", jpegs, segments)
+    beton, samples = decoder.beton, np.arange(4)
+    boxes = centre_boxes(samples, beton.height, beton.width, 1.0)
+    before, after = (np.zeros((4, 32, 32, 3), np.uint8) for _ in range(2))
+    decoder.read(samples, boxes, samples > 1, before, threads=1)
+    broken(beton.path, int(beton.offset[2]), bytes(64))
+    found = decoder.try_read(samples, boxes, samples > 1, after, threads=2)
+    assert list(found) == [2]
+    assert np.array_equal(np.delete(before, 2, 0), np.delete(after, 2, 0))
+    with pytest.raises(InputError, match=r"a\.beton: sample 2 cannot be read: .*; `widemix verify` finds"):
+        decoder.read(samples, boxes, samples > 1, after, threads=1)
+
+
+def test_a_picture_of_another_size_than_the_table_says_is_damage(tmp_path, way):
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(0, 120, 90))])
+    broken(decoder.beton.path, int(decoder.beton.offset[0]) + jpegs_height(decoder), (80).to_bytes(2, "big"))
+    with pytest.raises(InputError, match=r"sample 0 cannot be read: .*80.*the file's table says"):
+        decoder.read(np.zeros(1, int), np.array([[0, 0, 9, 9, 0]]), np.zeros(1), np.empty((1, 8, 8, 3), np.uint8), 1)
+
+
+def jpegs_height(decoder: Decoder) -> int:
+    """Where the first sample's JPEG keeps its height (T.81, B.2.2)."""
+    data = decoder.beton.bytes[decoder.beton.offset[0] :][: decoder.beton.size[0]].tobytes()
+    return data.index(b"\xff\xc0") + 5
+
+
+def test_what_libjpeg_warns_of_is_damage(tmp_path):
+    """A byte turned over in each of many places: all of which libjpeg complains when it reads the whole picture."""
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240), quality=95)], segments=True)
+    beton, numbers = decoder.beton, np.random.RandomState(0)
+    one, box = np.zeros(1, int), np.array([[0, 0, 240, 320, 0]])
+    picture = np.empty((1, 32, 32, 3), np.uint8)
+    data = beton.bytes[beton.offset[0] :][: beton.size[0]].tobytes()
+    frame, theirs, ours = plain_frame(data), [], []
+    for place in numbers.randint(frame.scan, len(data) - 2, 300).tolist():
+        damaged = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
+        broken(beton.path, int(beton.offset[0]), damaged)
+        ours.append(bool(decoder.try_read(one, box, one, picture, threads=1)))
+        try:
+            theirs.append(with_markers(damaged, frame)[2] != "")
+        except DamagedJpeg:
+            theirs.append(True)
+    assert all(mine for mine, their in zip(ours, theirs, strict=True) if their)
+    assert sum(theirs) > 60  # most of the others give a picture like any, which `widemix verify` alone can tell
+
+
+@pytest.mark.parametrize("number", [0, 3, 4, 9, -1])
+@pytest.mark.parametrize("value", [0, 1, 10**6, 2**32 - 1])
+def test_no_table_of_segments_leads_astray(tmp_path, number, value):
+    """Damaged places are damage, or the very same pixels where they are not needed."""
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240))], segments=True)
+    beton, at = decoder.beton, decoder.beton.segments[0]
+    samples, box = np.zeros(1, int), np.array([[60, 100, 90, 90, 1]])
+    before, after = (np.empty((1, 32, 32, 3), np.uint8) for _ in range(2))
+    decoder.read(samples, box, samples, before, threads=1)
+    numbers = len(beton.bytes[at:][: beton.segments_size[0]]) // 4
+    broken(beton.path, int(at) + number % numbers * 4, value.to_bytes(4, "little"))
+    if not decoder.try_read(samples, box, samples, after, threads=1):
+        assert np.array_equal(before, after)
+
+
+def test_a_file_cut_short_while_it_is_read_is_damage_and_no_signal(tmp_path, way):
+    jpegs = [by_pillow(scene(i, 120, 90)) for i in range(4)]
+    decoder = written(tmp_path / "a.beton", jpegs)
+    beton, samples = decoder.beton, np.arange(4)
+    with beton.path.open("r+b") as file:
+        file.truncate(int(beton.offset[2]) + 100)
+    boxes = centre_boxes(samples, beton.height, beton.width, 1.0)
+    found = decoder.try_read(samples, boxes, samples, np.empty((4, 8, 8, 3), np.uint8), threads=1)
+    assert found == dict.fromkeys((2, 3), "the file ends before it; it was cut short")
