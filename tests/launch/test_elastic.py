@@ -68,7 +68,7 @@ class Training:
         logs = self.run.with_name(f"logs-{host}")
         logs.mkdir()
         addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
-        options = ("--ranks", "1", "--restarts", "0", "--stage", "", "--logs", str(logs))
+        options = ("--ranks", "1", "--restarts", "0", "--preflight", "report", "--stage", "", "--logs", str(logs))
         return ["-m", "launch.slurm.node", *addresses, *options, "--", *train]
 
     def wait_for_step(self, step: int, seconds: float = 180) -> float:
