@@ -23,7 +23,7 @@ LAST = 6 * (1437 // 96)
 
 def words(digits: Path, run: Path) -> list[str]:
     given = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *BATCH)
-    return [str(word) for word in (*given, "--engine.timeout", "12")]
+    return [str(word) for word in (*given, "--engine.timeout", "40", "--faults.hang", "20")]
 
 
 @pytest.fixture(scope="module")
