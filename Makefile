@@ -1,15 +1,19 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
+# make test-cluster   the launchers on a real Slurm, network namespaces and sshd, as root; see launch/README.md
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test check setup
+.PHONY: demo test test-cluster check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
 	.venv/bin/python -m pytest $(ARGS)
+
+test-cluster: setup
+	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
 
 check: setup
 	.venv/bin/python -m ruff check .

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 
 from pipeline.errors import InputError
+from pipeline.outcome import leave_word
 from pipeline.recipe import Recipe, keys, load_recipe, suggest
 
 
@@ -43,16 +44,17 @@ def run_command(
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):
             raise InputError(f"--{overrides[0][0]}: no such option; only recipes have keys to override")
-        return int((command or arguments.command)(arguments))
+        return leave_word(int((command or arguments.command)(arguments)))
     except InputError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
-        return Exit.WRONG_INPUT
+        return leave_word(Exit.WRONG_INPUT, str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return Exit.FAILED
-    except (OSError, RuntimeError) as error:
-        if os.environ.get("WIDEMIX_TRACEBACK"):
+        return leave_word(Exit.FAILED, "interrupted")
+    except Exception as error:
+        leave_word(Exit.FAILED, f"{type(error).__name__}: {error}")
+        if not isinstance(error, OSError | RuntimeError) or os.environ.get("WIDEMIX_TRACEBACK"):
             raise
         print(f"error: {error} (WIDEMIX_TRACEBACK=1 shows where)", file=sys.stderr)
         return Exit.FAILED

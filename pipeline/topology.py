@@ -1,19 +1,23 @@
 """Ranks and devices, from whichever launcher started us, and the few collectives that the loop needs.
 
 torchrun, DeepSpeed's launcher and `widemix train --ranks` all speak through RANK, WORLD_SIZE, LOCAL_RANK,
-LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with none of them set this is one process on its own.
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (and `pipeline.launchers` translates for mpirun and srun); with none of
+them set this is one process on its own.
 """
 
 import datetime
+import ipaddress
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from pipeline.errors import InputError
+from pipeline.launchers import route_from
 from pipeline.limits import usable_cpus
 
 Value = TypeVar("Value")
@@ -54,17 +58,38 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, world, local_rank, local_world, device)
 
 
-def start(topology: Topology, timeout: int) -> None:
-    """Join the process group; `timeout` in seconds bounds every collective. CPU tensors always travel by gloo."""
+def start(topology: Topology, timeout: int) -> dist.Store:
+    """Join the process group; `timeout` in seconds bounds every collective. CPU tensors always travel by gloo.
+
+    Returns the group's store: small values that all ranks can set and get. Each thread needs a clone of its own.
+    """
     backend = "gloo"
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
         backend = "cpu:gloo,cuda:nccl"
     limit = datetime.timedelta(seconds=timeout)
-    if topology.world == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
-    else:
-        dist.init_process_group(backend, timeout=limit)
+    if topology.world > topology.local_world:
+        name_interface(os.environ)
+    store: dist.Store = dist.HashStore()
+    if topology.world > 1:
+        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+    dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
+    return dist.PrefixStore("run", store)
+
+
+def name_interface(environ: MutableMapping[str, str]) -> None:
+    """Tell gloo which network leads to the others, unless somebody has.
+
+    By itself it takes the address that the host's name resolves to, which on many a cluster is 127.0.1.1 or none.
+    """
+    if "GLOO_SOCKET_IFNAME" in environ:
+        return
+    address = route_from(environ.get("MASTER_ADDR", ""))
+    if address is None or ipaddress.ip_address(address).is_loopback:
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in (entry.address.partition("%")[0] for entry in addresses):
+            environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def stop() -> None:

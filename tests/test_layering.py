@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["pipeline.errors", "pipeline.limits"],
+    ["pipeline.launchers", "pipeline.outcome"],
     ["pipeline.native"],
     ["data_prep"],
     ["pipeline.recipe"],
@@ -19,7 +20,9 @@ LAYERS = [
     ["pipeline.optim", "pipeline.schedule"],
     ["pipeline.engine"],
     ["pipeline.checkpoint", "pipeline.evaluate", "pipeline.metrics", "pipeline.progress", "pipeline.signals"],
-    ["pipeline.loop", "pipeline.runfolder"],
+    ["pipeline.saving", "pipeline.watch", "pipeline.health", "pipeline.runfolder", "pipeline.finetune"],
+    ["pipeline.rollback"],
+    ["pipeline.loop"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
     ["pipeline.bench", "pipeline.analysis"],
     ["launch"],

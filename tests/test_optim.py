@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from timm.optim import param_groups_weight_decay
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import pipeline.models  # noqa: F401 - registers our names
-from pipeline.optim import build_optimizer, undecayed
+from pipeline.errors import InputError
+from pipeline.optim import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
 from pipeline.recipe import load_recipe
 from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.schedule import build_schedule
@@ -37,6 +38,41 @@ def test_a_sparse_matrix_on_one_axis_decays():
     decayed, others = optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
     assert {id(p) for p in decayed["params"]} == {id(model.values), id(model[0].weight)}
+
+
+@pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
+def test_layer_wise_decay_is_timms(name):
+    model = timm.create_model(name, num_classes=10)
+    spared = tuple(undecayed(model))
+    theirs = param_groups_layer_decay(model, 0.05, spared, layer_decay=0.7, weight_decay_exclude_1d=False)
+    expected = {id(p): (g["lr_scale"], g["weight_decay"]) for g in theirs for p in g["params"]}
+    section = OptimSection(lr=0.1, weight_decay=0.05, layer_decay=0.7)
+    groups = parameter_groups(section, model)
+    assert {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]} == expected
+    assert len({scale for scale, _ in expected.values()}) > 8
+    optimizer = build_optimizer(section, model)
+    set_rate(optimizer, 0.2)
+    assert sorted({g["lr"] for g in optimizer.param_groups}) == pytest.approx(
+        sorted({0.2 * scale for scale, _ in expected.values()})
+    )
+
+
+def test_layer_wise_decay_needs_layers():
+    with pytest.raises(InputError, match="Linear has no order of layers"):
+        parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
+
+
+def test_embeddings_are_spared_where_asked():
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
+    assert undecayed(model) == {"1.bias"}
+    assert undecayed(model, decay_embeddings=False) == {"0.weight", "1.bias"}
+
+
+def test_muon_takes_the_matrices_of_the_blocks():
+    model = timm.create_model("vit_tiny_patch16_224")
+    assert inner_matrices(model) == {
+        f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    }
 
 
 def test_the_schedule_of_the_paper():

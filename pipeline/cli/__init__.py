@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.cli import analyse, bench, data, machine, runs
+from pipeline.cli import analyse, bench, data, machine, runs, submit
 from pipeline.commands import Parser, run_command
 
 COMMANDS = (
@@ -12,6 +12,7 @@ COMMANDS = (
     runs.add_train,
     runs.add_eval,
     runs.add_export,
+    submit.add_submit,
     analyse.add_analyse,
     bench.add_bench,
     machine.add_cost,

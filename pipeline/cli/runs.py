@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
+from pipeline.launchers import translate
 from pipeline.recipe import check_world
 
 
@@ -29,7 +30,7 @@ def _train(arguments: argparse.Namespace) -> int:
     from pipeline.train import train_from_arguments
 
     recipe = load_from_arguments(arguments)
-    if "RANK" in os.environ:  # a launcher started this command itself
+    if "RANK" in os.environ or translate(os.environ):  # a launcher started this command itself
         return train_from_arguments(arguments)
     if arguments.ranks < 0:
         raise InputError(f"--ranks {arguments.ranks}: must be at least 1")

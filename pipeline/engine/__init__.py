@@ -1,7 +1,9 @@
 """Engines: a module and an optimiser to a step on many ranks."""
 
+import os
 from typing import Any
 
+import torch
 from torch import nn
 
 from pipeline.engine.contract import Engine, State, StepResult
@@ -30,7 +32,11 @@ def build_engine(
 
 
 def prepare(module: nn.Module, train: TrainSection) -> None:
-    """What training asks of a freshly drawn network: the head's first bias, checkpointed blocks, compilation."""
+    """What training asks of torch and of a freshly drawn network, before it goes to its device."""
+    if train.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for it
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
     network: Any = module  # all of ours have timm's methods
     if train.head_bias:
         nn.init.constant_(network.get_classifier().bias, train.head_bias)

@@ -8,6 +8,7 @@ from pydantic import model_validator
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.recipe.faults import FaultsSection
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.recipe.section import Section
@@ -25,6 +26,7 @@ class Recipe(Section):
     schedule: ScheduleSection = ScheduleSection()
     train: TrainSection
     engine: EngineSection = EngineSection()
+    faults: FaultsSection = FaultsSection()
     eval: EvalSection = EvalSection()
     log: LogSection = LogSection()
 
@@ -37,6 +39,8 @@ class Recipe(Section):
             _batch_divides,
             _schedule_fits,
             _engine_can,
+            _hangs_are_found,
+            _best_is_measured,
         ):
             check(self)
         return self
@@ -93,6 +97,15 @@ def _schedule_fits(recipe: Recipe) -> None:
             raise ValueError(f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}")
 
 
+_ENGINE_KEYS = {
+    "bucket_mb": ("ddp", "deepspeed"),
+    "bucket_view": ("ddp",),
+    "static_graph": ("ddp",),
+    "compress": ("ddp",),
+    "overlap": ("deepspeed",),
+}
+
+
 def _engine_can(recipe: Recipe) -> None:
     if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
         raise ValueError(
@@ -110,6 +123,15 @@ def _engine_can(recipe: Recipe) -> None:
         _schedule_free_fits(recipe, zero)
     if recipe.engine.offload and recipe.engine.kind != "fsdp" and zero == 0:
         raise ValueError("engine.offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
+    for name, kinds in _ENGINE_KEYS.items():
+        default = EngineSection.model_fields[name].default
+        if getattr(recipe.engine, name) != default and recipe.engine.kind not in kinds:
+            raise ValueError(
+                f"engine.{name} is for engine.kind {' or '.join(kinds)}, {recipe.engine.kind} would ignore it"
+            )
+    if recipe.engine.static_graph and (recipe.train.deterministic or recipe.train.accumulation > 1):
+        other = "train.deterministic" if recipe.train.deterministic else "train.accumulation above 1"
+        raise ValueError(f"engine.static_graph true does not go with {other}: torch's fails there; set it to false")
     if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
         raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
 
@@ -128,6 +150,20 @@ def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
         )
     if recipe.train.ema_decay is not None:
         raise ValueError("optim.name schedule_free keeps an average itself; set train.ema_decay to null")
+
+
+def _hangs_are_found(recipe: Recipe) -> None:
+    if recipe.faults.hang >= recipe.engine.timeout:
+        raise ValueError(
+            f"faults.hang {recipe.faults.hang} must be shorter than engine.timeout {recipe.engine.timeout}: "
+            "collectives that give up first leave no stacks"
+        )
+
+
+def _best_is_measured(recipe: Recipe) -> None:
+    figure = recipe.train.keep_best or ""
+    if figure.startswith("ema_") and recipe.train.ema_decay is None:
+        raise ValueError(f"train.keep_best {figure} needs train.ema_decay")
 
 
 def check_world(recipe: Recipe, world: int) -> None:

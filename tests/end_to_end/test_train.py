@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, SMALL, Command, train_lines
@@ -76,13 +77,23 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_stochastic_depth_goes_on_with_the_numbers_it_would_have_drawn(train, tmp_path):
-    options = (*EPOCHS, "--model.drop_path", "0.4", "--train.max_steps")
-    finish(train("whole", *options, "20"))
-    for steps in ("9", "20"):
-        finish(train("parts", *options, steps))
+def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_included(train, tmp_path):
+    options = ("--model.drop_path", "0.4", "--train.deterministic", "true", "--train.max_steps", "20")
+    options = (*EPOCHS, *options, "--train.save_every", "4")
+    finish(train("whole", *options))
+    killed = train("parts", *options)
+    killed.wait_for_step(tmp_path / "parts", 9)
+    killed.kill()
+    assert not (tmp_path / "parts/done.json").exists()
+    finish(train("parts", *options))
     whole, parts = train_lines(tmp_path / "whole"), train_lines(tmp_path / "parts")
-    assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
+    for name in ("step", "loss", "grad_norm", "weight_norm"):
+        assert [line[name] for line in parts] == [line[name] for line in whole]
+    for name in ("model", "optimizer"):
+        one, other = (
+            load_file(tmp_path / run / f"checkpoints/00000020/{name}.safetensors") for run in ("whole", "parts")
+        )
+        assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 @pytest.mark.parametrize(

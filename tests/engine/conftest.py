@@ -1,13 +1,16 @@
 """Process groups for the engines: one rank in the test's own process, several in others."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from launch.local import launch
 from tests.conftest import ROOT
+from tests.engine.ranks import JOBS
 
 
 @pytest.fixture(scope="package")
@@ -29,11 +32,9 @@ def alone():
 
 
 @pytest.fixture(scope="session")
-def two_ranks(digits, tmp_path_factory) -> dict[str, Any]:
-    """Every job of tests/engine/ranks.py, computed by two ranks."""
-    results = tmp_path_factory.mktemp("ranks") / "results.pt"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("PYTHONPATH", str(ROOT))
-        assert launch(["-m", "tests.engine.ranks", str(digits), str(results)], 2) == 0
-    return torch.load(results)
+def ranks(digits, tmp_path_factory) -> dict[int, dict[str, Any]]:
+    """The results of tests/engine/ranks.py: by the number of ranks, by job."""
+    folder = tmp_path_factory.mktemp("ranks")
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run([sys.executable, "-m", "tests.engine.ranks", digits, folder], cwd=ROOT, env=environ, check=True)
+    return {world: torch.load(folder / f"{world}.pt") for world in JOBS}

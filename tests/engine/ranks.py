@@ -1,8 +1,11 @@
-"""What several ranks compute for these tests: `python -m tests.engine.ranks DATA RESULTS [JOB...]`, once a rank."""
+"""What several ranks compute for these tests: `python -m tests.engine.ranks DATA FOLDER` writes FOLDER/2.pt, ..."""
 
+import multiprocessing
+import os
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,10 @@ ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspee
 GOLDEN = [
     (recipe, engine, precision)
     for recipe, precision in (("mixer", "fp32"), ("mixer", "bf16"), ("rp_s_mixer", "fp32"))
-    for engine in ENGINES
+    for engine in (ENGINES if recipe == "mixer" else ("ddp", "fsdp", "deepspeed 3"))
     if (engine, precision) != ("deepspeed 0", "bf16")  # refused
 ]
-STEPS = 12
+STEPS = 10
 
 
 def overrides_for(engine: str) -> list[tuple[str, str]]:
@@ -98,7 +101,52 @@ def chain(data: Path) -> dict[str, Any]:
     return {"losses": losses, "model": state.model, "ema": state.ema, "figures": figures}
 
 
-JOBS: dict[str, Callable[[Path], Any]] = {"golden": golden, "chain": chain}
+SCHEDULE_FREE = [("optim.name", "schedule_free"), ("schedule.name", "constant"), ("schedule.min_lr", "0")]
+MUON = [("optim.name", "muon"), ("optim.momentum", "0.95")]
+OPTIMIZERS = {"muon": MUON, "schedule_free": SCHEDULE_FREE}
+SHARING = {1: [("muon", "ddp"), ("schedule_free", "ddp")]}  # by ranks: on one alone nothing is shared out
+SHARING[2] = [("muon", "fsdp"), ("schedule_free", "fsdp"), ("schedule_free", "deepspeed 2")]
+
+
+def optimizers(data: Path) -> dict[tuple[str, str], Any]:
+    """Curve and final weights of each optimiser on engines that can, resumed after four steps."""
+    found = {}
+    for name, kind in SHARING[dist.get_world_size()]:
+        setting = Setting("mixer", data, *OPTIMIZERS[name], *overrides_for(kind))
+        engine = setting.engine()
+        losses = setting.run(engine, range(4))
+        other = setting.engine()
+        other.load(_everywhere(engine.state()))
+        whole, resumed = setting.run(engine, range(4, STEPS)), setting.run(other, range(4, STEPS))
+        found[name, kind] = {"losses": losses + whole, "resumed": losses + resumed, "model": other.state().model}
+    return found
+
+
+FIXED = ["ddp", "fsdp", "deepspeed 2", "deepspeed 3"]
+
+
+def resumed(data: Path) -> dict[str, Any]:
+    """With train.deterministic: curve and weights of a run, and of one that a new engine takes over midway."""
+    found = {}
+    for name in FIXED:
+        fixed = [("train.deterministic", "true"), ("train.global_batch", "96")]
+        setting = Setting("mixer", data, *overrides_for(name), *fixed)
+        engine, other = setting.engine(), setting.engine()
+        setting.run(engine, range(3))
+        other.load(_everywhere(engine.state()))
+        runs = [(setting.run(one, range(3, 6)), one.state().model) for one in (engine, other)]
+        found[name] = runs
+    return found
+
+
+def compressed(data: Path) -> list[float]:
+    """The curve of gradients that travel as bf16."""
+    setting = Setting("mixer", data, ("engine.compress", "true"))
+    return setting.run(setting.engine())
+
+
+# By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
+JOBS: dict[int, list[Callable[[Path], Any]]] = {2: [golden, chain, optimizers, compressed], 3: [resumed]}
 
 
 def _everywhere(state: State) -> State:
@@ -108,16 +156,35 @@ def _everywhere(state: State) -> State:
     return box[0]
 
 
-def main() -> None:
-    data, results, *jobs = sys.argv[1:]
-    warnings.simplefilter("ignore")  # DeepSpeed's own
+def _rank(rank: int, world: int, data: Path, folder: Path) -> None:
     torch.set_num_threads(1)
-    here = topology.read_topology()
-    topology.start(here, timeout=120)
-    found = {job: JOBS[job](Path(data)) for job in jobs or JOBS}
-    if here.is_main:
-        torch.save(found, results)
-    topology.stop()
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
+    meeting, limit = f"file://{folder}/store-{world}", timedelta(seconds=120)
+    dist.init_process_group("gloo", meeting, timeout=limit, rank=rank, world_size=world)
+    found = {job.__name__: job(data) for job in JOBS[world]}
+    if rank == 0:
+        torch.save(found, folder / f"{world}.pt")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Every rank is forked from this process, which has imported everything and done nothing yet."""
+    data, folder = map(Path, sys.argv[1:])
+    warnings.simplefilter("ignore")  # DeepSpeed's own
+    fork = multiprocessing.get_context("fork")
+    for world in JOBS:
+        ranks = [fork.Process(target=_rank, args=(rank, world, data, folder)) for rank in range(world)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            sys.exit(f"{[rank.exitcode for rank in ranks]} of {world} ranks")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,6 @@ def test_one_rank_draws_the_plain_curve(one_rank, expected, case):
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
-def test_two_ranks_draw_the_plain_curve(two_ranks, expected, case):
+def test_two_ranks_draw_the_plain_curve(ranks, expected, case):
     recipe, _, precision = case
-    assert two_ranks["golden"][case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
+    assert ranks[2]["golden"][case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])

@@ -39,10 +39,10 @@ def expected(alone, digits):
     return {"losses": losses, "model": model.state_dict(), "ema": ema.state_dict(), "figures": figures}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_goes_from_engine_to_engine_as_if_it_were_one(expected, request, digits, ranks):
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_goes_from_engine_to_engine_as_if_it_were_one(expected, request, digits, world):
     assert set(CHAIN) == set(ENGINES) - {"deepspeed 0"}
-    found = chain(digits) if ranks == 1 else request.getfixturevalue("two_ranks")["chain"]
+    found = chain(digits) if world == 1 else request.getfixturevalue("ranks")[2]["chain"]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     for weights in ("model", "ema"):
         assert found[weights].keys() == expected[weights].keys()

@@ -1,0 +1,96 @@
+"""What happened to a job, in a few lines and in summary.json; the exit code says whether it should start again."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.commands import Exit, Parser, run_command
+from pipeline.outcome import Word, read_words
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ended and, in a line each, why."""
+
+    code: Exit
+    lines: list[str]
+
+
+def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
+    """From the ranks' last words; `asked`: a signal told the job to stop; `progress`: steps saved by this start.
+
+    A crash after which something was saved is worth another start; one that saved nothing would only come again.
+    """
+    if wrong := [word for word in words if word.code == Exit.WRONG_INPUT]:
+        return Verdict(Exit.WRONG_INPUT, [f"the input is wrong (rank {wrong[0].rank}): {wrong[0].message}"])
+    main = words[0].code if words and words[0].rank == 0 else None
+    if main == Exit.DONE:
+        return Verdict(Exit.DONE, ["done"])
+    if main == Exit.AGAIN:
+        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint; goes on by itself"])
+    if asked:
+        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint; goes on from the one before"])
+    lines = _blame(words, ranks)
+    if progress > 0:
+        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another follows"])
+    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so no other follows"])
+
+
+def _blame(words: list[Word], ranks: int) -> list[str]:
+    """The ranks that were killed and the first that failed: what the others say follows from that."""
+    if not words:
+        return ["no rank ever started: the log above and node-*/ say why"]
+    lines = []
+    if len(words) < ranks:
+        lines.append(f"{ranks - len(words)} of {ranks} ranks never started")
+    killed = [word for word in words if word.code is None]
+    for word in killed[:4]:
+        lines.append(f"rank {word.rank} on {word.host} was killed (memory?), or its node is gone")
+    failed = sorted((word for word in words if word.code), key=lambda word: word.time)
+    if failed:
+        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message}")
+    return lines
+
+
+def saved_step(folder: Path) -> int:
+    """The newest complete checkpoint's, 0 without one."""
+    return max((int(mark.parent.name) for mark in folder.glob("checkpoints/*/COMPLETE")), default=0)
+
+
+def _finish(arguments: argparse.Namespace) -> Exit:
+    folder, logs = arguments.folder, arguments.logs
+    step = saved_step(folder)
+    earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
+    words = read_words(logs)
+    verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
+    done = folder / "done.json"
+    result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
+    hosts = sorted({word.host for word in words})
+    minutes = (time.time() - _began(logs)) / 60
+    summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts, "minutes": round(minutes, 2)}
+    (logs / "summary.json").write_text(json.dumps(summary | result, indent=1) + "\n")
+    print(f"{logs.name}: {'; '.join(verdict.lines)}")
+    print(f"{logs.name}: step {step}, {minutes:.1f} min on {', '.join(hosts) or 'no node'}", end="")
+    print(f", top-1 {result['top1']:.2f} %" if result else "", flush=True)
+    return verdict.code
+
+
+def _began(logs: Path) -> float:
+    """When the first node started torchrun."""
+    return min((path.stat().st_mtime for path in logs.glob("node-*.json")), default=time.time())
+
+
+def main() -> None:
+    parser = Parser(prog="python -m launch.slurm.finish", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("logs", type=Path)
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("--asked", action="store_true")
+    sys.exit(run_command(parser, _finish))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What srun starts once a node: stage the data, find the addresses, and run torchrun."""
+
+import argparse
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch.stage import stage
+from pipeline.commands import Exit, Parser, run_command
+from pipeline.errors import InputError
+from pipeline.launchers import PORTS, route_from
+from pipeline.recipe import load_recipe
+
+GRACE = 270  # seconds that ranks have to save in; train.sbatch asks for 300
+
+
+def torchrun_command(arguments: argparse.Namespace, train: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """torchrun's arguments on this node.
+
+    Addresses are numbers, and which node hosts the rendezvous is said: host names that several nodes share, that
+    nobody can resolve or that resolve to 127.0.1.1 do no harm.
+    """
+    node, job = int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
+    head = _number(arguments.head)
+    own = route_from(arguments.head if node else arguments.second)
+    if own is None:
+        raise InputError(f"node {node}: no network leads to {arguments.head if node else arguments.second}")
+    host = f"[{head}]" if ":" in head else head
+    return [
+        *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORTS[job % len(PORTS)]}"),
+        *("--rdzv-id", f"{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
+        *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
+        *("--max-restarts", str(arguments.restarts)),
+        *("--signals-to-handle", "SIGUSR1,SIGTERM,SIGINT,SIGHUP,SIGQUIT", "--shutdown-timeout", str(GRACE)),
+        *("--log-dir", str(arguments.logs / f"node-{node}"), "--tee", "3", "--local-ranks-filter", "0"),
+        *("-m", "pipeline.train", *train),
+    ]
+
+
+def _number(host: str) -> str:
+    """The address of a host; several tries, because name servers of a starting node fail at times."""
+    for wait in (1, 3, 9, 0):
+        try:
+            return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+        except OSError as error:
+            trouble = error
+            time.sleep(wait)
+    raise InputError(f"{host}: this node cannot resolve the first node's address ({trouble.strerror})")
+
+
+def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
+    if arguments.stage:
+        recipe = load_recipe(train[0], [_override(word) for word in train[1:] if "=" in word])
+        copy = stage(Path(recipe.data.path), Path(os.path.expandvars(arguments.stage)))
+        train = [*train, f"--data.path={copy}"]
+    command = torchrun_command(arguments, train, os.environ)
+    (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
+    # Otherwise the ranks of a second attempt read the addresses of the first from the launcher's store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(command)
+    except SignalException:  # the ranks were told and have ended; their words say how
+        return Exit.DONE
+    except SystemExit as end:  # the ranks' failures have been printed as a table
+        return Exit.FAILED if end.code else Exit.DONE
+    return Exit.DONE
+
+
+def _override(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name.removeprefix("--"), value
+
+
+def main() -> None:
+    parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
+    for name in ("head", "second", "stage"):
+        parser.add_argument(f"--{name}", required=True)
+    for name in ("ranks", "restarts"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
+    here = sys.argv.index("--")
+    train = sys.argv[here + 1 :]
+    sys.exit(run_command(parser, lambda arguments: _start(arguments, train), sys.argv[1:here]))
+
+
+if __name__ == "__main__":
+    main()

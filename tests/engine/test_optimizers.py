@@ -1,0 +1,82 @@
+"""Muon and schedule-free AdamW on every engine that can, against the libraries' own use of them in the plain loop."""
+
+import pytest
+import torch
+
+from pipeline.errors import InputError
+from pipeline.recipe import load_recipe
+from tests.conftest import ROOT
+from tests.engine.plain import plain_loop
+from tests.engine.ranks import MUON, OPTIMIZERS, SCHEDULE_FREE, SHARING, Setting, optimizers
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
+TOLERANCE = {"muon": 1e-4, "schedule_free": 1e-6}  # Muon's iteration is in bf16
+
+
+@pytest.fixture(scope="module")
+def one_rank(alone, digits):
+    return optimizers(digits)
+
+
+@pytest.fixture(scope="module")
+def expected(alone, digits):
+    found = {}
+    for name, overrides in OPTIMIZERS.items():
+        setting = Setting("mixer", digits, *overrides)
+        model = setting.model()
+        batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
+        losses = plain_loop(model, batches, setting.rates, optim=setting.recipe.optim)
+        found[name] = losses, model.state_dict()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "case"), [(world, case) for world, cases in SHARING.items() for case in cases], ids=str
+)
+def test_losses_are_the_plain_loops_and_go_on_bit_by_bit(one_rank, expected, request, case, world):
+    found = one_rank[case] if world == 1 else request.getfixturevalue("ranks")[2]["optimizers"][case]
+    losses, weights = expected[case[0]]
+    assert found["losses"] == pytest.approx(losses, rel=TOLERANCE[case[0]])
+    assert found["resumed"] == found["losses"]
+    if case[0] == "schedule_free":  # the saved weights are those to evaluate with
+        for name, value in weights.items():
+            if not name.endswith("mlp_tokens.fc2.bias"):  # no gradient but rounding
+                torch.testing.assert_close(found["model"][name], value, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_trained(digits):
+    setting = Setting("mixer", digits, *SCHEDULE_FREE)
+    engine = setting.engine()
+    setting.run(engine, range(4))
+    inputs = setting.steps[5][0].inputs
+    trained = engine.module(inputs).detach()
+    network = setting.model()
+    network.load_state_dict(engine.state().model)
+    with engine.weights()[""]:
+        assert torch.equal(engine.module(inputs), network(inputs))
+    assert torch.equal(engine.module(inputs), trained)
+    assert not torch.allclose(network(inputs), trained, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*MUON, ("engine.kind", "deepspeed")], "needs whole matrices"),
+        (
+            [("optim.name", "lamb"), ("engine.kind", "deepspeed"), ("engine.zero_stage", "3")],
+            "take engine.kind ddp",
+        ),
+        ([*SCHEDULE_FREE, ("engine.kind", "deepspeed"), ("engine.zero_stage", "3")], "take engine.zero_stage 1 or 2"),
+        ([*SCHEDULE_FREE, ("schedule.name", "cosine")], "set schedule.name constant"),
+        ([*SCHEDULE_FREE, ("train.ema_decay", "0.9")], "set train.ema_decay to null"),
+        ([("engine.offload", "true")], "engine.offload needs engine.kind fsdp"),
+        ([("engine.deepspeed_config", "x.json")], "needs engine.kind deepspeed"),
+        (
+            [("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")],
+            "a false first",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_could(overrides, words):
+    with pytest.raises(InputError, match=words):
+        load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)

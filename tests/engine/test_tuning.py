@@ -1,0 +1,107 @@
+"""Keys that change how an engine works and not what it computes; DeepSpeed's own JSON; reproducible bits."""
+
+import json
+
+import pytest
+import torch
+
+from pipeline.engine import check_engine
+from pipeline.errors import InputError
+from pipeline.recipe import load_recipe
+from pipeline.topology import read_topology
+from tests.conftest import ROOT
+from tests.engine.ranks import FIXED, Setting, overrides_for
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
+
+
+@pytest.fixture(scope="module")
+def reference(alone, digits):
+    setting = Setting("mixer", digits)
+    return setting.run(setting.engine())
+
+
+def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
+    keys = [("engine.bucket_mb", "1"), ("engine.bucket_view", "false"), ("engine.static_graph", "true")]
+    setting = Setting("mixer", digits, *keys)
+    engine = setting.engine()
+    assert engine.model.bucket_bytes_cap == 2**20
+    assert not engine.model.gradient_as_bucket_view
+    assert engine.model.static_graph
+    assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
+
+
+def test_gradients_that_travel_as_bf16_are_rounded_and_no_more(ranks, reference):
+    found = ranks[2]["compressed"]
+    assert found == pytest.approx(reference, rel=1e-3)
+    assert found != pytest.approx(reference, rel=1e-7)
+
+
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_zeros_buckets_and_overlap_change_no_number(digits, reference, stage):
+    keys = [("engine.bucket_mb", "1"), ("engine.overlap", "false")]
+    setting = Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), *keys)
+    engine = setting.engine()
+    assert engine.engine.zero_overlap_comm() is False
+    assert engine.engine.zero_reduce_bucket_size() == 2**20 // 4
+    assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([("engine.kind", "fsdp"), ("engine.compress", "true")], "engine.compress is for engine.kind ddp, fsdp"),
+        ([("engine.overlap", "false")], "engine.overlap is for engine.kind deepspeed, ddp"),
+        ([("engine.static_graph", "true"), ("train.accumulation", "2")], "does not go with train.accumulation"),
+        ([("engine.static_graph", "true"), ("train.deterministic", "true")], "does not go with train.deterministic"),
+    ],
+)
+def test_keys_that_would_do_nothing_are_refused(overrides, words):
+    with pytest.raises(InputError, match=words):
+        load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
+
+
+@pytest.mark.parametrize("engine", FIXED)
+def test_deterministic_runs_go_on_bit_by_bit_on_three_ranks(ranks, engine):
+    (losses, weights), (other_losses, other_weights) = ranks[3]["resumed"][engine]
+    assert losses == other_losses
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+class TestDeepSpeedsOwnJson:
+    def test_is_merged_and_told_to_deepspeed(self, digits, tmp_path):
+        path = tmp_path / "ds.json"
+        path.write_text(
+            json.dumps({"zero_optimization": {"round_robin_gradients": True}, "train_batch_size": "auto"})
+        )
+        setting = Setting("mixer", digits, *overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path)))
+        engine = setting.engine()
+        assert engine.config["zero_optimization"]["round_robin_gradients"] is True
+        assert engine.config["zero_optimization"]["stage"] == 1
+        assert engine.config["train_batch_size"] == 64
+        assert engine.zero.round_robin_gradients is True
+
+    @pytest.mark.parametrize(
+        ("theirs", "words"),
+        [
+            ({"zero_optimization": {"stage": 2}}, r"zero_optimization.stage 2, but the recipe says 1"),
+            ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
+            ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
+            ({"optimizer": {"type": "Adam"}}, "optimizer is the recipe's to say, in optim"),
+            ("{", "is not JSON"),
+            ("[]", "is not a JSON object"),
+        ],
+    )
+    def test_what_contradicts_the_recipe_is_an_error(self, tmp_path, theirs, words):
+        path = tmp_path / "ds.json"
+        path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
+        self.refused(path, words)
+
+    def test_a_file_that_is_not_there_is_an_error(self, tmp_path):
+        self.refused(tmp_path / "none.json", "cannot be read")
+
+    def refused(self, path, words):
+        keys = [*overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path))]
+        recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
+        with pytest.raises(InputError, match=words):
+            check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())

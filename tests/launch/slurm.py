@@ -1,0 +1,131 @@
+"""A real Slurm on this machine, from Debian's packages: a controller and a few nodes, each a slurmd of its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+CONF = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+ReturnToService=2
+SlurmdParameters=config_overrides
+SlurmdTimeout=15
+KillWait=30
+SchedulerParameters=sched_interval=1,batch_sched_delay=0,requeue_delay=1
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+NodeName=n[0-{last}] NodeHostName={host} NodeAddr=127.0.0.1 Port=[{first}-{end}] CPUs=2 RealMemory=2000
+PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+"""
+NEEDED = ("slurmctld", "slurmd", "sbatch", "munged")
+
+
+def missing() -> str:
+    """Why there can be no Slurm here, or an empty string."""
+    absent = [name for name in NEEDED if shutil.which(name, path=_PATH) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "starting a Slurm needs root"
+
+
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
+
+
+class Slurm:
+    """The daemons, and Slurm's commands spoken to them."""
+
+    def __init__(self, folder: Path, nodes: int):
+        port = 20_000 + os.getpid() % 10_000
+        host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
+        self.folder = folder
+        places = {"port": port, "first": port + 1, "end": port + nodes, "last": nodes - 1}
+        (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, **places))
+        (folder / "state").mkdir()
+        self.environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
+        key = folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        files = (f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed"))
+        munge = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", *files]
+        self.daemons = [self._start(munge), self._start(["slurmctld", "-D", "-c"])]
+        self.nodes = {f"n{i}": self._start(["slurmd", "-D", "-N", f"n{i}"]) for i in range(nodes)}
+        self.until(lambda: self("sinfo", "-h", "-N", "-p", "usual", "-t", "idle", "-o", "%N").count("n") == nodes)
+
+    def _start(self, command: list[str]) -> subprocess.Popen:
+        with (self.folder / f"{command[0]}.out").open("a") as log:
+            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, start_new_session=True)
+
+    def __call__(self, *command: str, check: bool = False) -> str:
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def until(self, condition, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self("squeue", "-l") + self("sinfo", "-N", "-l")
+            time.sleep(0.1)
+
+    def job(self, job: str, field: str) -> str:
+        """A field of `scontrol show job`, such as JobState."""
+        words = self("scontrol", "show", "job", "--oneliner", job).split()
+        return dict(word.partition("=")[::2] for word in words).get(field, "")
+
+    def start_again(self, job: str, restarts: int) -> None:
+        """Wait until the job is running for this many times more; Slurm would let it wait for two minutes."""
+
+        def running() -> bool:
+            if self.job(job, "JobState") == "PENDING":
+                self("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return self.job(job, "JobState") == "RUNNING" and self.job(job, "Restarts") == str(restarts)
+
+        self.until(running, 120)
+
+    def ended(self, job: str, seconds: float = 240) -> str:
+        """Wait for the end of a job; its state."""
+        over = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+        self.until(lambda: self.job(job, "JobState") in over, seconds)
+        return self.job(job, "JobState")
+
+    def kill_node(self, name: str) -> None:
+        """Everything that runs on a node at once, as a power cut does."""
+        for process in psutil.process_iter():
+            try:
+                here = process.environ().get("SLURMD_NODENAME") == name or process.cmdline()[-2:] == ["-N", name]
+                here = here or process.name() == f"slurmstepd: {name}"
+                if here and process.environ().get("SLURM_CONF") == self.environ["SLURM_CONF"]:
+                    process.kill()
+            except psutil.Error:
+                continue
+
+    def stop(self) -> None:
+        self("scancel", "--user=root")
+        self.until(lambda: not self("squeue", "-h"), 60)
+        for daemon in (*self.nodes.values(), *reversed(self.daemons)):
+            daemon.send_signal(signal.SIGTERM)
+            daemon.wait(30)

@@ -1,0 +1,35 @@
+"""Docker and Apptainer build the same from the same lock."""
+
+import re
+import tomllib
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "launch" / "container"
+
+
+def commands(text: str) -> list[str]:
+    """Shell commands with lines joined and spaces evened out."""
+    return [" ".join(line.split()) for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
+
+
+def test_both_run_the_same_commands():
+    dockerfile = commands((FOLDER / "Dockerfile").read_text())
+    runs = [line.removeprefix("RUN ") for line in dockerfile if line.startswith("RUN ")]
+    post = re.search(r"%post\n(.*?)\n%", (FOLDER / "widemix.def").read_text(), re.DOTALL)
+    assert [line for line in commands(post[1]) if line != "cd /"] == runs
+
+
+def test_the_lock_has_a_hashed_version_of_everything_that_is_needed():
+    lock = (FOLDER / "requirements.lock").read_text()
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for text in project["dependencies"]:
+        requirement = Requirement(text)
+        assert Version(pinned[requirement.name.lower().replace("_", "-")]) in requirement.specifier, text
+    for block in re.split(r"\n(?=[a-z])", lock.partition("\n\n")[2] or lock):
+        if re.match(r"[a-z0-9-]+==", block):
+            assert "--hash=sha256:" in block, block

@@ -1,0 +1,137 @@
+"""torchrun over four hosts, one of them killed, cut off or slow: training goes on with the undisturbed numbers.
+
+`-rP` shows the seconds from each event to the next new step.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import ROOT, SMALL, Command, train_lines
+from tests.launch.hosts import Hosts, missing
+
+REASON = missing()
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(REASON), reason=REASON)]
+# A batch that 2, 3 and 4 ranks divide.
+BATCH = ("--train.global_batch", "96", "--augment.mix_group", "8", "--train.epochs", "6", "--train.save_every", "4")
+LAST = 6 * (1437 // 96)
+
+
+def words(digits: Path, run: Path) -> list[str]:
+    given = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *BATCH)
+    return [str(word) for word in (*given, "--engine.timeout", "12")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    code, output = Command("train", *words(digits, run)).wait()
+    assert code == 0, output
+    return run
+
+
+@pytest.fixture
+def hosts(request):
+    found = Hosts(4, only_ipv6=getattr(request, "param", False))
+    yield found
+    found.stop()
+
+
+class Training:
+    """torchrun, started on every host as launch/README.md says."""
+
+    def __init__(self, hosts: Hosts, digits: Path, folder: Path, ipv6: bool = False):
+        self.run, self.log = folder / "run", folder / "log"
+        self.agents = []
+        for host in range(4):
+            address = hosts.address6 if ipv6 else hosts.address
+            head = f"[{address(0)}]" if ipv6 else address(0)
+            fast = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=2"
+            command = (
+                *("-m", "torch.distributed.run", "--nnodes", "2:4", "--nproc-per-node", "1", "--max-restarts", "5"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29500", "--rdzv-id", "test"),
+                *("--rdzv-conf", f"is_host={int(host == 0)},{fast}", "--local-addr", address(host)),
+                *("-m", "pipeline.train", *words(digits, self.run)),
+            )
+            environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            self.agents.append(hosts.start(host, sys.executable, *command, log=self.log, **environ))
+
+    def wait_for_step(self, step: int, seconds: float = 180) -> float:
+        """Seconds until the record has this step."""
+        began = time.monotonic()
+        while not any(line["step"] >= step for line in train_lines(self.run)):
+            assert time.monotonic() - began < seconds, self.log.read_text()[-4000:]
+            time.sleep(0.02)
+        return time.monotonic() - began
+
+    def steps(self) -> int:
+        return max(line["step"] for line in train_lines(self.run))
+
+    def finish(self, hosts: list[int]) -> None:
+        for host in hosts:
+            assert self.agents[host].wait(240) == 0, self.log.read_text()[-4000:]
+
+    @property
+    def ranks(self) -> int:
+        return json.loads((self.run / "environment.json").read_text())["ranks"]
+
+
+def assert_same_curve(run: Path, reference: Path) -> None:
+    found, expected = train_lines(run), train_lines(reference)
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4), ours["step"]
+
+
+@pytest.mark.parametrize("event", ["killed", "cut off"])
+def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed, tmp_path, event):
+    training = Training(hosts, digits, tmp_path)
+    training.wait_for_step(15)
+    assert training.ranks == 4
+    before = training.steps()
+    if event == "killed":
+        os.killpg(training.agents[3].pid, signal.SIGKILL)
+    else:
+        hosts.cut(3)
+    began = time.monotonic()
+    while training.ranks == 4:
+        assert time.monotonic() - began < 180, training.log.read_text()[-4000:]
+        time.sleep(0.02)
+    training.wait_for_step(before + 2)
+    print(f"host {event}: {time.monotonic() - began:.1f} s until step {before + 2} on {training.ranks} hosts")
+    training.finish([0, 1, 2])
+    assert training.ranks == 3
+    assert_same_curve(training.run, undisturbed)
+
+
+def test_a_killed_rank_starts_again_and_all_hosts_with_it(hosts, digits, undisturbed, tmp_path):
+    training = Training(hosts, digits, tmp_path)
+    training.wait_for_step(15)
+    before = training.steps()
+    (rank,) = psutil.Process(training.agents[2].pid).children()
+    rank.kill()
+    print(f"rank killed: {training.wait_for_step(before + 2):.1f} s until step {before + 2}")
+    training.finish([0, 1, 2, 3])
+    assert training.ranks == 4
+    assert_same_curve(training.run, undisturbed)
+
+
+@pytest.mark.parametrize("hosts", [True], indirect=True, ids=["IPv6"])
+def test_a_host_with_a_slow_and_lossy_line_costs_time_and_no_digit(hosts, digits, undisturbed, tmp_path):
+    hosts.lossy(2, delay_ms=5, loss=0.005)
+    began = time.monotonic()
+    training = Training(hosts, digits, tmp_path, ipv6=True)
+    training.finish([0, 1, 2, 3])
+    lines = [train_lines(run) for run in (training.run, undisturbed)]
+    rates = [sorted(line["images_per_s"] for line in run)[LAST // 2] for run in lines]
+    print(
+        f"slow line: {time.monotonic() - began:.1f} s, median {rates[0]:.0f} images/s, one rank alone {rates[1]:.0f}"
+    )
+    assert training.ranks == 4
+    assert_same_curve(training.run, undisturbed)

@@ -1,0 +1,189 @@
+"""Jobs on a real Slurm: submitted, preempted, cut off from a node, and studies with a failed cell."""
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import SMALL, Command, train_lines
+from tests.end_to_end.test_train import EPOCHS, LAST, assert_same_curve
+from tests.launch.slurm import Slurm, missing
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
+RECIPE = "recipes/digits/rp_mixer.yaml"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"), nodes=5)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    code, output = Command("train", RECIPE, "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS).wait()
+    assert code == 0, output
+    return run
+
+
+@pytest.fixture
+def submit(slurm, digits):
+    """widemix submit of the digits over some nodes, a rank each: submit(folder, options...) -> what it printed."""
+
+    def start(folder: Path, *options: str, code: int = 0) -> str:
+        small = (*SMALL, *EPOCHS, "--train.save_every", "5", "--data.path", str(digits))
+        machine = ("--gpus-per-node", "0", "--cpus-per-node", "1")
+        command = Command("submit", RECIPE, "--run-dir", folder, *small, *machine, *options, env=slurm.environ)
+        found, output = command.wait()
+        assert found == code, output
+        return output
+
+    return start
+
+
+def job_of(output: str) -> str:
+    return output.splitlines()[-1].split()[1].rstrip(",;")
+
+
+def wait_for_step(slurm: Slurm, run: Path, step: int) -> None:
+    slurm.until(lambda: any(line["step"] >= step for line in train_lines(run)), 120)
+
+
+def summaries(run: Path) -> list[dict]:
+    paths = sorted(run.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def log_of(run: Path) -> str:
+    return "".join(path.read_text() for path in run.glob("slurm/*.log"))
+
+
+def test_two_nodes_run_what_the_dry_run_said(slurm, submit, undisturbed, tmp_path):
+    run, staged = tmp_path / "a run", tmp_path / "disk"
+    options = (
+        "--nodes",
+        "2",
+        "--stage-to",
+        "$STAGED/$SLURMD_NODENAME",
+        "--sbatch=--export=ALL,STAGED=" + str(staged),
+    )
+    dry = submit(run, *options, "--dry-run")
+    assert not run.exists()
+    output = submit(run, *options)
+    job = job_of(output)
+    command, _, script = dry.partition("\n")
+    assert output.splitlines()[0] == command
+    spooled = slurm("scontrol", "write", "batch_script", job, "-", check=True)
+    assert spooled.rstrip("\0\n") == script.partition("\n")[2].rstrip()
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+    assert {path.name for path in staged.iterdir()} == {"n0", "n1"}
+    summary = summaries(run)[-1]
+    assert summary["why"] == ["done"]
+    assert summary["hosts"] == ["n0", "n1"]
+    assert f"top-1 {summary['top1']:.2f} %" in log_of(run)
+    logs = sorted(run.glob("slurm/*/node-*/*/attempt_0/*/stderr.log"))
+    assert len(logs) == 2
+    assert sum("done, top-1" in log.read_text() for log in logs) == 1  # rank 0's
+
+
+def test_a_signal_in_the_middle_requeues_the_job_and_it_goes_on_by_itself(slurm, submit, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "4"))
+    wait_for_step(slurm, run, 20)
+    slurm("scancel", "--batch", "--signal=USR1", job, check=True)  # what --signal=B:USR1@300 does at the time limit
+    slurm.start_again(job, 1)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    first, last = summaries(run)
+    assert first["code"] == 75
+    assert 20 <= first["step"] < LAST
+    assert last["why"] == ["done"]
+    assert f"at step {first['step']} to {LAST} steps on 4 ranks" in log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_more_urgent_job_takes_the_nodes_and_gives_them_back(slurm, submit, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "4"))
+    wait_for_step(slurm, run, 10)
+    wanted = ("--partition=urgent", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=exit")
+    urgent = slurm("sbatch", "--parsable", *wanted, check=True).strip()
+    assert slurm.ended(urgent) == "COMPLETED"
+    slurm.start_again(job, 1)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert f"to {LAST} steps on 4 ranks" in log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_killed_rank_is_started_again_within_the_job(slurm, submit, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "2"))
+    wait_for_step(slurm, run, 12)
+    kill_rank(run, 1)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert slurm.job(job, "Restarts") == "0"
+    assert len(list(run.glob("slurm/*/node-*/*/attempt_1"))) == 2
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def kill_rank(run: Path, rank: int) -> None:
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            continue
+        if environ.get("RANK") == str(rank) and environ.get("WIDEMIX_OUTCOME", "").startswith(str(run)):
+            process.send_signal(signal.SIGKILL)
+
+
+def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_path):
+    folder = tmp_path / "study"
+    study = ("--vary", "train.seed=0,1,2", "--train.epochs", "2")
+    (folder / "seed-1").mkdir(parents=True)
+    (folder / "seed-1" / "thesis.tex").write_text("not a run")
+    output = submit(folder, *study)
+    job = job_of(output)
+    assert "3 cells" in output
+    assert "with Slurm" in submit(folder, *study, code=2)  # all are queued or running
+    slurm.until(lambda: not slurm("squeue", "-h"), 240)
+    assert [(folder / f"seed-{seed}" / "done.json").exists() for seed in range(3)] == [True, False, True]
+    (failed,) = summaries(folder / "seed-1")
+    assert failed["code"] == 2
+    assert "is not empty and not a run folder" in failed["why"][0]
+    shutil.rmtree(folder / "seed-1")
+    output = submit(folder, *study)
+    assert "--array 2 " in output
+    assert job_of(output) != job
+    slurm.until(lambda: not slurm("squeue", "-h"), 120)
+    assert (folder / "seed-1" / "done.json").exists()
+    assert "the others done" in submit(folder, *study, code=2)
+
+
+def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(slurm, submit, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    slurm("scontrol", "update", "NodeName=n0", "State=DRAIN", "Reason=test", check=True)
+    job = job_of(submit(run, "--nodes", "2"))
+    wait_for_step(slurm, run, 20)
+    assert slurm.job(job, "NodeList") == "n[1-2]"
+    slurm.kill_node("n2")
+    slurm.until(lambda: "down" in slurm("sinfo", "-h", "-n", "n2", "-o", "%T"), 90)
+    slurm.start_again(job, 1)
+    assert slurm.job(job, "NodeList") == "n[1,3]"
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_srun_alone_starts_the_ranks(slurm, digits, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    small = ("--data.path", str(digits), *SMALL, *EPOCHS)
+    tasks = ("--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path}/log", "--export=ALL,MASTER_ADDR=127.0.0.1")
+    train = (sys.executable, "-m", "pipeline.train", RECIPE, "--run-dir", str(run), *small)
+    slurm("srun", *tasks, *train, check=True)
+    assert "steps on 4 ranks" in (tmp_path / "log").read_text()
+    assert_same_curve(run, undisturbed, 1e-4)

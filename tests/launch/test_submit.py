@@ -1,0 +1,138 @@
+"""What is handed to Slurm, and what is made of the ranks' last words. The real Slurm is in test_slurm.py."""
+
+import json
+import re
+import shlex
+from argparse import Namespace
+
+import pytest
+
+from launch.slurm import submit as module
+from launch.slurm.cells import cross, merge, ranges, unfinished
+from launch.slurm.finish import judge
+from launch.slurm.node import torchrun_command
+from pipeline.commands import Exit, Parser, run_command
+from pipeline.errors import InputError
+from pipeline.outcome import Word
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def dry_run(digits, capsys):
+    """widemix submit --dry-run: dry_run(folder, options...) -> its output, complaints included."""
+
+    def run(folder, *options: str, code: int = 0) -> str:
+        words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(folder), "--dry-run"]
+        parser = Parser()
+        module.add_arguments(parser)
+        assert run_command(parser, module.submit, [*words, *options]) == code
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run, tmp_path):
+    folder = tmp_path / "a 'run'"
+    options = ("--nodes", "2", "--gpus-per-node", "2", "--account", "g1", "--time", "1:00:00", "--exclude", "n[3-4]")
+    command, note, script = dry_run(folder, *options, "--data.eval_split", "a; rm x").split("\n", 2)
+    words = shlex.split(command)
+    assert words[:2] == ["sbatch", "--parsable"]
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        assert words[words.index(name) + 1] == value
+    assert words[-1] == "--data.eval_split=a; rm x"  # one word, whatever a recipe's text holds
+    assert script == (ROOT / "launch/slurm/train.sbatch").read_text()
+    assert str(ROOT / "launch/slurm/train.sbatch") in note
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("--nodes", "3"), "does not divide by 12 ranks"),
+        (("--nodes", "0"), "at least 1"),
+        (("--container", "no.sif"), "no.sif: there is no such file"),
+        (("--vary", "train.sed=1,2"), "train.seed"),
+        (("--vary", "seed"), "section.key=VALUE"),
+        (("--vary", "train.seed=1,1"), "both be called seed-1"),
+        (("--partitoin", "x"), "--partitoin"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_queued(dry_run, tmp_path, options, word):
+    output = dry_run(tmp_path / "run", *options, code=2)
+    assert len(output.splitlines()) == 1
+    assert word in output
+
+
+def test_cells_are_the_product_and_keep_their_lines(tmp_path):
+    cells = cross(["train.seed=0,1", "augment.scale=[0.1, 1],[0.5, 1]", "optim.lr=1e-3"])
+    assert [cell.name for cell in cells[:2]] == ["seed-0_scale-0.1_1_lr-1e-3", "seed-0_scale-0.5_1_lr-1e-3"]
+    assert cells[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
+    first = merge(tmp_path, cross(["train.seed=2,0"]))
+    (tmp_path / "cells.tsv").write_text("".join(f"{line}\n" for line in first))
+    wider = cross(["train.seed=0,1,2"])
+    lines = merge(tmp_path, wider)
+    assert lines == ["seed-2\t--train.seed=2", "seed-0\t--train.seed=0", "seed-1\t--train.seed=1"]
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / "seed-0" / "done.json").write_text("{}")
+    assert unfinished(tmp_path, lines, wider) == [1, 3]
+    assert unfinished(tmp_path, lines, wider[1:2]) == [3]
+    with pytest.raises(InputError, match="another cell called seed-0"):
+        merge(tmp_path, cross(["model.seed=0"]))
+
+
+def test_ranges_expand_to_the_numbers():
+    for numbers in ([1], [1, 2, 3, 7], [2, 4, 5, 9, 10, 11]):
+        found = []
+        for part in ranges(numbers).split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+        assert found == numbers
+
+
+def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_ask", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
+    assert module.queued(tmp_path) == []
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
+    assert module.queued(tmp_path) == ["12_1", "12_3"]
+
+
+def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> Word:
+    return Word(rank, f"n{rank}", code, message, time)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked", "progress", "code", "said"),
+    [
+        ([word(0, 0), word(1, 0)], False, 9, Exit.DONE, "done"),
+        ([word(0, 0), word(1, None)], True, 9, Exit.DONE, "done"),
+        ([word(0, 75), word(1, 75)], True, 9, Exit.AGAIN, "stopped on purpose"),
+        ([word(0, 75), word(1, None)], False, 0, Exit.AGAIN, "stopped on purpose"),
+        ([word(0, None), word(1, None)], True, 0, Exit.AGAIN, "before a last checkpoint"),
+        ([], True, 0, Exit.AGAIN, "before a last checkpoint"),
+        ([word(0, 1), word(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),
+        ([word(0, 1, "lost n1", 5), word(1, None)], False, 9, Exit.AGAIN, "rank 1 on n1 was killed"),
+        ([word(0, 1, "lost n1", 5), word(1, 1, "nan", 4)], False, 0, Exit.FAILED, "rank 1 on n1 failed first: nan"),
+        ([word(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
+        ([], False, 0, Exit.FAILED, "no rank ever started"),
+    ],
+)
+def test_the_verdict(words, asked, progress, code, said):
+    verdict = judge(words, 2, asked, progress)
+    assert verdict.code == code
+    assert re.search(said, "; ".join(verdict.lines))
+
+
+@pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20005"), ("::1", "[::1]:20005")])
+def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+    from torch.distributed.run import parse_args
+
+    arguments = Namespace(head=head, second=head, ranks=4, restarts=2, logs=tmp_path)
+    environ = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
+    parsed = parse_args(torchrun_command(arguments, ["r.yaml"], environ))
+    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
+    assert parsed.rdzv_endpoint == endpoint
+    assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20005)
+    assert parsed.local_addr == head
+    assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
