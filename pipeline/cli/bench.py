@@ -10,6 +10,7 @@ from pipeline.errors import InputError
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+    "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, beside timm's",
     "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
 }
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
@@ -25,7 +26,15 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add = bench.add_argument
-        add("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="real data, prepared by itself")
+        if name != "mixing":
+            add(
+                "--from",
+                dest="origin",
+                type=Path,
+                default=SAMPLE,
+                metavar="DIR",
+                help="real data, prepared by itself",
+            )
         add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
         add("--json", type=Path, metavar="FILE", help="also write the figures there")
         if name == "prep":
