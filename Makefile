@@ -1,10 +1,11 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd, as root; see launch/README.md
+# make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-cluster check setup
+.PHONY: demo test test-cluster soak check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
@@ -14,6 +15,9 @@ test: setup
 
 test-cluster: setup
 	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
+
+soak: setup
+	.venv/bin/python -m tests.data.soak $(ARGS)
 
 check: setup
 	.venv/bin/python -m ruff check .
