@@ -14,6 +14,7 @@ test: setup
 	.venv/bin/python -m pytest $(ARGS)
 
 test-cluster: setup
+	.venv/bin/python -m pip install --quiet --editable '.[cluster]'
 	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
 
 soak: setup
