@@ -51,6 +51,7 @@ class Engine(ABC):
     """
 
     config: Mapping[str, Any] | None = None  # what a library was told, for the run folder
+    scaler = torch.amp.GradScaler("cpu", enabled=False)  # of fp16, in engines that have torch's
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, topology: Topology):
         self.module = module  # the network itself, to evaluate with
@@ -127,6 +128,8 @@ class Engine(ABC):
                     whole = kept if slot == "step" else self.gather(name, _local(kept))
                     self._keep(slots, f"{slot}/{name}", whole)
         scalars = group_scalars(self.optimizer)
+        if self.scaler.is_enabled():
+            scalars |= {name: float(self.scaler.state_dict()[kept]) for name, kept in _SCALER.items()}
         if self.ema:
             scalars["ema_updates"] = self.ema.updates
             buffers = self.ema.tensors[len(owners) :]
@@ -146,6 +149,9 @@ class Engine(ABC):
             for slot, value in kept.items():
                 self._load_slot(name, owners[index], slot, value)
         set_group_scalars(self.optimizer, state.scalars)
+        if self.scaler.is_enabled() and state.scalars.keys() >= _SCALER.keys():
+            known = {kept: state.scalars[name] for name, kept in _SCALER.items()}
+            self.scaler.load_state_dict(self.scaler.state_dict() | known)
         if self.ema:
             self._load_ema(self.ema, state)
         self.publish()
@@ -207,6 +213,9 @@ def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     loss = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
     return loss.sum(dim=-1).mean()
 
+
+# The scale, and the steps since it last changed, by their names in torch.
+_SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
 
 LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, Engine, State, StepResult, autocast
+from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -71,14 +71,3 @@ class DDPEngine(Engine):
 
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         kept.copy_(whole)
-
-    def state(self) -> State:
-        state = super().state()
-        if self.scaler.is_enabled():
-            state.scalars["loss_scale"] = self.scaler.get_scale()
-        return state
-
-    def load(self, state: State) -> None:
-        super().load(state)
-        if self.scaler.is_enabled() and "loss_scale" in state.scalars:
-            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": state.scalars["loss_scale"]})
