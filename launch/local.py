@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-GRACE = 60.0  # seconds that the other ranks have to end after one has, before they are killed
+GRACE = 60.0  # seconds that the other ranks have to end after one has stopped on purpose, before they are killed
+PATIENCE = 10.0  # and if it failed: time enough to write the stacks of a hang
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -46,9 +47,12 @@ def _wait(workers: list[subprocess.Popen]) -> int:
     """Wait for all; once one has failed the others, who wait for it in vain, have `GRACE` seconds."""
     code, deadline = 0, float("inf")
     while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
-        failed = [worker.returncode for worker in workers if worker.returncode]
+        failed = [(rank, worker.returncode) for rank, worker in enumerate(workers) if worker.returncode]
         if failed and not code:
-            code, deadline = failed[0], time.monotonic() + (GRACE if failed[0] == 75 else 5.0)
+            rank, code = min(failed, key=lambda each: each[1])  # those that a signal ended first: the others follow
+            deadline = time.monotonic() + (GRACE if code == 75 else PATIENCE)
+            if code < 0:
+                print(f"error: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
         time.sleep(0.05)
     codes = [worker.poll() for worker in workers]
     code = code or next((c for c in codes if c), 0)

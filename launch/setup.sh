@@ -43,7 +43,6 @@ present = {
     "libopencv-dev": headers("opencv4"),
     "libturbojpeg0-dev": headers("libturbojpeg"),
     "libjpeg-dev": headers("libjpeg"),  # what pipeline/native is built against: libjpeg-turbo's own interface
-    "libtbb12": library("libtbb.so.12"),  # numba's thread-safe layer
     "libgl1": library("libGL.so.1"),  # PyPI's OpenCV, which FFCV imports
     "libglib2.0-0": library("libgthread-2.0.so.0"),  # the same
 }

@@ -2,7 +2,7 @@
 
 checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (fp32, whole, by parameter name; with an EMA
 ema.safetensors too), state.json (position and recipe) and COMPLETE, written last, with a BLAKE2b of each file. One
-without COMPLETE is never read.
+without COMPLETE is never read; one that is found damaged loses it. `pipeline.saving` writes them beside the training.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.engine.contract import State
 from pipeline.errors import InputError
 
-MARK = "COMPLETE"
+MARK, DAMAGED = "COMPLETE", "DAMAGED"
 _FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "ema.safetensors")  # the last with an EMA
 
 
@@ -29,8 +29,10 @@ class Position(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     step: int  # optimiser steps done
+    order: int  # steps of the data's order done: more than `step` where a fault has left some out
     seconds: float  # of training so far, restarts included
     scalars: dict[str, float]  # of the engine
+    figures: dict[str, float]  # of the evaluation at this step, if there was one
     recipe: dict[str, Any]
 
 
@@ -41,24 +43,64 @@ class Checkpoint:
     path: Path
     position: Position
 
-    def load(self) -> State:
-        """The tensors, verified against the hashes that COMPLETE holds."""
+    def load(self, verify: bool = True) -> State:
+        """The tensors; verified, unless this was done already."""
+        if verify:
+            self.verify()
+        try:
+            model, optimizer = (load_file(self.path / name) for name in _FILES[:2])
+            ema = load_file(self.path / _FILES[3]) if (self.path / _FILES[3]).exists() else {}
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"{self.path}: cannot be loaded ({error})") from None
+        return State(model, optimizer, self.position.scalars, ema)
+
+    def verify(self) -> None:
+        """`InputError` unless every file has the hash that COMPLETE holds."""
         try:
             hashes = json.loads((self.path / MARK).read_text())
             for name in {*_FILES[:3], *hashes} & set(_FILES):
                 if _hash(self.path / name) != hashes.get(name):
                     raise InputError(f"{self.path / name}: is damaged (its hash is not the one written with it)")
-            model, optimizer = (load_file(self.path / name) for name in _FILES[:2])
-            ema = load_file(self.path / _FILES[3]) if _FILES[3] in hashes else {}
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{self.path}: cannot be loaded ({error})") from None
-        return State(model, optimizer, self.position.scalars, ema)
 
 
-def save(run: Path, state: State, position: Position, keep: int) -> Path:
-    """Write a checkpoint on rank 0 and remove all but the `keep` newest. Raises OSError with nothing left behind."""
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay: the `newest`, that with the best figure, and those at every so many steps."""
+
+    newest: int
+    best: str | None = None  # of the figures of an evaluation; losses are best when small
+    every: int | None = None
+
+    def expired(self, run: Path) -> list[Path]:
+        """The complete checkpoints that may go."""
+        complete = [path.parent for path in sorted(run.glob(f"checkpoints/*/{MARK}"))]
+        stay = set(complete[-self.newest :])
+        if self.every:
+            stay |= {path for path in complete if int(path.name) % self.every == 0}
+        if self.best:
+            stay |= {path for path in (best(run, self.best),) if path}
+        return [path for path in complete if path not in stay]
+
+
+def best(run: Path, figure: str) -> Path | None:
+    """The complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
+    found = []
+    for mark in sorted(run.glob(f"checkpoints/*/{MARK}")):
+        value = read(mark.parent).position.figures.get(figure)
+        if value is not None:
+            found.append((-value if figure.endswith("loss") else value, mark.parent))
+    return max(found)[1] if found else None
+
+
+def save(run: Path, state: State, position: Position, keep: Keep) -> Path:
+    """Write a checkpoint, on one rank, and remove those that need not stay.
+
+    Raises OSError with nothing of it left behind.
+    """
     folder = run / "checkpoints"
     writing, final = folder / f".writing-{position.step}", folder / f"{position.step:08d}"
     try:
@@ -88,8 +130,7 @@ def save(run: Path, state: State, position: Position, keep: int) -> Path:
         raise OSError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from error
-    complete = sorted(path.parent for path in folder.glob(f"*/{MARK}"))
-    for old in complete[:-keep]:
+    for old in keep.expired(run):
         (old / MARK).unlink()  # first, so that half a removal never reads as whole
         shutil.rmtree(old)
     return final
@@ -99,6 +140,25 @@ def newest(run: Path) -> Checkpoint | None:
     """The newest complete checkpoint of a run folder."""
     marks = sorted(run.glob(f"checkpoints/*/{MARK}"))
     return read(marks[-1].parent) if marks else None
+
+
+def newest_sound(run: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint whose hashes are right, and what is wrong with newer ones, which lose their mark."""
+    complaints: list[str] = []
+    for mark in sorted(run.glob(f"checkpoints/*/{MARK}"), reverse=True):
+        try:
+            found = read(mark.parent)
+            found.verify()
+            return found, complaints
+        except InputError as error:
+            complaints.append(str(error))
+            retire(mark.parent)
+    return None, complaints
+
+
+def retire(path: Path) -> None:
+    """Take a checkpoint's mark away: nothing reads it any more."""
+    (path / MARK).rename(path / DAMAGED)
 
 
 def find(path: Path) -> Checkpoint:

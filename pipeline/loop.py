@@ -1,81 +1,79 @@
-"""When to step, log, evaluate, save and stop."""
+"""When to step, log, evaluate, save, go back and stop."""
 
+import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from pipeline import checkpoint
 from pipeline.checkpoint import Position
 from pipeline.data.grid import training_grid
-from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.data.loader import Batches, EvalLoader, TrainLoader
 from pipeline.data.random import NETWORK, key
 from pipeline.engine import Engine, StepResult
 from pipeline.evaluate import evaluate_engine
+from pipeline.health import Diverged, Health, Look
 from pipeline.metrics import Record, peak_memory, weight_norm
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
+from pipeline.rollback import Retreat
+from pipeline.saving import Saver
 from pipeline.signals import StopRequest
-from pipeline.topology import Agreement, Topology, mean_over_ranks, wait_for_all
-
-
-class Diverged(RuntimeError):
-    """The loss or the gradient is no longer a number."""
+from pipeline.topology import Agreement, Topology, mean_over_ranks, on_main
+from pipeline.watch import Watch
 
 
 @dataclass
 class Window:
-    """The steps since the last line of metrics.jsonl, on the device until they are asked for."""
+    """The steps since the last line of metrics.jsonl; their figures stay on the device until they are asked for."""
 
-    first_step: int
-    losses: list[torch.Tensor] = field(default_factory=list)
-    norms: list[torch.Tensor] = field(default_factory=list)
-    replaced: list[int] = field(default_factory=list)  # samples that stand in for damaged ones, times the ranks
+    pending: list[tuple[int, int, StepResult, int]] = field(default_factory=list)  # of steps not looked at
+    seen: list[Look] = field(default_factory=list)
+    replaced: int = 0  # samples that stand in for damaged ones, on all ranks
     began: float = field(default_factory=time.perf_counter)
     waited: float = 0.0  # seconds in which the step had no batch
     paused: float = 0.0  # seconds of evaluation and saving, which are not training
 
-    def add(self, result: StepResult, waited: float, replaced: int) -> None:
-        self.losses.append(result.loss)
-        self.replaced.append(replaced)
-        self.norms.append(result.grad_norm)
-        self.waited += waited
+    def look(self) -> list[Look]:
+        """The figures, over all ranks, of the steps that were not looked at yet. Every rank calls it."""
+        steps, orders, results, replaced = zip(*self.pending, strict=True)
+        losses = torch.stack([result.loss for result in results]).double()
+        norms = torch.stack([result.grad_norm for result in results]).double()
+        counts = torch.tensor(replaced, dtype=torch.float64, device=losses.device)
+        *figures, counts = mean_over_ranks(torch.stack([losses, norms, counts]))
+        found = [Look(*row) for row in zip(steps, orders, *(values.tolist() for values in figures), strict=True)]
+        self.replaced += round(counts.sum().item() * dist.get_world_size())
+        self.pending.clear()
+        self.seen += found
+        return found
 
-    def summary(self, global_batch: int, fp16: bool) -> dict[str, float]:
-        """Means over steps and ranks; `Diverged` names the first step that was not finite. Every rank calls it."""
-        losses, norms = torch.stack(self.losses).double(), torch.stack(self.norms).double()
-        replaced = torch.tensor(self.replaced, dtype=torch.float64, device=losses.device)
-        losses, norms, replaced = mean_over_ranks(torch.stack([losses, norms, replaced]))
-        finite = losses.isfinite() if fp16 else losses.isfinite() & norms.isfinite()  # fp16 skips such a gradient
-        if not finite.all():
-            bad = int((~finite).nonzero()[0])
-            what = "gradient norm" if losses[bad].isfinite() else "loss"
-            value = norms[bad] if losses[bad].isfinite() else losses[bad]
-            raise Diverged(
-                f"the {what} is {value:g} at step {self.first_step + bad + 1}, and nothing was saved since; "
-                "lower optim.lr, lengthen schedule.warmup_epochs or set optim.clip_grad"
-            )
+    def summary(self, global_batch: int) -> dict[str, float] | None:
+        """Means over the steps that did not fail; None if all did."""
+        good = [look for look in self.seen if math.isfinite(look.loss)]
+        if not good:
+            return None
         seconds = time.perf_counter() - self.began - self.paused
+        norms = [look.norm for look in good if math.isfinite(look.norm)]
         return {
-            "loss": losses.mean().item(),
-            "grad_norm": norms[-1].item(),
-            "images_per_s": len(losses) * global_batch / seconds,
+            "loss": statistics.fmean(look.loss for look in good),
+            **({"grad_norm": norms[-1]} if norms else {}),
+            "images_per_s": len(self.seen) * global_batch / seconds,
             "data_wait": self.waited / seconds,
-            **({"replaced": round(replaced.sum().item())} if replaced.any() else {}),
+            **({"replaced": self.replaced} if self.replaced else {}),
         }
 
 
 @dataclass
 class Run:
-    """What one call of the loop works on."""
+    """What the loop works on."""
 
     recipe: Recipe
-    folder: Path
     topology: Topology
     engine: Engine
     train: TrainLoader
@@ -83,82 +81,158 @@ class Run:
     schedule: Callable[[int], float]
     record: Record | None  # on rank 0
     progress: Progress
+    saver: Saver
+    retreat: Retreat
+    watch: Watch
     last: int  # the step to end with
 
 
-def fit(run: Run, step: int, seconds: float, stop: StopRequest) -> dict[str, Any] | None:
-    """Train from `step` to the end; the last evaluation, or None when stopped on purpose with a checkpoint."""
-    section, per_epoch = run.recipe.train, run.train.steps
-    last = run.last
-    began, agreement = time.perf_counter() - seconds, Agreement()
-    window = Window(step)
-    result: dict[str, Any] | None = None
+class Loop:
+    """Trains from a step to the end. Every rank has one, and all decide alike."""
 
-    while step < last:
-        epoch = step // per_epoch
-        with run.train.batches(epoch, first_step=step % per_epoch) as batches:
-            while step < min((epoch + 1) * per_epoch, last):
-                waited = batches.waited
-                parts = list(islice(batches, section.accumulation))
-                waited = batches.waited - waited
-                lr = run.schedule(step)
-                if step == 0 and run.record and run.recipe.log.images and isinstance(run.recipe.data, DataSection):
-                    run.record.picture(training_grid(parts[0], run.recipe.log.images, run.recipe.data), step=1)
-                torch.manual_seed(key(section.seed, step, run.topology.rank, NETWORK))  # of stochastic depth
-                replaced = run.topology.world * sum(part.replaced for part in parts)
-                window.add(run.engine.step(parts, lr), waited, replaced)
-                step += 1
+    def __init__(self, run: Run, step: int, order: int, seconds: float, stop: StopRequest):
+        self.run, self.step, self.order, self.stop = run, step, order, stop
+        self.began = time.perf_counter() - seconds
+        self.agreement = Agreement()
+        self.health = Health(run.recipe.faults, run.recipe.train.precision == "fp16")
+        self.window = Window()
+        self.result: dict[str, Any] | None = None  # of the last evaluation
 
-                stopping = agreement.poll(stop.requested)
-                ends_epoch = step % per_epoch == 0
-                saving = (
-                    stopping or step == last or (step % section.save_every == 0 if section.save_every else ends_epoch)
-                )
-                logging = stopping or step == last or step % run.recipe.log.every == 0
-                if saving or logging:  # nothing is saved that a loss has not been found finite for
-                    line = window.summary(section.global_batch, section.precision == "fp16")
-                if logging:
-                    _log(run, step, line | {"lr": lr, "split": "train"})
-                    window = Window(step)
-                paused = time.perf_counter()
-                if step == last or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0):
-                    result = _evaluate(run)
-                    _log(run, step, result | {"split": "eval"})
-                if saving:
-                    _save(run, step, time.perf_counter() - began, must=stopping or step == last)
-                window.paused += time.perf_counter() - paused
-                if stopping and step < last:
-                    agreement.finish()
-                    wait_for_all()  # a launcher that sees one rank end may kill rank 0 while it still writes
-                    return None
-    agreement.finish()
-    if result is None:  # nothing was left to do but to measure
-        result = _evaluate(run)
-    return result | {"step": step, "seconds": round(time.perf_counter() - began, 3)}
+    def fit(self) -> dict[str, Any] | None:
+        """The last evaluation, or None when stopped on purpose with a checkpoint."""
+        run, stopped = self.run, False
+        while self.step < run.last and not stopped:
+            try:
+                stopped = self._stretch()
+            except Diverged as diverged:
+                self._go_back(diverged)
+        self.agreement.finish()
+        self._settle()
+        if self.step < run.last:
+            return None
+        if self.result is None:  # nothing was left to do but to measure
+            self._evaluate()
+        assert self.result is not None
+        return self.result | {"step": self.step, "seconds": round(time.perf_counter() - self.began, 3)}
 
+    def _stretch(self) -> bool:
+        """Train to the end of the epoch, or to where data is left out; whether the run is to stop."""
+        run = self.run
+        epoch, first_step = divmod(self.order, run.train.steps)
+        end = min((epoch + 1) * run.train.steps, run.retreat.next_left_out(self.order))
+        with run.train.batches(epoch, first_step) as batches:
+            while self.order < end and self.step < run.last:
+                self._train(batches)
+                if self._between_steps(epoch):
+                    return True
+        return False
 
-def _evaluate(run: Run) -> dict[str, float]:
-    return evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes)
+    def _train(self, batches: Batches) -> None:
+        """One step."""
+        run, section = self.run, self.run.recipe.train
+        waited = batches.waited
+        parts = list(islice(batches, section.accumulation))
+        self.window.waited += batches.waited - waited
+        data, pictures = run.recipe.data, run.recipe.log.images
+        if self.step == 0 and run.record and pictures and isinstance(data, DataSection):
+            run.record.picture(training_grid(parts[0], pictures, data), step=1)
+        torch.manual_seed(key(section.seed, self.step, run.topology.rank, NETWORK))  # of stochastic depth
+        result = run.engine.step(parts, run.schedule(self.step))
+        self.step += 1
+        self.window.pending.append((self.step, self.order, result, sum(part.replaced for part in parts)))
+        self.order = run.retreat.first_kept(self.order + 1)
+        run.watch.beat()
 
+    def _between_steps(self, epoch: int) -> bool:
+        """Log, evaluate and save what is due; whether the run is to stop."""
+        run, section = self.run, self.run.recipe.train
+        stopping, ending = self.agreement.poll(self.stop.requested), self.step == run.last
+        ends_epoch = self.order >= (epoch + 1) * run.train.steps
+        evaluating = ending or (ends_epoch and (epoch + 1) % run.recipe.eval.every == 0)
+        due = self.step % section.save_every == 0 if section.save_every else ends_epoch
+        saving = stopping or ending or due or (evaluating and section.keep_best is not None)
+        logging = stopping or ending or self.step % run.recipe.log.every == 0
+        if saving or logging:  # nothing is saved that has not been looked at
+            for event in self.health.look(self.window.look()):
+                self._tell(event)
+            self.health.check(allowed=0 if ending else None)
+        if logging:
+            self._log()
+        paused = time.perf_counter()
+        if evaluating:
+            self._evaluate()
+        if saving and not self.health.failing:
+            self._save(self.result if evaluating else None)
+        self._tell_failure(run.saver.failure())
+        self.window.paused += time.perf_counter() - paused
+        return stopping
 
-def _log(run: Run, step: int, values: dict[str, Any]) -> None:
-    line = {"step": step, "epoch": round(step / run.train.steps, 4), **values}
-    if values["split"] == "train":
-        line |= {"weight_norm": weight_norm(run.engine.module), "memory_gb": peak_memory(run.topology.device)}
-    if run.record:
-        run.record.write(line)
-    run.progress.show(line)
+    def _log(self) -> None:
+        """A line for the window's steps, which are done with."""
+        run = self.run
+        line = self.window.summary(run.recipe.train.global_batch)
+        self.window = Window()
+        norm, memory = weight_norm(run.engine.module), peak_memory(run.topology.device)
+        if line is not None:
+            lr = run.schedule(self.step - 1)
+            self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gb": memory})
 
+    def _evaluate(self) -> None:
+        run = self.run
+        self.result = evaluate_engine(run.engine, run.evaluation, run.recipe.data.num_classes, run.watch.beat)
+        self._write({**self.result, "split": "eval"})
 
-def _save(run: Run, step: int, seconds: float, must: bool) -> None:
-    """A save that fails within a run (a full disk) is told, and the next one tries again; the last must succeed."""
-    state = run.engine.state()
-    if not run.topology.is_main:
-        return
-    position = Position(step=step, seconds=seconds, scalars=state.scalars, recipe=run.recipe.model_dump(mode="json"))
-    try:
-        checkpoint.save(run.folder, state, position, run.recipe.train.keep)
-    except OSError as error:
-        if must:
-            raise
-        run.progress.say(f"warning: {error}; training goes on")
+    def _write(self, values: dict[str, Any]) -> None:
+        line = {"step": self.step, "epoch": round(self.step / self.run.train.steps, 4), **values}
+        if self.run.record:
+            self.run.record.write(line)
+        self.run.progress.show(line)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        """Something that a person may want to know, in the record and on the screen."""
+        if self.run.record:
+            self.run.record.write(event)
+        words = (f"{name} {value}" for name, value in event.items() if name not in ("split", "event"))
+        self.run.progress.say(f"warning: {event['event']}: {', '.join(words)}; training goes on")
+
+    def _save(self, figures: dict[str, Any] | None) -> None:
+        """Hand a copy of the state to the saver; the training goes on."""
+        run = self.run
+        position = Position(
+            step=self.step,
+            order=self.order,
+            seconds=time.perf_counter() - self.began,
+            scalars=run.engine.scalars(),
+            figures=figures or {},
+            recipe=run.recipe.model_dump(mode="json"),
+        )
+        self._tell_failure(run.saver.begin(run.engine.parts(), position))
+
+    def _tell_failure(self, reason: str | None) -> None:
+        """A save that fails within a run (a full disk) is told; the next one tries again."""
+        if reason is not None:
+            self._tell({"step": self.step, "split": "event", "event": "save failed", "reason": reason})
+
+    def _settle(self) -> None:
+        """Wait for the last save, which must succeed. No rank ends before: a launcher might then kill the others."""
+        run = self.run
+        failed = run.saver.finish()
+        failed = on_main(run.topology, lambda: failed)
+        if failed is not None:
+            raise OSError(failed)
+
+    def _go_back(self, diverged: Diverged) -> None:
+        """To the last checkpoint, leaving out the data of the steps that failed."""
+        run, came_from = self.run, self.step
+        self._tell_failure(run.saver.finish())
+        found = run.retreat.to(diverged)
+        run.engine.load(found.load(verify=False))
+        self.step, self.order = found.position.step, run.retreat.first_kept(found.position.order)
+        self.window, self.result = Window(), None
+        self.health.forget()
+        if run.record:
+            run.record.rewind(self.step)
+        left_out = [diverged.first, diverged.stop]
+        event = {"step": self.step, "split": "event", "event": "rollback", "from": came_from, "left_out": left_out}
+        self._tell({**event, "reason": str(diverged)})
+        run.watch.beat()

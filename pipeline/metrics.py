@@ -17,7 +17,16 @@ class Record:
     """Lines of metrics.jsonl and their curves, on rank 0. Lines beyond `step` belong to a run that was cut off."""
 
     def __init__(self, run: Path, step: int, tensorboard: bool):
-        path = run / "metrics.jsonl"
+        self._run, self._tensorboard = run, tensorboard
+        self._open(step)
+
+    def rewind(self, step: int) -> None:
+        """Go on from an earlier step: lines beyond it are taken back."""
+        self.close()
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        path = self._run / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
             shadow = path.with_name(".metrics.jsonl")
@@ -25,14 +34,14 @@ class Record:
             shadow.rename(path)
         self._lines = path.open("a", buffering=1)
         self._board = None
-        if tensorboard:
+        if self._tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run / "tb"), purge_step=step + 1 if step else None)
+            self._board = SummaryWriter(str(self._run / "tb"), purge_step=step + 1 if step else None)
 
     def write(self, line: dict[str, Any]) -> None:
         self._lines.write(json.dumps(line) + "\n")
-        if self._board:
+        if self._board and line["split"] != "event":
             for name, value in line.items():
                 if name not in ("step", "split", "epoch"):
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])

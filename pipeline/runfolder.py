@@ -22,9 +22,11 @@ from pipeline.limits import usable_cpus
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 from pipeline.topology import Topology
 
+_LEFT_OUT = "left_out.json"
 # What may differ between two starts of one run: nothing here moves a loss by more than rounding.
 _FREE = re.compile(
-    r"engine\.|log\.|eval\.|data\.(path|workers|batches_ahead)$|train\.(max_steps|save_every|keep|accumulation)$"
+    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead)$"
+    r"|train\.(max_steps|save_every|keep|keep_best|keep_every|accumulation)$"
 )
 
 
@@ -36,11 +38,18 @@ class Start:
     checkpoint: Checkpoint | None
     done: dict[str, Any] | None
     environment: dict[str, Any]
+    left_out: list[tuple[int, int]]  # of the data's order, by faults
+    complaints: list[str]  # about damaged checkpoints
 
     @property
     def step(self) -> int:
         """Steps done so far."""
         return self.checkpoint.position.step if self.checkpoint else 0
+
+    @property
+    def order(self) -> int:
+        """Steps of the data's order done so far."""
+        return self.checkpoint.position.order if self.checkpoint else 0
 
     @property
     def seconds(self) -> float:
@@ -64,13 +73,13 @@ def claim(folder: Path, recipe: Recipe, resume: str, topology: Topology) -> tupl
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir") from None
-    origin = _origin(folder, recipe, resume)
+    origin, complaints = _origin(folder, recipe, resume)
     done = folder / "done.json"
     finished = json.loads(done.read_text()) if done.exists() else None
     write_whole(folder / "recipe.yaml", dump_recipe(recipe))
     here = environment(topology)
     write_whole(folder / "environment.json", json.dumps(here, indent=1) + "\n")
-    return Start(folder, origin, finished, here), lock
+    return Start(folder, origin, finished, here, read_left_out(folder), complaints), lock
 
 
 def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +87,20 @@ def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, An
     done = {**result, "recipe": recipe_hash(recipe)}
     write_whole(folder / "done.json", json.dumps(done, indent=1) + "\n")
     return done
+
+
+def read_left_out(folder: Path) -> list[tuple[int, int]]:
+    """First and stop of each stretch of the data's order that faults have ruled out."""
+    path = folder / _LEFT_OUT
+    try:
+        return [(first, stop) for first, stop in json.loads(path.read_text())] if path.exists() else []
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+
+
+def write_left_out(folder: Path, stretches: list[tuple[int, int]]) -> None:
+    """The reverse of `read_left_out`."""
+    write_whole(folder / _LEFT_OUT, json.dumps(stretches) + "\n")
 
 
 def environment(topology: Topology) -> dict[str, Any]:
@@ -125,17 +148,19 @@ def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
         )
 
 
-def _origin(folder: Path, recipe: Recipe, resume: str) -> Checkpoint | None:
+def _origin(folder: Path, recipe: Recipe, resume: str) -> tuple[Checkpoint | None, list[str]]:
+    """A verified checkpoint to go on from."""
     if resume == "never":
-        return None
+        return None, []
     if resume == "auto":
-        return checkpoint.newest(folder)
+        return checkpoint.newest_sound(folder)
     found = checkpoint.find(Path(resume))
     theirs = parse_recipe(found.position.recipe, default_origin=str(found.path))
     if theirs.model != recipe.model:
         changed = [name for name in differences(theirs, recipe) if name.startswith("model.")]
         raise InputError(f"{found.path}: is of another model ({', '.join(changed)} differ)")
-    return found
+    found.verify()
+    return found, []
 
 
 def _commit() -> str | None:

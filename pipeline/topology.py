@@ -58,8 +58,11 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, world, local_rank, local_world, device)
 
 
-def start(topology: Topology, timeout: int) -> None:
-    """Join the process group; `timeout` in seconds bounds every collective. CPU tensors always travel by gloo."""
+def start(topology: Topology, timeout: int) -> dist.Store:
+    """Join the process group; `timeout` in seconds bounds every collective. CPU tensors always travel by gloo.
+
+    Returns the group's store: small values that all ranks can set and get. Each thread needs a clone of its own.
+    """
     backend = "gloo"
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
@@ -67,10 +70,11 @@ def start(topology: Topology, timeout: int) -> None:
     limit = datetime.timedelta(seconds=timeout)
     if topology.world > topology.local_world:
         name_interface(os.environ)
-    if topology.world == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=limit)
-    else:
-        dist.init_process_group(backend, timeout=limit)
+    store: dist.Store = dist.HashStore()
+    if topology.world > 1:
+        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+    dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
+    return dist.PrefixStore("run", store)
 
 
 def name_interface(environ: MutableMapping[str, str]) -> None:
@@ -103,11 +107,6 @@ def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
     values = values.clone()
     dist.all_reduce(values)
     return values / dist.get_world_size()
-
-
-def wait_for_all() -> None:
-    """Return once every rank has come here."""
-    dist.all_reduce(torch.zeros(1))
 
 
 def on_main(topology: Topology, action: Callable[[], Value]) -> Value:

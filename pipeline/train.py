@@ -15,10 +15,13 @@ from pipeline.outcome import leave_word
 from pipeline.recipe import Recipe, check_world
 
 if TYPE_CHECKING:
+    from pipeline.checkpoint import Keep
     from pipeline.data.loader import EvalLoader, TrainLoader
     from pipeline.runfolder import Start
+    from pipeline.saving import Saver
     from pipeline.signals import StopRequest
     from pipeline.topology import Topology
+    from pipeline.watch import Watch
 
 
 def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
@@ -29,14 +32,16 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
     from pipeline.engine import check_engine
+    from pipeline.saving import Saver
     from pipeline.signals import StopRequest
+    from pipeline.watch import Watch
 
     here = topology.read_topology()
     check_world(recipe, here.world)
     check_engine(recipe.engine, recipe.optim, recipe.train, here)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        topology.start(here, recipe.engine.timeout)
+        store = topology.start(here, recipe.engine.timeout)
         stack.callback(topology.stop)
         torch.set_num_threads(topology.share_cpus(here))
 
@@ -52,7 +57,11 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         if start.done and start.step >= last:
             _say(here, f"{start.folder}: already complete, top-1 {start.done['top1']:.2f} %")
             return Exit.DONE
-        return _run(recipe, here, loader, evaluation, start, last, stop, stack)
+        for complaint in start.complaints:
+            _say(here, f"warning: {complaint}; an older checkpoint is taken")
+        watch = stack.enter_context(Watch(start.folder, here, store.clone(), recipe.faults.hang))
+        saver = Saver(start.folder, here, store.clone(), _keep(recipe))
+        return _run(recipe, here, loader, evaluation, start, last, stop, stack, watch, saver)
 
 
 def _run(
@@ -64,26 +73,35 @@ def _run(
     last: int,
     stop: "StopRequest",
     stack: ExitStack,
+    watch: "Watch",
+    saver: "Saver",
 ) -> Exit:
     """Model, engine and record, then the loop; with the data opened and the folder ours."""
     import torch
 
     from pipeline import runfolder
     from pipeline.engine import build_engine, prepare
-    from pipeline.loop import Run, fit
+    from pipeline.finetune import freeze, start_from
+    from pipeline.loop import Loop, Run
     from pipeline.metrics import Record
     from pipeline.models.registry import build_model
     from pipeline.progress import Progress
+    from pipeline.rollback import Retreat
     from pipeline.schedule import build_schedule
 
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train)
+    if recipe.train.init_from and not start.checkpoint:
+        changes = start_from(module, recipe.train.init_from)
+        _say(here, f"{start.folder}: starting from {', '.join([recipe.train.init_from, *changes])}")
+    if recipe.train.freeze:
+        _say(here, f"{start.folder}: {freeze(module, recipe.train.freeze):,} weights are frozen")
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
     if here.is_main and engine.config is not None:
         runfolder.write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
     if start.checkpoint:
-        engine.load(start.checkpoint.load())
+        engine.load(start.checkpoint.load(verify=False))  # rank 0 has verified it
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
     ranks = "1 rank" if here.world == 1 else f"{here.world} ranks"
     _say(here, f"{start.folder}: training {begins} {last} steps on {ranks}")
@@ -95,8 +113,10 @@ def _run(
         stack.callback(record.close)
         record.describe(recipe, start.environment)
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
-    run = Run(recipe, start.folder, here, engine, loader, evaluation, schedule, record, progress, last)
-    result = fit(run, start.step, start.seconds, stop)
+    retreat = Retreat(start.folder, here, recipe.faults.rollbacks, start.left_out)
+    run = Run(recipe, here, engine, loader, evaluation, schedule, record, progress, saver, retreat, watch, last)
+    watch.beat()
+    result = Loop(run, start.step, retreat.first_kept(start.order), start.seconds, stop).fit()
     if result is None:
         _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
         return Exit.AGAIN
@@ -114,6 +134,12 @@ def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here: "T
     start, lock = claim(folder, recipe, resume, here)
     stack.callback(lock.close)
     return start
+
+
+def _keep(recipe: Recipe) -> "Keep":
+    from pipeline.checkpoint import Keep
+
+    return Keep(recipe.train.keep, recipe.train.keep_best, recipe.train.keep_every)
 
 
 def _say(here: "Topology", text: str) -> None:

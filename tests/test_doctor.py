@@ -42,12 +42,12 @@ def test_where_the_tests_run_training_can_run() -> None:
 
 
 def test_where_nothing_is_installed_it_says_so_and_exits_1() -> None:
-    blocked = ("torch", "torchvision", "cv2", "ffcv", "deepspeed", "timm", "torchmetrics")
+    blocked = ("torch", "torchvision", "cv2", "ffcv", "numba", "deepspeed", "timm", "torchmetrics")
     script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from pipeline.doctor import run_doctor"
-    run = python(f"{script}; sys.exit(run_doctor())", NUMBA_THREADING_LAYER="nonsense")
+    run = python(f"{script}; sys.exit(run_doctor())")
     assert run.returncode == 1
     assert run.stderr == ""
-    rows = ("torch", "torchvision", "GPUs", "NCCL", "FFCV", "OpenCV", "numba threads", "DeepSpeed", "timm")
+    rows = ("torch", "torchvision", "GPUs", "NCCL", "FFCV", "OpenCV", "numba", "DeepSpeed", "timm")
     for what in (*rows, "torchmetrics", "TensorBoard"):
         assert re.search(rf"^missing +{what} ", run.stdout, re.MULTILINE), what
     assert re.search(r"^ok +disk ", run.stdout, re.MULTILINE)
@@ -206,21 +206,6 @@ def test_opencv_without_the_systems_libraries(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     assert look("OpenCV").cure == "apt-get install --no-install-recommends libgl1 libglib2.0-0"
-
-
-@pytest.mark.parametrize(
-    ("layer", "state", "cure"),
-    [
-        ("omp", "ok", ""),
-        ("workqueue", "note", "unset NUMBA_THREADING_LAYER NUMBA_THREADING_LAYER_PRIORITY"),
-        ("nonsense", "missing", "apt-get install --no-install-recommends libtbb12"),
-    ],
-)
-def test_numbas_threading_layer(monkeypatch: pytest.MonkeyPatch, layer: str, state: str, cure: str) -> None:
-    monkeypatch.setenv("NUMBA_THREADING_LAYER", layer)
-    finding = look("numba threads")
-    assert (finding.state, finding.cure) == (state, cure)
-    assert layer in finding.found
 
 
 def test_deepspeed_without_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

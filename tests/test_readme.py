@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from data_prep.prepare import SOURCES
-from pipeline.estimate import named_table
+from pipeline.estimate.tables import named_table
 from pipeline.models.cost import model_cost
 from pipeline.recipe.model import MixerSection
 

@@ -3,48 +3,70 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
 
 
 def add_cost(commands) -> None:
-    from pipeline.estimate import GPUS
+    from pipeline.estimate.hardware import GPUS, NETWORKS
 
     parser = commands.add_parser(
         "cost",
         help="what a recipe takes",
-        description="Parameters, connections, width, FLOPs, memory and hours of a recipe, computed without training.",
+        description="Parameters, connections, width and FLOPs of a recipe; memory, traffic, time and storage on a "
+        "cluster; computed without training.",
     )
     add_recipe_arguments(parser)
-    parser.add_argument("--named", action="store_true", help="in place of a recipe: a table of all named networks")
-    parser.add_argument("--omega", type=float, help="in place of a recipe: Mixers (C, S) of this mean connectivity")
-    parser.add_argument("--gamma", type=float, default=1.0, help="their expansion (default: 1)")
-    parser.add_argument("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
-    parser.add_argument("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
-    parser.add_argument(
-        "--samples",
-        type=int,
-        help="training pictures (default: the prepared folder's, or ImageNet-1k's at 1000 classes)",
+    add = parser.add_argument
+    add("--named", action="store_true", help="in place of a recipe: a table of all named networks")
+    add("--omega", type=float, help="in place of a recipe: Mixers (C, S) of this mean connectivity")
+    add("--gamma", type=float, default=1.0, help="their expansion (default: 1)")
+    add(
+        "--table",
+        type=Path,
+        metavar="DIR",
+        help="in place of a recipe: rehearse all of a folder, as a Markdown table",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    add("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
+    add("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
+    add("--nodes", type=int, help="nodes that they are on (default: four GPUs a node)")
+    network = f"of a node: adapters, such as 2xedr ({', '.join(NETWORKS)}), or Gbit/s (default: hdr)"
+    add("--network", default="hdr", help=network)
+    samples = "training pictures (default: the prepared folder's, or ImageNet-1k's at 1000 classes)"
+    add("--samples", type=int, help=samples)
+    rehearse = "take a step on so many fake ranks in this process: what cannot work there fails here"
+    add("--rehearse", action="store_true", help=rehearse)
+    add("--measure", action="store_true", help="time a pass on this machine and hold the roofline against it")
+    add("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.set_defaults(command=_cost)
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
-    from pipeline.estimate import estimate, named_table, pairs_table, show
+    from pipeline.estimate.rehearsals import rehearsal_rows, rehearsal_table
+    from pipeline.estimate.report import Cluster, estimate, show
+    from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
+    cluster = Cluster(arguments.gpus, arguments.gpu, arguments.nodes, arguments.network)
+    rows: list[Any]
     if arguments.omega is not None:
+        rows = pairs_rows(arguments.omega, arguments.gamma)
         print(pairs_table(arguments.omega, arguments.gamma))
-        return Exit.DONE
-    if arguments.named:
+    elif arguments.named:
+        rows = named_rows()
         print(named_table())
-        return Exit.DONE
-    recipe = load_from_arguments(arguments)
-    rows = estimate(recipe, arguments.gpus, arguments.gpu, arguments.samples)
-    show(rows, arguments.recipe)
+    elif arguments.table:
+        rows = rehearsal_rows(arguments.table, cluster)
+        print(rehearsal_table(rows))
+    else:
+        recipe = load_from_arguments(arguments)
+        found = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
+        show(found, arguments.recipe)
+        rows = [row._asdict() for row in found]
     if arguments.json:
-        machine = f"{arguments.gpus} x {arguments.gpu}"
-        arguments.json.write_text(json.dumps({"machine": machine, "rows": [row._asdict() for row in rows]}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"machine": f"{cluster.gpus} x {cluster.gpu}", "rows": rows}, indent=1) + "\n"
+        )
     return Exit.DONE
 
 

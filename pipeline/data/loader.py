@@ -106,10 +106,10 @@ class TrainLoader:
     def __len__(self) -> int:
         return len(self.source.file)
 
-    def batches(self, epoch: int, first_step: int = 0) -> "_Stream":
+    def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
         hosts = Prefetch(self._read(epoch, first_step), self.section.batches_ahead)
-        return _Stream(hosts, lambda host: self._finish(host, epoch))
+        return Batches(hosts, lambda host: self._finish(host, epoch))
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
@@ -153,8 +153,8 @@ class EvalLoader:
     def __len__(self) -> int:
         return len(self.source.file)
 
-    def batches(self) -> "_Stream":
-        return _Stream(Prefetch(self._read(), self.section.batches_ahead), self._finish)
+    def batches(self) -> "Batches":
+        return Batches(Prefetch(self._read(), self.section.batches_ahead), self._finish)
 
     def _read(self) -> Iterator[_HostBatch]:
         samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
@@ -184,19 +184,19 @@ def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
             loader.source.check(model)
 
 
-class _Stream:
+class Batches:
     """Host batches from the thread, finished one by one on the device as they are asked for."""
 
     def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch]):
         self._hosts, self._finish = hosts, finish
 
-    def __iter__(self) -> "_Stream":
+    def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> Batch:
         return self._finish(next(self._hosts))
 
-    def __enter__(self) -> "_Stream":
+    def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *_) -> None:

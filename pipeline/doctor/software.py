@@ -8,7 +8,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import sysconfig
 from importlib.machinery import PathFinder
@@ -165,22 +164,6 @@ def check_native() -> Finding:
         return Finding(f"{error}: Pillow decodes, the same but slower", "note", f"{APT} gcc libjpeg-dev")
 
 
-def check_numba_threads() -> Finding:
-    """The layer that numba takes, asked in a process of its own because it is taken for good."""
-    ask = "import numba; numba.get_num_threads(); print(numba.threading_layer())"
-    asked = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60)
-    if asked.returncode:
-        errors = [line for line in asked.stderr.splitlines() if "Error: " in line] or ["numba died"]
-        cure = f"{APT} libtbb12" if "threading layer" in errors[-1] else install("numba", "numpy")
-        return Finding(errors[-1], "missing", cure)
-    layer = asked.stdout.strip()
-    if layer == "workqueue":  # widemix has threads of its own; two loaders of FFCV's at once would abort
-        asked_for = "NUMBA_THREADING_LAYER" in os.environ or "NUMBA_THREADING_LAYER_PRIORITY" in os.environ
-        cure = "unset NUMBA_THREADING_LAYER NUMBA_THREADING_LAYER_PRIORITY" if asked_for else f"{APT} libtbb12"
-        return Finding("workqueue, not thread-safe: enough here, not for FFCV's own loader", "note", cure)
-    return Finding(f"{layer}, thread-safe")
-
-
 def check_deepspeed() -> Finding:
     found = check_import("deepspeed", "deepspeed").found
     if shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"):
@@ -199,7 +182,7 @@ CHECKS = {
     "OpenCV": Check(check_opencv, "opencv-python"),
     "turbojpeg": Check(check_turbojpeg),
     "native part": Check(check_native),
-    "numba threads": Check(check_numba_threads, "numba"),
+    "numba": Check(lambda: check_import("numba", "numba"), "numba"),
     "DeepSpeed": Check(check_deepspeed, "deepspeed"),
     "timm": Check(lambda: check_import("timm", "timm"), "timm"),
     "torchmetrics": Check(lambda: check_import("torchmetrics", "torchmetrics"), "torchmetrics"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -42,6 +43,25 @@ class State:
     scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16, counters
     ema: dict[str, torch.Tensor] = field(default_factory=dict)  # as `model`, averaged; empty without train.ema_decay
 
+    @staticmethod
+    def of(tensors: Mapping[str, torch.Tensor], scalars: dict[str, float]) -> "State":
+        """From keys as `Part` has them."""
+        state = State({}, {}, scalars)
+        for key, tensor in tensors.items():
+            kind, name = key.split("/", 1)
+            getattr(state, kind)[name] = tensor
+        return state
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank saves of a tensor: a run of it, flattened, on the CPU in fp32. All ranks' parts are the whole."""
+
+    key: str  # "model/<parameter>", "optimizer/<slot>/<parameter>" or "ema/<parameter>"
+    shape: tuple[int, ...]  # of the whole
+    start: int
+    values: torch.Tensor  # [n]
+
 
 class Engine(ABC):
     """Knows how to step; the loop knows when.
@@ -73,7 +93,7 @@ class Engine(ABC):
 
     @abstractmethod
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        """Forward, backward, clip and update."""
+        """Forward, backward, clip and update; a gradient that is not finite changes nothing."""
 
     @abstractmethod
     def evaluate_mode(self) -> torch.autocast:
@@ -88,12 +108,28 @@ class Engine(ABC):
         """Each parameter's name, and which of the owners it lies in."""
 
     @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a whole parameter."""
+
+    @abstractmethod
     def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
         """The whole of a parameter on every rank, from what lies as its owner does on this one."""
 
     @abstractmethod
+    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """The run of a flattened parameter that is this rank's to save, [n], and its place in the whole."""
+
+    @abstractmethod
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         """The reverse: write this rank's part of `whole` to its place in `kept`."""
+
+    def update(self, norm: torch.Tensor) -> None:
+        """The optimiser's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif norm.isfinite():
+            self.optimizer.step()
 
     def publish(self) -> None:  # noqa: B027 - most engines' modules share the owners' memory
         """Let the module follow a change of the owners."""
@@ -112,29 +148,31 @@ class Engine(ABC):
 
     def state(self) -> State:
         """The whole state, on the CPU, gathered tensor by tensor. Every rank calls it; rank 0's is complete."""
-        model = {name: self.read(name) for name in self._others}
-        averages = dict(model) if self.ema else {}
-        slots: dict[str, torch.Tensor] = {}
-        owners, masters = self.owners(), self._masters()
-        evaluated = self._schedule_free() if averages_itself(self.optimizer) else masters
-        for name, index in self.owned():
-            self._keep(model, name, self.gather(name, evaluated[index]))
-            if evaluated is not masters:
-                self._keep(slots, f"y/{name}", self.gather(name, masters[index]))
-            if self.ema:
-                self._keep(averages, name, self.gather(name, self.ema.tensors[index].to(self.device)))
-            for slot, kept in self.optimizer.state.get(owners[index], {}).items():
-                if isinstance(kept, torch.Tensor):
-                    whole = kept if slot == "step" else self.gather(name, _local(kept))
-                    self._keep(slots, f"{slot}/{name}", whole)
-        scalars = group_scalars(self.optimizer)
+        tensors: dict[str, torch.Tensor] = {}
+        for key, name, kept in self._owned_tensors():
+            whole = self.gather(name, kept)
+            if self.is_main:
+                tensors[key] = _copied(whole)
+        tensors |= self._common_tensors()
+        return State.of(tensors, self.scalars())
+
+    def parts(self) -> list[Part]:
+        """This rank's part of the state, copied to the CPU: nothing is gathered. Every rank calls it."""
+        found = []
+        for key, name, kept in self._owned_tensors():
+            start, values = self.part(name, kept)
+            found.append(Part(key, self.shape(name), start, _copied(values)))
+        for key, whole in self._common_tensors().items():
+            if self.is_main:
+                found.append(Part(key, tuple(whole.shape), 0, whole.reshape(-1)))
+        return found
+
+    def scalars(self) -> dict[str, float]:
+        """What of the state is a number."""
+        found = group_scalars(self.optimizer)
         if self.scaler.is_enabled():
-            scalars |= {name: float(self.scaler.state_dict()[kept]) for name, kept in _SCALER.items()}
-        if self.ema:
-            scalars["ema_updates"] = self.ema.updates
-            buffers = self.ema.tensors[len(owners) :]
-            averages |= {name: kept.cpu().clone() for name, kept in zip(self._float_buffers(), buffers, strict=True)}
-        return State(model, slots, scalars, averages)
+            found |= {name: float(self.scaler.state_dict()[kept]) for name, kept in _SCALER.items()}
+        return found | {"ema_updates": self.ema.updates} if self.ema else found
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -180,9 +218,34 @@ class Engine(ABC):
         owners = self.owners()
         return [_local(schedule_free_average(self.optimizer, owner).detach()) for owner in owners]
 
-    def _keep(self, tensors: dict[str, torch.Tensor], key: str, whole: torch.Tensor) -> None:
-        if self.is_main:
-            tensors[key] = whole.detach().to("cpu", torch.float32, copy=True)
+    def _owned_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Of the state what lies as the owners do: its key, its parameter's name, and what this rank has."""
+        owners, masters = self.owners(), self._masters()
+        evaluated = self._schedule_free() if averages_itself(self.optimizer) else masters
+        for name, index in self.owned():
+            yield f"model/{name}", name, evaluated[index]
+            if evaluated is not masters:
+                yield f"optimizer/y/{name}", name, masters[index]
+            if self.ema:
+                yield f"ema/{name}", name, self.ema.tensors[index]
+            for slot, kept in self.optimizer.state.get(owners[index], {}).items():
+                if isinstance(kept, torch.Tensor) and slot != "step":
+                    yield f"optimizer/{slot}/{name}", name, _local(kept)
+
+    def _common_tensors(self) -> dict[str, torch.Tensor]:
+        """The rest, which every rank has whole: copies on the CPU. Every rank calls it."""
+        owners = self.owners()
+        buffers = {name: self.read(name) for name in self._others}
+        found = {f"model/{name}": whole for name, whole in buffers.items()}
+        if self.ema:
+            averaged = zip(self._float_buffers(), self.ema.tensors[len(owners) :], strict=True)
+            buffers |= {name: _copied(kept) for name, kept in averaged}
+            found |= {f"ema/{name}": whole for name, whole in buffers.items()}
+        for name, index in self.owned():
+            steps = self.optimizer.state.get(owners[index], {}).get("step")
+            if isinstance(steps, torch.Tensor):
+                found[f"optimizer/step/{name}"] = _copied(steps)
+        return found
 
     def _load_slot(self, name: str, owner: torch.Tensor, slot: str, value: torch.Tensor) -> None:
         kept = self.optimizer.state[owner]
@@ -220,6 +283,13 @@ _SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
 LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
+def share(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """The part that a rank saves of what all ranks have: as many values each, and where they begin."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    first, stop = (whole.numel() * turn // world for turn in (rank, rank + 1))
+    return first, whole.reshape(-1)[first:stop]
+
+
 def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """The optimiser of a `State`, parameter by parameter: name -> slot -> tensor."""
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -227,6 +297,10 @@ def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Te
         slot, name = key.split("/", 1)
         found.setdefault(name, {})[slot] = value
     return found
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

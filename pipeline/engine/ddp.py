@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast
+from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast, share
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -22,6 +22,7 @@ class DDPEngine(Engine):
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
+        self.parameters = dict(module.named_parameters())
         super().__init__(module, build_optimizer(optim, module), train, topology)
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
         self.dtype = DTYPES[train.precision]
@@ -52,22 +53,35 @@ class DDPEngine(Engine):
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.update(norm)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach())
+
+    def update(self, norm: torch.Tensor) -> None:
+        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        if fused and not self.scaler.is_enabled():  # the device decides, nobody waits
+            self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
+        else:
+            super().update(norm)
 
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, self.dtype)
 
     def owners(self) -> list[torch.Tensor]:
-        return list(self.module.parameters())
+        return list(self.parameters.values())
 
     def owned(self) -> Iterator[tuple[str, int]]:
-        return ((name, index) for index, (name, _) in enumerate(self.module.named_parameters()))
+        return ((name, index) for index, name in enumerate(self.parameters))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.parameters[name].shape)
 
     def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
         return kept
+
+    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
+        return share(kept)
 
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         kept.copy_(whole)

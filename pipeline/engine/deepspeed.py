@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import Engine, State, StepResult, autocast
+from pipeline.engine.contract import Engine, State, StepResult, autocast, share
 from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
@@ -64,6 +64,8 @@ class DeepSpeedEngine(Engine):
             self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
+                if not norm.isfinite():  # as the other stages do by themselves
+                    self.optimizer.zero_grad(set_to_none=True)
             self.engine.step()
             loss += part.detach() / len(batches)
         if norm is None:
@@ -85,6 +87,9 @@ class DeepSpeedEngine(Engine):
             return ((name, index) for index, name in enumerate(self.groups))
         return ((name, fragment.flat) for name, fragment in self.fragments.items())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.shapes[name])
+
     def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
         if self.stage == 0:
             return kept
@@ -93,6 +98,12 @@ class DeepSpeedEngine(Engine):
         whole.view(-1)[fragment.part] = kept[fragment.place].to(self.device)
         dist.all_reduce(whole)
         return whole
+
+    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
+        if self.stage == 0:
+            return share(kept)
+        fragment = self.fragments[name]
+        return fragment.part.start, kept[fragment.place]
 
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         if self.stage == 0:
@@ -119,11 +130,9 @@ class DeepSpeedEngine(Engine):
         with self._gathered(name):
             super().write(name, value)
 
-    def state(self) -> State:
-        state = super().state()
-        if self.dtype is torch.float16:
-            state.scalars["loss_scale"] = float(self.zero.loss_scale)
-        return state
+    def scalars(self) -> dict[str, float]:
+        found = super().scalars()
+        return found | {"loss_scale": float(self.zero.loss_scale)} if self.dtype is torch.float16 else found
 
     def load(self, state: State) -> None:
         super().load(state)

@@ -56,11 +56,11 @@ class FSDPEngine(Engine):
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
         assert isinstance(norm, DTensor)
-        return StepResult(loss, norm.full_tensor().to(self.device))
+        whole_norm = norm.full_tensor().to(self.device)
+        self.update(whole_norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, whole_norm)
 
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, torch.float32)  # the blocks know their precision
@@ -71,11 +71,20 @@ class FSDPEngine(Engine):
     def owned(self) -> Iterator[tuple[str, int]]:
         return ((name, index) for index, name in enumerate(self.shards))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.shards[name].shape)
+
     def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
         like = self.shards[name]
         here = kept.to(like.device)
         layout = (like.device_mesh, like.placements)
         return DTensor.from_local(here, *layout, shape=like.shape, stride=like.stride()).full_tensor()
+
+    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
+        like = self.shards[name]  # shared out by rows, as torch.chunk does
+        rows = -(-like.shape[0] // like.device_mesh.size())
+        first = min(rows * like.device_mesh.get_local_rank(), like.shape[0])
+        return first * (like.numel() // like.shape[0]), kept.reshape(-1)
 
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         like = self.shards[name]

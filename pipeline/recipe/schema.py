@@ -8,6 +8,7 @@ from pydantic import model_validator
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.recipe.faults import FaultsSection
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.optim import OptimSection, ScheduleSection
 from pipeline.recipe.section import Section
@@ -25,6 +26,7 @@ class Recipe(Section):
     schedule: ScheduleSection = ScheduleSection()
     train: TrainSection
     engine: EngineSection = EngineSection()
+    faults: FaultsSection = FaultsSection()
     eval: EvalSection = EvalSection()
     log: LogSection = LogSection()
 
@@ -37,6 +39,8 @@ class Recipe(Section):
             _batch_divides,
             _schedule_fits,
             _engine_can,
+            _hangs_are_found,
+            _best_is_measured,
         ):
             check(self)
         return self
@@ -146,6 +150,20 @@ def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
         )
     if recipe.train.ema_decay is not None:
         raise ValueError("optim.name schedule_free keeps an average itself; set train.ema_decay to null")
+
+
+def _hangs_are_found(recipe: Recipe) -> None:
+    if recipe.faults.hang >= recipe.engine.timeout:
+        raise ValueError(
+            f"faults.hang {recipe.faults.hang} must be shorter than engine.timeout {recipe.engine.timeout}: "
+            "collectives that give up first leave no stacks"
+        )
+
+
+def _best_is_measured(recipe: Recipe) -> None:
+    figure = recipe.train.keep_best or ""
+    if figure.startswith("ema_") and recipe.train.ema_decay is None:
+        raise ValueError(f"train.keep_best {figure} needs train.ema_decay")
 
 
 def check_world(recipe: Recipe, world: int) -> None:

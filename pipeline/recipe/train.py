@@ -28,10 +28,22 @@ class TrainSection(Section):
         "same", "where the average lies: with the weights, or in the host's memory"
     )
     deterministic: bool = key(False, "the same bits from every run on the same number of ranks, at the cost of speed")
+    init_from: str | None = key(
+        None,
+        "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, or timm:NAME; "
+        "a head for other classes is drawn anew, a Mixer for larger pictures grown",
+    )
+    freeze: Annotated[tuple[str, ...], Field(strict=False)] = key(
+        (), "parameters not to train, by pattern: [stem.*, blocks.0.*]"
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
     save_every: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
     keep: Positive = key(2, "newest checkpoints to keep")
+    keep_best: Literal["top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"] | None = key(
+        None, "save after each evaluation, and keep the checkpoint with the best such figure too; null is off"
+    )
+    keep_every: Positive | None = key(None, "keep the checkpoints of steps that this divides too")
 
 
 class EngineSection(Section):

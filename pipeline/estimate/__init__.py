@@ -1,0 +1,6 @@
+"""What a recipe takes: memory, traffic, time and storage by arithmetic, and a rehearsal on fake ranks."""
+
+from pipeline.estimate.hardware import GPUS, NETWORKS
+from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
+
+__all__ = ["GPUS", "NETWORKS", "named_rows", "named_table", "pairs_rows", "pairs_table"]

@@ -1,0 +1,58 @@
+"""Peak figures of GPUs and networks, from their makers' data sheets."""
+
+import re
+from typing import NamedTuple
+
+from pipeline.errors import InputError
+
+
+class Gpu(NamedTuple):
+    """Dense peaks in FLOP/s, bandwidths in bytes/s (links: one direction), memory in bytes."""
+
+    half: float  # 16-bit with fp32 sums, on tensor cores, without sparsity
+    single: float  # fp32 outside of tensor cores, which is PyTorch's default for fp32
+    memory: float
+    bandwidth: float
+    link: float  # to the other GPUs of its node
+    has_bf16: bool = True
+
+    def peak(self, precision: str) -> float:
+        half = precision == "fp16" or (precision == "bf16" and self.has_bf16)
+        return self.half if half else self.single
+
+
+# NVIDIA's data sheets: V100 SXM2, January 2020; A100 SXM4 80 GB, June 2021; H100 SXM5, 2023, whose 1,979 TFLOP/s are
+# with sparsity; H200 SXM, November 2024. Links: NVLink, half of the 300, 600, 900 and 900 GB/s of both ways together.
+# RTX 3090: GA102 white paper, 2020, linked by PCIe 4; it is here because timm publishes speeds measured on it.
+GPUS = {
+    "v100": Gpu(125e12, 15.7e12, 32e9, 0.9e12, 150e9, has_bf16=False),
+    "a100": Gpu(312e12, 19.5e12, 80e9, 2.039e12, 300e9),
+    "h100": Gpu(989e12, 67e12, 80e9, 3.35e12, 450e9),
+    "h200": Gpu(989e12, 67e12, 141e9, 4.8e12, 450e9),
+    "rtx3090": Gpu(71e12, 35.6e12, 24e9, 0.936e12, 32e9),
+}
+
+# How fast an eager step runs beside its roofline (`network.Pass.seconds`): timm's published training speeds of
+# mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 pictures/s) are 0.81, 0.82 and 0.84 of it.
+EFFICIENCY = 0.82
+# Seconds that a collective takes however small it is: assumed, some tens of hops of an InfiniBand network.
+LATENCY = 50e-6
+
+# Gbit/s of one adapter, one direction: InfiniBand 4x by generation (IBTA's roadmap), Ethernet by name.
+NETWORKS = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800, "10gbe": 10, "25gbe": 25, "100gbe": 100, "400gbe": 400}
+
+
+def network_bandwidth(text: str) -> float:
+    """Bytes/s of a node, one direction, from `hdr`, `4xndr` (adapters x kind) or a number of Gbit/s."""
+    match = re.fullmatch(r"(?:(\d+)x)?(\w+(?:\.\d+)?)", text.lower())
+    count, kind = (int(match[1] or 1), match[2]) if match else (0, "")
+    try:
+        gigabits = NETWORKS[kind] if kind in NETWORKS else float(kind)
+    except ValueError:
+        gigabits = 0.0
+    if not 0 < count * gigabits < float("inf"):
+        known = ", ".join(NETWORKS)
+        raise InputError(
+            f"--network {text}: give Gbit/s of a node, or adapters such as hdr or 4xndr; known are {known}"
+        )
+    return count * gigabits * 1e9 / 8

@@ -1,0 +1,61 @@
+"""Tables that need no recipe: every named network's cost, and Mixers of one mean connectivity."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.estimate.units import short
+
+_NAMED = ("name", "weights", "connections", "Omega", "width m", "gamma m", "density p", "forward GFLOPs")
+_PAIRS = ("C", "S", "width m = S C", "Omega")
+
+
+def named_rows() -> list[dict[str, Any]]:
+    """What every named network costs: 1,000 classes at 224 pixels, 10 at 32; random-permuted twins cost the same."""
+    from pipeline.models.cost import model_cost
+    from pipeline.models.named import NAMED
+
+    rows = []
+    for name, (section, side) in NAMED.items():
+        if name.startswith("rp_"):
+            continue
+        cost = model_cost(section, side, 1000 if side == 224 else 10)
+        widths = (cost.omega, cost.width, cost.hidden_width, cost.density)
+        values = (name, cost.parameters, cost.connections, *widths, cost.forward_flops / 1e9)
+        rows.append(dict(zip(_NAMED, values, strict=True)))
+    return rows
+
+
+def named_table() -> str:
+    """`named_rows` as a Markdown table."""
+    formats: tuple[Callable[[Any], str], ...] = (lambda name: f"`{name}`", "{:,}".format, short, "{:.3g}".format)
+    formats += ("{:,.0f}".format, "{:,.0f}".format, "{:.3%}".format, "{:.3g}".format)
+    lines = [f"| {' | '.join(_NAMED)} |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for row in named_rows():
+        lines.append(f"| {' | '.join(f(value) for f, value in zip(formats, row.values(), strict=True))} |")
+    return "\n".join(lines)
+
+
+def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
+    """Mixers of equal Omega from few channels to few tokens, the widest in the middle."""
+    from pipeline.models.width import pairs, tokens_of, widest
+
+    if not (omega > 0 and gamma > 0):
+        raise InputError(f"--omega {omega:g}, --gamma {gamma:g}: both must be above 0")
+    best = widest(omega, gamma)
+    most = next(k for k in range(64) if tokens_of(best * 2 ** ((k + 1) / 2), omega, gamma) < 1)
+    channels = sorted({max(1, round(best * 2 ** (k / 2))) for k in range(-most, most + 1)})
+    rows = []
+    for count, tokens in pairs(omega, gamma, channels):
+        exact = gamma * (count * tokens**2 + count**2 * tokens) / 2
+        rows.append(dict(zip(_PAIRS, (count, tokens, count * tokens, exact), strict=True)))
+    return rows
+
+
+def pairs_table(omega: float, gamma: float) -> str:
+    """`pairs_rows` as a Markdown table."""
+    from pipeline.models.width import widest
+
+    lines = [f"| {' | '.join(_PAIRS)} |", "|---:|---:|---:|---:|"]
+    lines += [f"| {' | '.join(f'{value:,.0f}' for value in row.values())} |" for row in pairs_rows(omega, gamma)]
+    return "\n".join([*lines, "", f"widest at C = S = (Omega / gamma)^(1/3) = {widest(omega, gamma):.1f}"])

@@ -1,0 +1,153 @@
+"""`python -m tests.faults.chaos DATA FOLDER [--minutes N] [--seed N]`: runs disturbed in every way, in turns.
+
+After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
+complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
+prepared digits. With no minutes the rounds are the two of the test command, with each engine once.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0"}
+
+from pipeline import checkpoint
+from tests.conftest import train_lines
+from tests.faults.ranks import Ranks
+
+LAST, SAVE_EVERY, TOLERANCE = 36, 4, 1e-4
+OPTIONS = ("--train.max_steps", f"{LAST}", "--train.save_every", f"{SAVE_EVERY}", "--train.keep", "3")
+ENGINES = {
+    "ddp": ("--engine.kind", "ddp"),
+    "ZeRO 1": ("--engine.kind", "deepspeed", "--engine.zero_stage", "1"),
+    "ZeRO 2": ("--engine.kind", "deepspeed", "--engine.zero_stage", "2"),
+    "ZeRO 3": ("--engine.kind", "deepspeed", "--engine.zero_stage", "3"),
+    "FSDP2": ("--engine.kind", "fsdp"),
+}
+
+
+class Disturbed:
+    """One run folder, and what is done to it."""
+
+    def __init__(self, data: Path, run: Path):
+        self.data, self.run = data, run
+
+    def start(self, world: int, engine: str, fault: str = "none", *options: str) -> tuple[list[int], str]:
+        """So many ranks, until they end: their exit codes, and what they said."""
+        sound = checkpoint.newest(self.run)
+        codes, said = Ranks(world, fault, self.data, self.run, *OPTIONS, *ENGINES[engine], *options).wait()
+        if sound and "damaged" not in said:
+            assert f"{sound.path.name} at step {sound.position.step} to" in said, f"not from the newest:\n{said}"
+        return [codes[rank] for rank in range(world)], said
+
+    def kill_one(self, world: int, engine: str, step: int, rank: int) -> None:
+        codes, said = self.start(world, engine, f"die@{step}:{rank}")
+        assert codes == [-9 if r == rank else 1 for r in range(world)], f"{codes}\n{said}"
+
+    def kill_all(self, world: int, engine: str, step: int) -> None:
+        codes, said = self.start(world, engine, ",".join(f"die@{step}:{rank}" for rank in range(world)))
+        assert set(codes) <= {-9, 1}, f"{codes}\n{said}"  # the last to die may have seen the others go
+        assert -9 in codes
+
+    def corrupt(self) -> None:
+        newest = checkpoint.newest(self.run).path
+        path = newest / random.choice(["model.safetensors", "optimizer.safetensors"])
+        content = bytearray(path.read_bytes())
+        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
+        path.write_bytes(content)
+
+    def stop_in_a_save(self, world: int, engine: str, step: int) -> None:
+        codes, said = self.start(world, engine, f"term@{-(-step // SAVE_EVERY) * SAVE_EVERY}")
+        assert codes == [75] * world, f"{codes}\n{said}"
+
+    def fill_the_disk(self, world: int, engine: str, step: int) -> None:
+        """And kill a rank before there is space again: nothing may be loaded that was written meanwhile."""
+        codes, said = self.start(world, engine, f"full@{step}-99,die@{step + 2 * SAVE_EVERY}:{world - 1}")
+        assert codes[-1] == -9, f"{codes}\n{said}"
+        assert "save failed" in said, said
+
+    def hang(self, world: int, engine: str, step: int, rank: int) -> None:
+        kind = random.choice(["loader", "stuck"])
+        codes, said = self.start(world, engine, f"{kind}@{step}:{rank}", "--faults.hang", "15")
+        assert set(codes) == {1}, f"{codes}\n{said}"
+        for number in range(world):
+            stacks = (self.run / f"stacks/rank-{number}.txt").read_text()
+            assert "nothing was finished in 15 s" in stacks
+            assert "_stretch" in stacks
+
+    def finish(self, world: int, engine: str, clean: Path) -> None:
+        codes, said = self.start(world, engine)
+        assert codes == [0] * world, f"{codes}\n{said}"
+        found, expected = train_lines(self.run), train_lines(clean)
+        assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
+        for ours, theirs in zip(found, expected, strict=True):
+            for name in ("loss", "grad_norm", "lr"):
+                difference = abs(ours[name] - theirs[name])
+                assert difference <= TOLERANCE * theirs[name], f"{name} at step {ours['step']}: {ours} {theirs}"
+
+
+def undisturbed(data: Path, run: Path) -> Path:
+    codes, said = Disturbed(data, run).start(1, "ddp")
+    assert codes == [0], said
+    return run
+
+
+def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
+    """The round of the test command: 2, 4, 1 and 3 ranks across a kill, another, a damaged checkpoint and a stop."""
+    disturbed.kill_one(2, engine, step=10, rank=1)
+    disturbed.kill_all(4, engine, step=19)
+    disturbed.corrupt()
+    disturbed.stop_in_a_save(1, engine, step=22)
+    disturbed.fill_the_disk(3, engine, step=26)
+    disturbed.finish(3, engine, clean)
+
+
+def at_random(disturbed: Disturbed, clean: Path) -> str:
+    """A round of the hour: what is done comes at random, on random ranks and engines; what it was."""
+    done = []
+    for _ in range(random.randint(2, 5)):
+        newest = checkpoint.newest(disturbed.run)
+        world, engine = random.randint(1, 4), random.choice(list(ENGINES))
+        step, rank = (newest.position.step if newest else 0) + random.randint(2, 9), random.randrange(world)
+        what = random.choice(["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang"])
+        if step + 3 * SAVE_EVERY > LAST or (what == "corrupt" and newest is None):
+            continue
+        done.append(f"{what} at {step} on {world} of {engine}")
+        if what == "corrupt":
+            disturbed.corrupt()
+        elif what in ("kill_one", "hang"):
+            getattr(disturbed, what)(world, engine, step, rank)
+        else:
+            getattr(disturbed, what)(world, engine, step)
+    world, engine = random.randint(1, 4), random.choice(list(ENGINES))
+    disturbed.finish(world, engine, clean)
+    return "; ".join([*done, f"finished on {world} of {engine}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    clean = undisturbed(arguments.data, arguments.folder / "clean")
+    if not arguments.minutes:
+        for engine in ("ddp", "ZeRO 1"):
+            elastic(Disturbed(arguments.data, arguments.folder / engine.replace(" ", "-")), engine, clean)
+        return
+    began, rounds = time.monotonic(), 0
+    while time.monotonic() - began < 60 * arguments.minutes:
+        rounds += 1
+        told = at_random(Disturbed(arguments.data, arguments.folder / f"round-{rounds}"), clean)
+        print(f"{(time.monotonic() - began) / 60:.1f} min  round {rounds}: {told}", flush=True)
+    print(f"{rounds} rounds, each complete with the undisturbed curve", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""`python -m tests.faults.faulty FAULT ARGUMENTS...`: pipeline.train with a fault built in.
+
+FAULT is any of these, joined by commas, or "none":
+nan@A-B      the pictures of steps A to B (of the data's order, from 0) are not numbers
+die@S:R      rank R is killed after step S
+raise@S:R    rank R's loader raises at step S of the first epoch
+loader@S:R   rank R's loader never delivers step S of the first epoch
+stuck@S:R    rank R never comes to step S + 1
+full@A-B     the disk is full for saves at steps A to B
+term@S       rank 0 is asked to stop while the save of step S is being written
+"""
+
+import errno
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+from pipeline import checkpoint, train
+from pipeline.data.loader import TrainLoader
+from pipeline.loop import Loop
+
+
+def nan(first: int, last: int) -> None:
+    finish = TrainLoader._finish
+
+    def faulty(self, host, epoch):
+        batch = finish(self, host, epoch)
+        if first <= host.step <= last:
+            batch.inputs.fill_(float("nan"))
+        return batch
+
+    TrainLoader._finish = faulty
+
+
+def after(step: int, rank: int, action) -> None:
+    """Do something between the steps of one rank."""
+    between_steps = Loop._between_steps
+
+    def faulty(self, epoch):
+        stopping = between_steps(self, epoch)
+        if (self.step, self.run.topology.rank) == (step, rank):
+            action()
+        return stopping
+
+    Loop._between_steps = faulty
+
+
+def die(step: int, rank: int) -> None:
+    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def stuck(step: int, rank: int) -> None:
+    after(step, rank, lambda: time.sleep(3600))
+
+
+def within_loader(step: int, rank: int, action) -> None:
+    read = TrainLoader._read
+
+    def faulty(self, epoch, first_step):
+        for host in read(self, epoch, first_step):
+            if (host.step, self.topology.rank) == (step, rank):
+                action()
+            yield host
+
+    TrainLoader._read = faulty
+
+
+def raise_(step: int, rank: int) -> None:
+    def action():
+        raise OSError(errno.EIO, "Input/output error")
+
+    within_loader(step, rank, action)
+
+
+def loader(step: int, rank: int) -> None:
+    within_loader(step, rank, threading.Event().wait)
+
+
+def within_save(first: int, last: int, action) -> None:
+    save = checkpoint.save
+
+    def faulty(run, state, position, keep):
+        save_file = checkpoint.save_file
+
+        def half(tensors, path):
+            path.write_bytes(b"half a file")
+            action()
+            save_file(tensors, path)
+
+        if first <= position.step <= last:
+            checkpoint.save_file = half
+        try:
+            return save(run, state, position, keep)
+        finally:
+            checkpoint.save_file = save_file
+
+    checkpoint.save = faulty
+
+
+def full(first: int, last: int) -> None:
+    def action():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    within_save(first, last, action)
+
+
+def term(step: int, _=None) -> None:
+    within_save(step, step, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(1)))
+
+
+FAULTS = {"nan": nan, "die": die, "stuck": stuck, "raise": raise_, "loader": loader, "full": full, "term": term}
+
+
+def train_with(fault: str, words: list[str]) -> None:
+    """Be a rank of `python -m pipeline.train WORDS` with a fault; ends the process."""
+    for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
+        FAULTS[name](int(one), int(other or 0))
+    sys.argv[1:] = words
+    train.main()
+
+
+if __name__ == "__main__":
+    train_with(sys.argv[1], sys.argv[2:])
