@@ -55,7 +55,8 @@ class DeepSpeedEngine(Engine):
         super().__init__(module, optimizer, train, topology)
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.engine.train()
+        if not self.module.training:
+            self.engine.train()
         loss = torch.zeros((), device=self.device)
         norm = None
         for batch in batches:

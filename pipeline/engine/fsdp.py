@@ -47,7 +47,8 @@ class FSDPEngine(Engine):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.module.train()
+        if not self.module.training:
+            self.module.train()
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             cast(FSDPModule, self.module).set_requires_gradient_sync(i == len(batches) - 1)
@@ -55,7 +56,7 @@ class FSDPEngine(Engine):
             self.scaler.scale(part).backward()
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+        norm = nn.utils.clip_grad_norm_(self.shards.values(), self.clip)
         assert isinstance(norm, DTensor)
         whole_norm = norm.full_tensor().to(self.device)
         self.update(whole_norm)
