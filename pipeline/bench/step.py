@@ -57,14 +57,14 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         stack.callback(topology.stop)
         rows = []
         for name, model, side, length in (("Mixer-S/16", S16, 224, steps), ("a tiny network", SMALL, 8, 50 * steps)):
-            recipe = _recipe(model, side, batch, length, "bf16" if gpu else "fp32")
+            recipe = recipe_of(model, side, batch, length, "bf16" if gpu else "fp32")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            times = _times(recipe, here, store, folder, length, arguments.rounds)
+            times = take_turns(recipe, here, store, folder, length, arguments.rounds)
             rows += _rows(times, name, batch * length, here, length)
         return rows
 
 
-def _recipe(model: dict[str, Any], side: int, batch: int, every: int, precision: str) -> Recipe:
+def recipe_of(model: dict[str, Any], side: int, batch: int, every: int, precision: str) -> Recipe:
     return Recipe.model_validate(
         {
             "data": {"path": "memory", "num_classes": 1000, "image_size": side},
@@ -132,7 +132,7 @@ def _clock() -> float:
     return time.perf_counter()
 
 
-def _times(
+def take_turns(
     recipe: Recipe, here: Topology, store: torch.distributed.Store, folder: Path, length: int, rounds: int
 ) -> dict[str, list[float]]:
     """Seconds that each contestant took for each stretch."""
