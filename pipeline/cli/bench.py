@@ -10,6 +10,7 @@ from pipeline.errors import InputError
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+    "checkpoint": "saving Mixer-B/16 on two ranks: how long it stops the training, by engine",
     "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
 }
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"

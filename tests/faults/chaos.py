@@ -2,7 +2,8 @@
 
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
-prepared digits. With no minutes the rounds are the two of the test command, with each engine once.
+prepared digits. Without --minutes it does what the test command looks at: the same round with DDP and with ZeRO 1,
+a run that hangs, one whose pictures are not numbers and one whose loader fails, each in a folder of its own.
 """
 
 import argparse
@@ -105,6 +106,16 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
     disturbed.finish(3, engine, clean)
 
 
+def short(data: Path, folder: Path, clean: Path) -> None:
+    """A round for each engine, while one run hangs; and what tests/faults/test_faults.py has a look at."""
+    hangs = Ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang", "12")
+    for engine in ("ddp", "ZeRO 1"):
+        elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
+    Disturbed(data, folder / "nan").start(2, "ZeRO 1", "nan@6-7,nan@13-18")
+    Disturbed(data, folder / "raises").start(2, "FSDP2", "raise@5:1")
+    hangs.wait()
+
+
 def at_random(disturbed: Disturbed, clean: Path) -> str:
     """A round of the hour: what is done comes at random, on random ranks and engines; what it was."""
     done = []
@@ -138,8 +149,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     clean = undisturbed(arguments.data, arguments.folder / "clean")
     if not arguments.minutes:
-        for engine in ("ddp", "ZeRO 1"):
-            elastic(Disturbed(arguments.data, arguments.folder / engine.replace(" ", "-")), engine, clean)
+        short(arguments.data, arguments.folder, clean)
         return
     began, rounds = time.monotonic(), 0
     while time.monotonic() - began < 60 * arguments.minutes:
