@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.errors import InputError
 
 
 def add_cost(commands) -> None:
@@ -73,13 +74,33 @@ def _cost(arguments: argparse.Namespace) -> Exit:
 def add_doctor(commands) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="what this machine has and lacks",
-        description="A table of what is there, missing or mismatched, each with its cure. Exit code 1: cannot train.",
+        help="what this machine, or a cluster's nodes, have and lack",
+        description="A table of what is there, missing or mismatched, each with its cure. Exit code 1: cannot train. "
+        "With --cluster, started on all ranks by the launcher of the job: versions, clocks, GPUs, limits, disks and "
+        "network of all nodes, each held against the others. Exit code 1: a node must be left out.",
     )
+    add = parser.add_argument
+    add("--cluster", action="store_true", help="check all nodes of a job; under a minute")
+    add("--data", type=Path, metavar="DIR", help="with --cluster: time reading this prepared folder, on each node")
+    add("--network", help="with --cluster: what a node's network should move, as of `widemix cost`: 2xedr, or Gbit/s")
+    add("--exclude", type=Path, metavar="FILE", help="with --cluster: write the sick nodes there, one a line")
+    patience = "with --cluster: seconds that a rank has to answer, and again for the network (default: 20)"
+    add("--patience", type=float, default=20.0, metavar="S", help=patience)
     parser.set_defaults(command=_doctor)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pipeline.doctor import run_doctor
+    if not arguments.cluster:
+        for name in ("data", "network", "exclude"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name} needs --cluster")
+        from pipeline.doctor import run_doctor
 
-    return run_doctor()
+        return run_doctor()
+    if not 0 < arguments.patience < 3600:
+        raise InputError(f"--patience {arguments.patience:g}: must be above 0 and under 3600")
+    from pipeline.doctor.cluster import run_cluster_doctor
+    from pipeline.estimate.hardware import network_bandwidth
+
+    rated = network_bandwidth(arguments.network) if arguments.network is not None else None
+    return run_cluster_doctor(arguments.data, rated, arguments.exclude, arguments.patience)

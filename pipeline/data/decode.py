@@ -6,8 +6,6 @@ come from the compiled part (pipeline/native), or from Pillow where it cannot be
 
 import ctypes
 import functools
-import os
-import weakref
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from data_prep.beton import Beton
 from pipeline import native
 from pipeline.data.compiled import jit
 from pipeline.data.random import CROP, FLIP, INTERPOLATION, key, uniform
+from pipeline.data.split import descriptor
 from pipeline.data.threads import share_out
 from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
@@ -90,17 +89,11 @@ def cubic(draws: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.nd
 
 
 class Decoder:
-    """A .beton's pictures, read from the very file that was checked when it was opened.
-
-    By reading and not through a mapping: a file that is cut short meanwhile then gives an error, not a signal.
-    """
+    """A .beton's pictures, read by as many threads as are asked for."""
 
     def __init__(self, beton: Beton):
         self.beton = beton
-        self._file = os.open(beton.path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._file)
-        if os.fstat(self._file).st_size != len(beton.bytes):
-            raise InputError(f"{beton.path}: was changed while it was opened; prepare it again")
+        self._file = descriptor(beton, self)
         self._read: Any = _compiled_reader() or read_with_pillow
         places = (beton.offset, beton.size, beton.segments, beton.segments_size)
         self._tables = (beton.mode, *map(np.ascontiguousarray, (beton.height, beton.width, *places)))

@@ -1,5 +1,6 @@
 """Runs an iterator on a thread, some items ahead: nothing it raises is lost, and it ends when its reader does."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -13,14 +14,19 @@ _POLL = 0.1  # seconds between looks at the stop flag
 
 
 class Prefetch(Generic[Item]):
-    """Iterate over `source` with up to `ahead` items ready. Use it in a `with` block, or call `close`."""
+    """Iterate over `source` with up to `ahead` items ready. Use it in a `with` block, or call `close`.
+
+    What the source raises is raised here at the next item asked for, before those that are ready: they may last long.
+    """
 
     def __init__(self, source: Iterator[Item], ahead: int):
         self._ready: queue.Queue[Any] = queue.Queue(ahead)
         self._stop = threading.Event()
+        self._raised: list[BaseException] = []
         self.waited = 0.0  # seconds in which the reader found nothing ready
         # The thread holds no reference to self: an iterator that was dropped is collected, and stops the thread.
-        self._thread = threading.Thread(target=_run, args=(source, self._ready, self._stop), daemon=True)
+        words = (source, self._ready, self._raised, self._stop)
+        self._thread = threading.Thread(target=_run, args=words, daemon=True)
         weakref.finalize(self, self._stop.set)
         self._thread.start()
 
@@ -31,11 +37,11 @@ class Prefetch(Generic[Item]):
         if self._stop.is_set():
             raise StopIteration
         asked = time.perf_counter()
-        item, error = self._ready.get()
+        item = _END if self._raised else self._ready.get()
         self.waited += time.perf_counter() - asked
-        if error is not None:
+        if self._raised:
             self.close()
-            raise error
+            raise self._raised[0]
         if item is _END:
             self.close()
             raise StopIteration
@@ -50,20 +56,23 @@ class Prefetch(Generic[Item]):
     def close(self) -> None:
         """Stop the thread and wait for it; returns once it is gone."""
         self._stop.set()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()  # so that the thread need not wait for room to see the flag
         self._thread.join()
 
 
-def _run(source: Iterator, ready: queue.Queue, stop: threading.Event) -> None:
+def _run(source: Iterator, ready: queue.Queue, raised: list[BaseException], stop: threading.Event) -> None:
     try:
         for item in source:
-            if not _put(ready, (item, None), stop):
+            if not _put(ready, item, stop):
                 return
-        _put(ready, (_END, None), stop)
     except BaseException as error:
-        _put(ready, (None, error), stop)
+        raised.append(error)
+    _put(ready, _END, stop)
 
 
-def _put(ready: queue.Queue, entry: tuple, stop: threading.Event) -> bool:
+def _put(ready: queue.Queue, entry: Any, stop: threading.Event) -> bool:
     while not stop.is_set():
         try:
             ready.put(entry, timeout=_POLL)

@@ -1,5 +1,7 @@
 """A prepared split, refused unless it is what the manifest and the recipe say."""
 
+import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -51,3 +53,15 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
             f"{opened.path}: labels reach {opened.label.max()}, data.num_classes is {section.num_classes}"
         )
     return opened
+
+
+def descriptor(file: PreparedFile, owner: object) -> int:
+    """The very file that was checked, open to be read until `owner` is gone; `InputError` where it has changed.
+
+    By reading and not through its mapping: a file that is cut short meanwhile then gives an error, not a signal.
+    """
+    number = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(owner, os.close, number)
+    if os.fstat(number).st_size != len(file.bytes):
+        raise InputError(f"{file.path}: was changed while it was opened; prepare it again")
+    return number

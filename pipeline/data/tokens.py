@@ -5,13 +5,14 @@ longest pair, the models' sums, though padding is masked in them, would round di
 """
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data_prep.text import TOKENIZER, open_text
-from pipeline.data.split import open_split
+from data_prep.text import TOKEN, TOKENIZER, open_text
+from pipeline.data.split import descriptor, open_split
 from pipeline.errors import InputError
 from pipeline.recipe.data import TextDataSection
 from pipeline.recipe.text import TextSection
@@ -26,6 +27,7 @@ class Tokens:
     def __init__(self, section: TextDataSection, split: str, topology: Topology):
         self.device = topology.device
         self.file = open_split(section, split, open_text)
+        self._descriptor = descriptor(self.file, self)
         self.vocabulary = _words(Path(section.path) / TOKENIZER)
 
     def check(self, model: TextSection) -> None:
@@ -49,11 +51,19 @@ class Tokens:
         width, samples = self.width(together), draws % len(self.file)
         ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
         for row, sample in zip(ids.numpy(), samples, strict=True):
-            row[:] = self.file[sample][:width]
+            row[:] = self._pair(sample)[:width]
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
             raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
         return ids, draws
+
+    def _pair(self, sample: int) -> np.ndarray:
+        """The tokens of a pair, int32 [tokens], padding included."""
+        size = int(self.file.size[sample])
+        data = os.pread(self._descriptor, size, int(self.file.offset[sample]))
+        if len(data) < size:
+            raise InputError(f"{self.file.path}: sample {sample}: the file ends before it; it was cut short")
+        return np.frombuffer(data, TOKEN)
 
     def finish(self, ids: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave, on the device."""

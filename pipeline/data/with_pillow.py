@@ -14,15 +14,15 @@ def read_with_pillow(file, tables, samples, boxes, cubic, pictures, messages, ch
     mode, height, width, offset, size, *_ = tables
     for b in range(chunk, len(samples), chunks):
         sample = samples[b]
-        data = os.pread(file, int(size[sample]), int(offset[sample]))
         shape = int(width[sample]), int(height[sample])
         try:
+            data = os.pread(file, int(size[sample]), int(offset[sample]))
             if len(data) < size[sample]:
                 raise ValueError("the file ends before it; it was cut short")
             picture = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
             pictures[b] = _resized(picture, boxes[b], bool(cubic[b]), pictures.shape[1])
-        except (OSError, ValueError, SyntaxError) as error:
-            messages[b] = str(error).encode() or b"not a JPEG"
+        except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
+            messages[b] = (str(error) or type(error).__name__).encode()
 
 
 def _jpeg(data: bytes, shape: tuple[int, int]) -> Image.Image:

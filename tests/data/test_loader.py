@@ -3,9 +3,12 @@
 import hashlib
 import io
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -271,6 +274,25 @@ def test_evaluation_shows_pillows_centre_crop(folder, interpolation):
         crop = Image.open(io.BytesIO(data)).crop((left, top, left + width, top + height))
         expected = torch.from_numpy(np.asarray(crop.resize((24, 24), kernel)).copy()).permute(2, 0, 1)
         assert torch.equal((255 * found).round().to(torch.uint8), expected)
+
+
+def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
+    """Half of them closed, half dropped as they are, most with the queue full and a batch in hand."""
+    loader = TrainLoader(section(folder, image_size=64, workers=2), AugmentSection(), BATCH, 1, 7, place())
+    process = psutil.Process()
+    for number in range(1100):
+        if number == 100:  # the decoding threads and their scratch are there to stay
+            threads, memory = threading.active_count(), process.memory_info().rss
+        batches = loader.batches(number)
+        next(batches)
+        if number % 2:
+            batches._hosts.close()
+        del batches
+    deadline = time.monotonic() + 5
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)  # a dropped one's thread looks at its flag ten times a second
+    assert threading.active_count() <= threads
+    assert process.memory_info().rss - memory < 20 * 2**20
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.999])

@@ -15,16 +15,36 @@ def test_items_come_in_order_and_the_thread_ends():
     assert not items._thread.is_alive()
 
 
-def test_an_exception_reaches_the_reader_after_the_items_before_it():
+def test_an_exception_is_raised_before_the_items_that_are_ready():
+    reached = threading.Event()
+
     def source():
-        yield 1
+        yield from range(3)
+        reached.set()
         raise RuntimeError("sample 7 is damaged")
 
-    with Prefetch(source(), ahead=3) as items:
-        assert next(items) == 1
+    with Prefetch(source(), ahead=2) as items:
+        assert next(items) == 0
+        reached.wait()
         with pytest.raises(RuntimeError, match="sample 7"):
-            next(items)
+            list(items)  # one item at most comes between the event and the exception
         with pytest.raises(StopIteration):
+            next(items)
+    assert not items._thread.is_alive()
+
+
+def test_an_exception_wakes_a_reader_that_waits():
+    asked = threading.Event()
+
+    def source():
+        yield 1
+        asked.wait()
+        raise RuntimeError("sample 7 is damaged")
+
+    with Prefetch(source(), ahead=2) as items:
+        assert next(items) == 1
+        threading.Timer(0.05, asked.set).start()
+        with pytest.raises(RuntimeError, match="sample 7"):
             next(items)
 
 

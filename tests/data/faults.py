@@ -1,0 +1,58 @@
+"""A process that reads batches for ever, folder after folder, and says when it is on its way and what ended each.
+
+    python -m tests.data.faults FOLDER...
+
+Prints `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by the system's monotonic
+clock. In the folder `exception` Pillow decodes, and fails once there is a file named `now`.
+"""
+
+import functools
+import itertools
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import pipeline.data.decode
+import pipeline.data.with_pillow
+from pipeline.data.loader import TrainLoader
+from pipeline.data.tokens import Tokens
+from pipeline.errors import InputError
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection, TextDataSection
+from pipeline.topology import Topology
+
+
+def main(folders: list[str]) -> None:
+    for folder in map(Path, folders):
+        if folder.name == "exception":
+            pipeline.data.decode._compiled_reader = lambda: None
+            pipeline.data.with_pillow._jpeg = functools.partial(_failing, pipeline.data.with_pillow._jpeg, folder)
+        try:
+            _read(folder)
+        except InputError as error:
+            print("ended", time.monotonic(), error, flush=True)
+
+
+def _read(folder: Path) -> None:
+    kind = TextDataSection if folder.name == "text" else DataSection
+    words = {"kind": "text"} if folder.name == "text" else {"image_size": 24}
+    section = kind(path=str(folder), num_classes=3, workers=2, order="random", **words)
+    loader = TrainLoader(section, AugmentSection(), 8, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+    assert isinstance(loader.source, Tokens) == (folder.name == "text")
+    for epoch in itertools.count():
+        with loader.batches(epoch) as batches:
+            for step, _ in enumerate(batches):
+                if (epoch, step) == (0, 2):
+                    print("reading", flush=True)
+
+
+def _failing(work, folder: Path, *words):
+    if (folder / "now").exists():
+        raise RuntimeError("out of luck")
+    return work(*words)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""Files that go bad under a running process: each ends its loop within 5 seconds, in a line that names the sample."""
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.beton import open_beton
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from tests.conftest import ROOT
+
+SECONDS = 5
+CUT = "the file ends before it; it was cut short"
+
+
+def jpegs(folder: Path, seed: int) -> Path:
+    numbers = np.random.RandomState(seed)
+    for i in range(40):
+        path = folder / "source" / ("train" if i < 32 else "val") / f"class{i % 2}" / f"{i:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = numbers.randint(0, 256, (5, 5, 3)).astype(np.uint8)
+        Image.fromarray(small).resize(tuple(numbers.randint(60, 90, 2)), Image.Resampling.BICUBIC).save(path)
+    prepare("image-folder", folder / "source", folder / "prepared", PrepSettings(), processes=1)
+    return folder / "prepared"
+
+
+def pairs(folder: Path) -> Path:
+    folder.mkdir()
+    for split, count in (("train", 32), ("dev_matched", 8)):
+        rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat\tpeople eat {i}" for i in range(count)]
+        (folder / f"{split}.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "some", "people", "eat"]) + "\n")
+    prepare("mnli", folder, folder / "prepared", PrepSettings(length=16))
+    return folder / "prepared"
+
+
+def cut(folder: Path) -> None:
+    with (folder / "train.beton").open("r+b") as file:
+        file.truncate(0)
+
+
+def flip(folder: Path) -> None:
+    """The first byte of sample 5's JPEG."""
+    place = int(open_beton(folder / "train.beton").offset[5])
+    with (folder / "train.beton").open("r+b") as file:
+        file.seek(place)
+        file.write(b"\x00")
+
+
+def overwrite(folder: Path) -> None:
+    """In place, with the file of another dataset."""
+    other = (folder.parent / "another" / "train.beton").read_bytes()
+    size = (folder / "train.beton").stat().st_size
+    with (folder / "train.beton").open("r+b") as file:
+        file.write(other[:size].ljust(size, b"\x00"))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut": (cut, rf"train\.beton: sample \d+ cannot be read: {CUT}; `widemix verify`"),
+    "flipped": (flip, r"train\.beton: sample 5 cannot be read: Not a JPEG file: starts with 0x00 0xd8; `widemix"),
+    "overwritten": (overwrite, r"train\.beton: sample \d+ cannot be read: .*; `widemix verify`"),
+    "text": (cut, rf"train\.beton: sample \d+: {CUT}$"),
+    "exception": (lambda folder: (folder / "now").touch(), r"train\.beton: sample \d+ cannot be read: out of luck; "),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("folders")
+    pictures = jpegs(tmp_path_factory.mktemp("pictures"), seed=0)
+    for name in ("cut", "flipped", "overwritten", "swapped", "exception"):
+        shutil.copytree(pictures, root / name)
+    shutil.copytree(jpegs(tmp_path_factory.mktemp("others"), seed=1), root / "another")
+    shutil.copytree(pairs(tmp_path_factory.mktemp("words") / "pairs"), root / "text")
+    shutil.copy(root / "another" / "train.beton", root / "swapped")
+    return root
+
+
+@pytest.fixture(scope="module")
+def reader(folders) -> Iterator[subprocess.Popen]:
+    """One process for all: none of these faults may end it."""
+    names = [*FAULTS, "swapped"]
+    command = [sys.executable, "-m", "tests.data.faults", *(str(folders / name) for name in names)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        watch = threading.Timer(120, process.kill)
+        watch.start()
+        yield process
+        watch.cancel()
+        process.kill()
+
+
+def test_each_fault_ends_the_loop_in_time_and_names_the_sample(folders, reader):
+    for name, (fault, words) in FAULTS.items():
+        assert reader.stdout.readline() == "reading\n", name
+        fault(folders / name)
+        done = time.monotonic()
+        ended, seconds, message = reader.stdout.readline().rstrip("\n").split(" ", 2)
+        assert ended == "ended"
+        assert float(seconds) - done < SECONDS, name
+        assert re.search(words, message), message
+    opened, found = reader.stdout.readline(), reader.stdout.read()
+    assert re.search(r"swapped/train\.beton: has \d+ bytes, the manifest says \d+", opened)
+    assert found == ""
+    assert reader.wait(timeout=60) == 0
+
+
+def test_a_training_run_ends_with_one_line(digits, train, tmp_path):
+    """The real command, its file cut short while it trains."""
+    shutil.copytree(digits, tmp_path / "data")
+    command = train("run", "--data.path", str(tmp_path / "data"), "--train.epochs", "1000")
+    command.wait_for_step(tmp_path / "run", 2)
+    cut(tmp_path / "data")
+    code, output = command.wait(timeout=60)
+    assert code == 2, output
+    assert re.search(rf"train\.beton: sample \d+ cannot be read: {CUT}", output.splitlines()[-1])
+    assert "Traceback" not in output
