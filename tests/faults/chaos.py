@@ -79,6 +79,19 @@ class Disturbed:
             assert "nothing was finished in 15 s" in stacks
             assert "_stretch" in stacks
 
+    def fall_silent(self, world: int, engine: str, step: int, rank: int) -> None:
+        """One rank can't even say that it ends; the others must, within a minute, and say which it was."""
+        ranks = Ranks(world, f"silent@{step}:{rank}", self.data, self.run, *OPTIONS, *ENGINES[engine])
+        began = time.monotonic()
+        while len(ranks.running) > 1:
+            ranks.reap()
+            assert time.monotonic() < began + 120, ranks.said()
+            time.sleep(0.1)
+        ranks.kill()
+        codes, said = ranks.wait()
+        assert set(codes.values()) == {1, -9}, f"{codes}\n{said}"
+        assert f"rank {rank} has given no sign of life" in said, said
+
     def finish(self, world: int, engine: str, clean: Path) -> None:
         codes, said = self.start(world, engine)
         assert codes == [0] * world, f"{codes}\n{said}"
@@ -107,7 +120,7 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
 
 
 def short(data: Path, folder: Path, clean: Path) -> None:
-    """A round for each engine, while one run hangs; and what tests/faults/test_faults.py has a look at."""
+    """A round for each engine, while one run hangs; and what tests/faults/test_chaos.py has a look at."""
     hangs = Ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang", "12")
     for engine in ("ddp", "ZeRO 1"):
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
@@ -123,13 +136,17 @@ def at_random(disturbed: Disturbed, clean: Path) -> str:
         newest = checkpoint.newest(disturbed.run)
         world, engine = random.randint(1, 4), random.choice(list(ENGINES))
         step, rank = (newest.position.step if newest else 0) + random.randint(2, 9), random.randrange(world)
-        what = random.choice(["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang"])
+        what = random.choice(
+            ["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang", "fall_silent"]
+        )
         if step + 3 * SAVE_EVERY > LAST or (what == "corrupt" and newest is None):
             continue
+        if what == "fall_silent" and (world == 1 or rank == 0):
+            continue  # nobody is left to notice; rank 0 keeps the store, whose end the others are told otherwise
         done.append(f"{what} at {step} on {world} of {engine}")
         if what == "corrupt":
             disturbed.corrupt()
-        elif what in ("kill_one", "hang"):
+        elif what in ("kill_one", "hang", "fall_silent"):
             getattr(disturbed, what)(world, engine, step, rank)
         else:
             getattr(disturbed, what)(world, engine, step)
