@@ -10,9 +10,14 @@ from pipeline.errors import InputError
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+    "checkpoint": "saving Mixer-B/16 on two ranks: how long it stops the training, by engine",
+    "loader": "training pictures without a policy, against FFCV, timm, torchvision and DALI",
+    "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, beside timm's",
+    "start": "the time to the first batch, against FFCV",
     "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
     "step": "the training loop on Mixer-S/16, against forty lines of plain PyTorch",
 }
+SIZED = ("loader", "prep")  # those that repeat the data
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
 
@@ -26,7 +31,7 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add = bench.add_argument
-        if name != "step":
+        if name not in ("mixing", "step"):
             add(
                 "--from",
                 dest="origin",
@@ -37,7 +42,7 @@ def add_bench(commands) -> None:
             )
         add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
         add("--json", type=Path, metavar="FILE", help="also write the figures there")
-        if name == "prep":
+        if name in SIZED:
             add(
                 "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
             )
