@@ -34,11 +34,12 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
-    if in_memory or settings.raw or not settings.restart_markers:
+    if in_memory or settings.raw:
         return Encoding(PICTURES, records, not in_memory, "images", {}, {})
     compiled = library()  # built here, before any process that encodes wants it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
-    return Encoding(SEGMENTED_PICTURES, records, True, "images", {}, versions)
+    layout = SEGMENTED_PICTURES if settings.restart_markers else PICTURES
+    return Encoding(layout, records, True, "images", {}, versions)
 
 
 def _of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:

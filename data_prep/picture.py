@@ -17,6 +17,7 @@ from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from data_prep.restart import interval_for, segment_table, with_markers
 from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
+from data_prep.shrink import shrink, shrink_jpeg, shrunk
 from pipeline.errors import InputError
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -70,16 +71,22 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
     frame = plain_frame(data)
     try:
-        if frame and not settings.raw and _keeps_bytes(frame, data, settings):
-            kept, segments, rule = with_markers(data, frame) if settings.restart_markers else (data, b"", "")
-            return Encoded(sample.name, sample.label, JPEG, frame.width, frame.height, kept, rule, segments)
+        if frame and not settings.raw and _upright(frame, data):
+            size, rules = (frame.width, frame.height), _named_otherwise(sample.name, "JPEG")
+            stored = shrunk(size, settings)
+            again = _coded_again if stored == size else shrink_jpeg
+            coded = again(data, frame, settings)
+            if coded is not None:
+                body, segments, rule = coded
+                rules += [rule] if rule else []
+                return Encoded(sample.name, sample.label, JPEG, *stored, body, ", ".join(rules), segments)
         image = Image.open(io.BytesIO(data))
         frames = getattr(image, "n_frames", 1)
         image.load()
     except Exception as error:  # Pillow's plugins raise whatever they stumble on
         raise _BadPicture(_why(data, error)) from None
     rules = [f"first of {frames} frames"] if frames > 1 else []
-    rules += _named_otherwise(sample.name, image)
+    rules += _named_otherwise(sample.name, image.format)
     upright = ImageOps.exif_transpose(image)
     rules += ["turned upright"] if upright.size != image.size or _turn(image) != 1 else []
     rgb, rule = _rgb(upright)
@@ -88,22 +95,27 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
         rules.append("odd chroma sampling")
     elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
-    stored = shrink(rgb, settings)
+    picture = shrink(rgb, settings)
     if settings.raw:
-        return Encoded(sample.name, sample.label, RAW, *stored.size, stored.tobytes(), ", ".join(rules))
-    body = _jpeg(stored, settings)
+        return Encoded(sample.name, sample.label, RAW, *picture.size, picture.tobytes(), ", ".join(rules))
+    body = _jpeg(picture, settings)
     segments = segment_table(body) if settings.restart_markers else b""
-    return Encoded(sample.name, sample.label, JPEG, *stored.size, body, ", ".join(rules), segments)
+    return Encoded(sample.name, sample.label, JPEG, *picture.size, body, ", ".join(rules), segments)
 
 
-def _keeps_bytes(frame: Frame, data: bytes, settings: PrepSettings) -> bool:
-    size = (frame.width, frame.height)
-    if min(size) == 0 or not frame.common or shrunk(size, settings) != size:
+def _upright(frame: Frame, data: bytes) -> bool:
+    """Whether the frame is all there is to a picture that every reader decodes alike."""
+    if min(frame.width, frame.height) == 0 or not frame.common:
         return False
     if not frame.remarks:
         return True
     image = Image.open(io.BytesIO(data))
     return image.format == "JPEG" and _turn(image) == 1  # not MPO, which holds several pictures
+
+
+def _coded_again(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str]:
+    """The same pixels, as (bytes, table of segments, rule)."""
+    return with_markers(data, frame) if settings.restart_markers else (data, b"", "")
 
 
 def _turn(image: Image.Image) -> int:
@@ -115,9 +127,9 @@ def _known_sampling(image: JpegImagePlugin.JpegImageFile) -> bool:
     return first in SAMPLINGS and all(other == (1, 1) for other in others)
 
 
-def _named_otherwise(name: str, image: Image.Image) -> list[str]:
+def _named_otherwise(name: str, format: str | None) -> list[str]:
     expected = Image.registered_extensions().get("." + name.rpartition(".")[2].lower())
-    found = "JPEG" if image.format == "MPO" else image.format
+    found = "JPEG" if format == "MPO" else format
     return [f"a {found} file"] if expected and expected != found else []
 
 
@@ -140,25 +152,11 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
     raise _BadPicture(f"pictures of Pillow's mode {mode} have no rule")
 
 
-def shrunk(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int]:
-    """The size (width, height) to store: the side of the settings at most `max_size` pixels; never enlarged."""
-    measured = max(size) if settings.side == "longest" else min(size)
-    if settings.max_size == 0 or measured <= settings.max_size:
-        return size
-    width, height = (max(1, round(pixels * settings.max_size / measured)) for pixels in size)
-    return width, height
-
-
-def shrink(image: Image.Image, settings: PrepSettings) -> Image.Image:
-    size = shrunk(image.size, settings)
-    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
-
-
 def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:
     buffer = io.BytesIO()
     if settings.restart_markers:
         interval = interval_for(image.width, across=16)  # Pillow's 4:2:0
-        image.save(buffer, "JPEG", quality=settings.quality, optimize=True, restart_marker_blocks=interval)
+        image.save(buffer, "JPEG", quality=settings.quality, restart_marker_blocks=interval)
     else:
         image.save(buffer, "JPEG", quality=settings.quality)
     return buffer.getvalue()

@@ -13,6 +13,7 @@ bytes of its marker. Three zeros stand for a picture without such segments.
 import ctypes
 import functools
 import re
+from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ NARROWEST = 48  # pixels across a segment, which costs 2 to 3 bytes and has its 
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")
 
 
-WRITTEN, WARNED, FAILED, TOO_LARGE = range(4)  # what restart.c returns
+WRITTEN, WARNED, FAILED, TOO_LARGE, OTHER_COLOURS = range(5)  # what restart.c and shrink.c return
 ROOM = 65_536  # bytes that a JPEG may grow by, besides a quarter
 
 
@@ -74,12 +75,21 @@ def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     compiled = library()
     if compiled is None:
         return data, NO_SEGMENTS, ""
+    outcome, anew, words = rewritten(compiled.restart_jpeg, data, interval_for(frame.width, frame.mcu[0]))
+    if outcome == WRITTEN and not frame.progressive:
+        return anew, segment_table(anew), ""
+    why = "progressive" if outcome == WRITTEN else words or "grows by a quarter"
+    return data, NO_SEGMENTS, f"kept as it is: {why}"
+
+
+def rewritten(function: Callable[..., int], data: bytes, *settings: int) -> tuple[int, bytes, str]:
+    """What a compiled function makes of a JPEG: (outcome, bytes, libjpeg's words). Raises `DamagedJpeg`."""
     written = np.empty(len(data) * 5 // 4 + ROOM, np.uint8)
     size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
-    outcome = compiled.restart_jpeg(
+    outcome = function(
         data,
         ctypes.c_int64(len(data)),
-        interval_for(frame.width, frame.mcu[0]),
+        *settings,
         ctypes.c_void_p(written.ctypes.data),
         ctypes.c_int64(len(written)),
         ctypes.byref(size),
@@ -88,11 +98,8 @@ def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     words = text.value.decode("ascii", "replace")
     if outcome == FAILED or "remature end" in words:
         raise DamagedJpeg(words)
-    if outcome == WRITTEN and not frame.progressive:
-        anew = written[: size.value].tobytes()
-        return anew, segment_table(anew), ""
-    why = "progressive" if outcome == WRITTEN else words or "grows by a quarter"
-    return data, NO_SEGMENTS, f"kept as it is: {why}"
+    fits = outcome in (WRITTEN, WARNED) and size.value <= len(written)
+    return outcome, written[: size.value].tobytes() if fits else b"", words
 
 
 def segment_table(data: bytes) -> bytes:

@@ -10,6 +10,8 @@ from pathlib import Path
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.outcome import Word, read_words
 
+SICK = "sick"  # the preflight's list of nodes to leave out, in the logs' folder
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -30,13 +32,13 @@ def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.AGAIN:
-        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint; goes on by itself"])
+        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint"])
     if asked:
-        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint; goes on from the one before"])
+        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint"])
     lines = _blame(words, ranks)
     if progress > 0:
-        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another follows"])
-    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so no other follows"])
+        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another is worth while"])
+    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so another would only fail again"])
 
 
 def _blame(words: list[Word], ranks: int) -> list[str]:
@@ -51,7 +53,7 @@ def _blame(words: list[Word], ranks: int) -> list[str]:
         lines.append(f"rank {word.rank} on {word.host} was killed (memory?), or its node is gone")
     failed = sorted((word for word in words if word.code), key=lambda word: word.time)
     if failed:
-        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message}")
+        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message.split('. ')[0]}")
     return lines
 
 
@@ -65,7 +67,11 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     step = saved_step(folder)
     earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
     words = read_words(logs)
-    verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
+    sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
+    if sick and not words:
+        verdict = Verdict(Exit.AGAIN, [f"left out: {', '.join(sick)}, for what the preflight found"])
+    else:
+        verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     hosts = sorted({word.host for word in words})

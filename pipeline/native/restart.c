@@ -1,30 +1,10 @@
 /* A baseline JPEG written anew from its own coefficients, with restart markers and Huffman tables made for it. */
-#include <setjmp.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 
-#include <jpeglib.h>
+#include "complaint.h"
 
 enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3 };
-
-struct complaint {
-    struct jpeg_error_mgr manager;
-    jmp_buf escape;
-    char *text; /* the first warning, or the error, JMSG_LENGTH_MAX bytes */
-};
-
-static void fail(j_common_ptr codec) {
-    struct complaint *complaint = (struct complaint *)codec->err;
-    codec->err->format_message(codec, complaint->text);
-    longjmp(complaint->escape, 1);
-}
-
-static void remark(j_common_ptr codec, int level) {
-    struct complaint *complaint = (struct complaint *)codec->err;
-    if (level < 0 && complaint->text[0] == '\0') /* traces are not below 0; libjpeg's own count starts anew on the way */
-        codec->err->format_message(codec, complaint->text);
-}
 
 static void write_anew(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int interval,
                        unsigned char **written, unsigned long *written_size) {
@@ -50,15 +30,12 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
                  char *text) {
     struct jpeg_decompress_struct source = {0};
     struct jpeg_compress_struct target = {0};
-    struct complaint complaint = {.text = text};
+    struct complaint complaint;
     unsigned char *written = out; /* libjpeg takes memory of its own where that is too small */
     unsigned long written_size = (unsigned long)capacity;
     volatile int outcome = FAILED;
 
-    source.err = target.err = jpeg_std_error(&complaint.manager);
-    complaint.manager.error_exit = fail;
-    complaint.manager.emit_message = remark;
-    text[0] = '\0';
+    source.err = target.err = complain_to(&complaint, text);
     if (setjmp(complaint.escape) == 0) {
         jpeg_create_decompress(&source);
         jpeg_create_compress(&target);

@@ -1,0 +1,260 @@
+/*
+ * A JPEG made smaller plane by plane: brightness and colours as they are coded, without the way to RGB and back.
+ *
+ * That leaves out interpolating the colours to full size, converting them and averaging them again, and halves what
+ * there is to resize. Lanczos with three lobes, as Pillow's; numbers of 16 bits, the same on every machine.
+ */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "complaint.h"
+
+enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, OTHER_COLOURS = 4 };
+
+#define LOBES 3
+#define STEPS 1024 /* of the table of weights, in each lobe; between them it is linear, to 1e-6 */
+#define FRACTION 6    /* bits of a level's fraction in sums; one more in what they are of */
+#define WHITE (255 << FRACTION)
+#define WEIGHT 14     /* bits of a weight's fraction: at an edge they are above 1 */
+#define LANES 32      /* values that are summed up side by side */
+#define TAPS 16       /* that are summed up side by side */
+#define SPARE 2       /* DCT scaling leaves at least this many times the pixels of a side that are asked for */
+
+static double lanczos[LOBES * STEPS + 2];
+
+__attribute__((constructor)) static void tabulate(void) {
+    lanczos[0] = 1.0;
+    for (int i = 1; i < LOBES * STEPS; i++) {
+        double x = M_PI * i / STEPS;
+        lanczos[i] = LOBES * sin(x) * sin(x / LOBES) / (x * x);
+    }
+}
+
+struct levels { /* as they are coded, times 2 ** (FRACTION + 1) */
+    int16_t *first;
+    int width, height; /* that belong to the picture */
+    size_t stride;
+};
+
+struct plane {
+    uint8_t *first;
+    int width, height; /* that belong to the picture; the rows are padded to `stride` */
+    size_t stride;
+};
+
+struct axis {
+    int taps, row;   /* of each place, and that with zeros to a multiple of TAPS */
+    int *first;      /* [side] */
+    int16_t *weight; /* [side][row] */
+};
+
+static void *room(j_decompress_ptr jpeg, size_t size) {
+    return jpeg->mem->alloc_large((j_common_ptr)jpeg, JPOOL_IMAGE, size);
+}
+
+static double weight_at(double x) {
+    double step = fabs(x) * STEPS;
+    int i = (int)step;
+    return i < LOBES * STEPS ? lanczos[i] + (step - i) * (lanczos[i + 1] - lanczos[i]) : 0.0;
+}
+
+/* The weights of `side` places, `scale` of the `size` given ones apart: whole numbers whose sum is 2 ** WEIGHT. */
+static struct axis weigh(j_decompress_ptr jpeg, int size, int side, double scale) {
+    double spread = scale < 1.0 ? 1.0 : scale;
+    int taps = (int)ceil(2 * LOBES * spread) + 1;
+    taps = taps < size ? taps : size;
+    struct axis axis = {.taps = taps, .row = (taps + TAPS - 1) / TAPS * TAPS};
+    axis.first = room(jpeg, sizeof(int) * (size_t)side);
+    axis.weight = room(jpeg, sizeof(int16_t) * (size_t)side * (size_t)axis.row);
+    memset(axis.weight, 0, sizeof(int16_t) * (size_t)side * (size_t)axis.row);
+    double *real = room(jpeg, sizeof(double) * (size_t)taps);
+    for (int i = 0; i < side; i++) {
+        double centre = (i + 0.5) * scale, sum = 0.0;
+        int first = (int)floor(centre - LOBES * spread + 0.5), left = 1 << WEIGHT, most = 0;
+        first = first < 0 ? 0 : first > size - taps ? size - taps : first;
+        int16_t *weight = axis.weight + (size_t)i * (size_t)axis.row;
+        for (int t = 0; t < taps; t++)
+            sum += real[t] = weight_at((first + t + 0.5 - centre) / spread);
+        for (int t = 0; t < taps; t++) {
+            left -= weight[t] = (int16_t)lrint(real[t] / sum * (1 << WEIGHT));
+            most = weight[t] > weight[most] ? t : most;
+        }
+        weight[most] = (int16_t)(weight[most] + left);
+        axis.first[i] = first;
+    }
+    return axis;
+}
+
+/* One line of sums: the weighted one of `taps` rows; `stride` is a multiple of LANES. */
+static void down(const int16_t *rows, size_t stride, const int16_t *weight, int taps, int16_t *line) {
+    for (size_t x = 0; x < stride; x += LANES) {
+        int16_t sum[LANES] = {0};
+        for (int t = 0; t < taps; t++) {
+            const int16_t *row = rows + (size_t)t * stride + x;
+            int16_t w = weight[t];
+            for (int i = 0; i < LANES; i++) /* x86 and ARM have an instruction for this product */
+                sum[i] = (int16_t)(sum[i] + (int16_t)(((row[i] * w >> 14) + 1) >> 1));
+        }
+        for (int i = 0; i < LANES; i++)
+            line[x + (size_t)i] = sum[i] < 0 ? 0 : sum[i] > WHITE ? WHITE : sum[i];
+    }
+}
+
+static void across(const int16_t *line, const struct axis *axis, int width, uint8_t *to) {
+    for (int x = 0; x < width; x++) {
+        const int16_t *level = line + axis->first[x], *weight = axis->weight + (size_t)x * (size_t)axis->row;
+        int sum = 1 << (FRACTION + WEIGHT - 1), taps = axis->row / TAPS * TAPS; /* the compiler sees that these are all */
+        for (int t = 0; t < taps; t++)
+            sum += level[t] * weight[t];
+        sum >>= FRACTION + WEIGHT;
+        to[x] = (uint8_t)(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+    }
+}
+
+static void resize(j_decompress_ptr jpeg, struct levels from, double scale_x, double scale_y, struct plane to) {
+    struct axis x = weigh(jpeg, from.width, to.width, scale_x), y = weigh(jpeg, from.height, to.height, scale_y);
+    int16_t *line = room(jpeg, sizeof(int16_t) * (from.stride + TAPS));
+    memset(line + from.stride, 0, sizeof(int16_t) * TAPS);
+    for (int row = 0; row < to.height; row++) {
+        down(from.first + (size_t)y.first[row] * from.stride, from.stride, y.weight + (size_t)row * (size_t)y.row, y.taps,
+             line);
+        across(line, &x, to.width, to.first + (size_t)row * to.stride);
+    }
+}
+
+/* Repeat the last column and row in what is beyond them, which is coded with them. */
+static void pad(struct plane plane, int rows) {
+    for (int y = 0; y < plane.height; y++) {
+        uint8_t *row = plane.first + (size_t)y * plane.stride;
+        memset(row + plane.width, row[plane.width - 1], plane.stride - (size_t)plane.width);
+    }
+    for (int y = plane.height; y < rows; y++)
+        memcpy(plane.first + (size_t)y * plane.stride, plane.first + (size_t)(y - 1) * plane.stride, plane.stride);
+}
+
+static int rounded_up(int number, int step) { return (number + step - 1) / step * step; }
+
+/* All planes as they are coded. */
+static void decode(j_decompress_ptr jpeg, struct levels planes[3]) {
+    JSAMPROW rows[3][MAX_SAMP_FACTOR * DCTSIZE];
+    JSAMPARRAY asked[3] = {rows[0], rows[1], rows[2]};
+    for (int c = 0; c < 3; c++) {
+        jpeg_component_info *info = jpeg->comp_info + c;
+        int unit = info->v_samp_factor * info->DCT_scaled_size;
+        size_t stride = (size_t)rounded_up((int)info->width_in_blocks * info->DCT_scaled_size, LANES);
+        planes[c].width = (int)info->downsampled_width;
+        planes[c].height = (int)info->downsampled_height;
+        planes[c].stride = stride;
+        planes[c].first = room(jpeg, sizeof(int16_t) * stride * (size_t)unit * jpeg->total_iMCU_rows);
+        uint8_t *strip = room(jpeg, stride * (size_t)unit);
+        memset(strip, 0, stride * (size_t)unit);
+        for (int y = 0; y < unit; y++)
+            rows[c][y] = strip + (size_t)y * stride;
+    }
+    for (size_t line = 0; jpeg->output_scanline < jpeg->output_height; line++) {
+        jpeg_read_raw_data(jpeg, asked, (JDIMENSION)(jpeg->max_v_samp_factor * jpeg->min_DCT_scaled_size));
+        for (int c = 0; c < 3; c++) {
+            size_t size = planes[c].stride * (size_t)(jpeg->comp_info[c].v_samp_factor * jpeg->comp_info[c].DCT_scaled_size);
+            for (size_t i = 0; i < size; i++)
+                planes[c].first[line * size + i] = (int16_t)(rows[c][0][i] << (FRACTION + 1));
+        }
+    }
+}
+
+static void encode(j_compress_ptr jpeg, const struct plane planes[3]) {
+    JSAMPROW rows[3][2 * DCTSIZE];
+    JSAMPARRAY given[3] = {rows[0], rows[1], rows[2]};
+    jpeg_start_compress(jpeg, TRUE);
+    for (int line = 0; jpeg->next_scanline < jpeg->image_height; line++) {
+        for (int c = 0; c < 3; c++)
+            for (int y = 0, unit = c ? DCTSIZE : 2 * DCTSIZE; y < unit; y++)
+                rows[c][y] = planes[c].first + (size_t)(line * unit + y) * planes[c].stride;
+        jpeg_write_raw_data(jpeg, given, 2 * DCTSIZE);
+    }
+    jpeg_finish_compress(jpeg);
+}
+
+/* The strongest scaling within the inverse transform (1/2, 1/4, 1/8) that leaves SPARE times what is asked for; of a
+ * few rows or columns none, as that takes what lies beyond the last one into it. */
+static int scaled(j_decompress_ptr jpeg, int width, int height) {
+    int eighths = 8;
+    while (width >= DCTSIZE && height >= DCTSIZE && eighths > 1 &&
+           (int)jpeg->image_width * eighths / 2 >= 8 * SPARE * width &&
+           (int)jpeg->image_height * eighths / 2 >= 8 * SPARE * height)
+        eighths /= 2;
+    return eighths;
+}
+
+static bool make_smaller(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int width,
+                         int height) {
+    struct levels from[3];
+    struct plane to[3];
+    jpeg_mem_src(source, (unsigned char *)data, (unsigned long)size);
+    jpeg_read_header(source, TRUE);
+    if (source->num_components != 3 || source->jpeg_color_space != JCS_YCbCr)
+        return false;
+    source->raw_data_out = TRUE;
+    source->scale_num = (unsigned)scaled(source, width, height);
+    source->scale_denom = 8;
+    jpeg_start_decompress(source);
+    decode(source, from);
+    for (int c = 0; c < 3; c++) {
+        jpeg_component_info *info = source->comp_info + c;
+        int step = c ? 2 : 1, rows = rounded_up(height, 2 * DCTSIZE) / step; /* 4:2:0 */
+        double across = (double)info->h_samp_factor * info->DCT_scaled_size / (source->max_h_samp_factor * DCTSIZE);
+        double down = (double)info->v_samp_factor * info->DCT_scaled_size / (source->max_v_samp_factor * DCTSIZE);
+        to[c] = (struct plane){NULL, (width + step - 1) / step, (height + step - 1) / step,
+                               (size_t)(rounded_up(width, 2 * DCTSIZE) / step)};
+        to[c].first = room(source, to[c].stride * (size_t)rows);
+        resize(source, from[c], across * step * source->image_width / width,
+               down * step * source->image_height / height, to[c]);
+        pad(to[c], rows);
+    }
+    encode(target, to);
+    jpeg_finish_decompress(source);
+    return true;
+}
+
+/*
+ * Write the JPEG of `size` bytes, of three components, to `out` as one of `width` x `height` pixels, 4:2:0, at `quality`,
+ * with a restart marker every `interval` MCUs, 0 for none. Neither side grows. Returns WRITTEN, with the bytes in `*out_size`; WARNED the same, of a JPEG of which libjpeg warns, with its
+ * words in `text`, of JMSG_LENGTH_MAX (200) bytes; FAILED, with its words, where it cannot be read; TOO_LARGE where
+ * `out`, of `capacity` bytes, is too small; OTHER_COLOURS where it does not hold brightness and two colours.
+ */
+int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int quality, int interval, uint8_t *out,
+                int64_t capacity, int64_t *out_size, char *text) {
+    struct jpeg_decompress_struct source = {0};
+    struct jpeg_compress_struct target = {0};
+    struct complaint complaint;
+    unsigned char *written = out; /* libjpeg takes memory of its own where that is too small */
+    unsigned long written_size = (unsigned long)capacity;
+    volatile int outcome = FAILED;
+
+    source.err = target.err = complain_to(&complaint, text);
+    if (setjmp(complaint.escape) == 0) {
+        jpeg_create_decompress(&source);
+        jpeg_create_compress(&target);
+        jpeg_mem_dest(&target, &written, &written_size);
+        target.image_width = (JDIMENSION)width;
+        target.image_height = (JDIMENSION)height;
+        target.input_components = 3;
+        target.in_color_space = JCS_YCbCr;
+        jpeg_set_defaults(&target); /* 4:2:0 */
+        jpeg_set_quality(&target, quality, TRUE);
+        target.raw_data_in = TRUE;
+        target.restart_interval = (unsigned)interval;
+        if (!make_smaller(&source, &target, data, size, width, height))
+            outcome = OTHER_COLOURS;
+        else
+            outcome = written != out ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
+        *out_size = (int64_t)written_size;
+        if (written != out)
+            free(written);
+    }
+    jpeg_destroy_compress(&target);
+    jpeg_destroy_decompress(&source);
+    return outcome;
+}

@@ -1,0 +1,192 @@
+"""Hours of training data in the small: ranks killed at random, worlds that change, every picture checked by its hash.
+
+    python -m tests.data.soak --minutes 60
+
+Groups of 1, 2 or 4 rank processes read on from the last step that all of a group had consumed, until one of them is
+killed, in the middle of whatever it does. Beside them one process that lives throughout reads each epoch undisturbed
+and by itself, but for iterators that it drops on the way: what the ranks saw must be that, and its memory flat.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.data.loader import TrainLoader
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
+from pipeline.topology import Topology
+
+BATCH, PICTURES, WORLDS = 16, 200, (1, 2, 4)
+AUGMENT = AugmentSection(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5, mixup=0.8, cutmix=1.0, mix_group=4)
+GROWTH = 20 << 20  # bytes that the process may gain after its first epoch
+
+Row = tuple[int, str]  # a sample's number, and the hash of its picture and target
+
+
+class Found(NamedTuple):
+    """What a soak went through."""
+
+    kills: int
+    steps: int  # of groups
+    epochs: int
+    growth: int  # bytes of the process that lives throughout
+
+
+def write_pictures(folder: Path) -> None:
+    """Small JPEGs of many sizes."""
+    numbers = np.random.RandomState(0)
+    for number in range(PICTURES + 1):
+        path = folder / ("train" if number else "val") / f"class{number % 2}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = Image.fromarray(numbers.randint(0, 256, (6, 6, 3)).astype(np.uint8))
+        small.resize(tuple(numbers.randint(30, 120, 2)), Image.Resampling.BICUBIC).save(path, quality=92)
+
+
+def loader_of(folder: str, order: str, rank: int, world: int, workers: int, ahead: int) -> TrainLoader:
+    section = DataSection(
+        path=folder, num_classes=2, image_size=32, workers=workers, batches_ahead=ahead, order=order, window=1
+    )
+    return TrainLoader(section, AUGMENT, BATCH, 1, 7, Topology(rank, world, rank, world, torch.device("cpu")))
+
+
+def rows(batch: Any) -> list[Row]:
+    found = zip(batch.samples.tolist(), batch.inputs.numpy(), batch.targets.numpy(), strict=True)
+    return [(sample, hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=8).hexdigest()) for sample, x, y in found]
+
+
+def be_rank(pipe: Connection, epoch: int, step: int, *of: Any) -> None:
+    """Tell of every step that was consumed, until killed."""
+    loader = loader_of(*of)
+    while True:
+        with loader.batches(epoch, step) as batches:
+            for number, batch in enumerate(batches, start=step):
+                pipe.send((epoch, number, rows(batch)))
+        epoch, step = epoch + 1, 0
+
+
+class Undisturbed:
+    """The same epochs read by one rank alone, one thread, and with iterators that are dropped on the way."""
+
+    def __init__(self, folder: str, order: str, chance: random.Random):
+        self.loader, self.chance = loader_of(folder, order, 0, 1, 1, 1), chance
+        self.known: dict[int, list[list[Row]]] = {}
+
+    def step(self, epoch: int, step: int) -> list[Row]:
+        if epoch not in self.known:
+            for _ in range(3):
+                dropped = self.loader.batches(epoch, self.chance.randrange(self.loader.steps))
+                next(dropped)
+                dropped.__exit__()
+            with self.loader.batches(epoch) as batches:
+                self.known = {
+                    **{e: self.known[e] for e in self.known if e >= epoch - 1},
+                    epoch: [*map(rows, batches)],
+                }
+        return self.known[epoch][step]
+
+
+def received(pipe: Connection) -> Iterator[tuple[int, int, list[Row]]]:
+    """What a killed rank had still told; its last message may be torn."""
+    while True:
+        try:
+            yield pipe.recv()
+        except (EOFError, OSError):
+            return
+
+
+def run_group(
+    folder: str, order: str, position: tuple[int, int], chance: random.Random
+) -> tuple[int, list[list[tuple[int, int, list[Row]]]]]:
+    """Start a group at (epoch, step) and kill it after some steps; returns its world and what each rank consumed."""
+    context = multiprocessing.get_context("fork")  # from one thread, with all that is compiled
+    world = chance.choice(WORLDS)
+    workers, ahead = chance.choice((1, 2)), chance.choice((1, 2, 3))
+    pipes, ranks = [], []
+    for rank in range(world):
+        ours, theirs = context.Pipe(duplex=False)
+        fcntl.fcntl(ours.fileno(), fcntl.F_SETPIPE_SZ, 4096)  # so that no rank runs far ahead of the one watched
+        process = context.Process(
+            target=be_rank, args=(theirs, *position, folder, order, rank, world, workers, ahead), daemon=True
+        )
+        process.start()
+        theirs.close()
+        pipes.append(ours)
+        ranks.append(process)
+    watched = chance.randrange(world)
+    told: list[list[tuple[int, int, list[Row]]]] = [[] for _ in ranks]
+    for _ in range(chance.randint(1, 30)):
+        told[watched].append(pipes[watched].recv())
+    for process in chance.sample(ranks, world):
+        process.kill()
+        process.join()
+    for pipe, lines in zip(pipes, told, strict=True):
+        lines += received(pipe)
+        pipe.close()
+    return world, told
+
+
+def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Found:
+    """So many groups, and on until the minutes are over. `AssertionError` for any picture out of its place."""
+    chance = random.Random(seed)
+    clean = Undisturbed(folder, order, chance)
+    here, until = psutil.Process(), time.monotonic() + 60 * minutes
+    position, steps, kills, settled = (0, 0), 0, 0, 0
+    clean.step(0, 0)
+    while kills < groups or time.monotonic() < until:
+        assert threading.active_count() == 1
+        world, told = run_group(folder, order, position, chance)
+        part = BATCH // world
+        for rank, lines in enumerate(told):
+            for epoch, step, found in lines:
+                expected = clean.step(epoch, step)[rank * part : (rank + 1) * part]
+                assert found == expected, f"{order}, epoch {epoch}, step {step}, rank {rank} of {world}"
+        common = min(map(len, told))
+        epoch, step = divmod(position[0] * clean.loader.steps + position[1] + common, clean.loader.steps)
+        assert [line[:2] for line in told[0][:common]] == [
+            divmod(at, clean.loader.steps)
+            for at in range(position[0] * clean.loader.steps + position[1], epoch * clean.loader.steps + step)
+        ]
+        position, steps, kills = (epoch, step), steps + common, kills + 1
+        if not settled and epoch > 1:
+            settled = here.memory_info().rss
+    growth = here.memory_info().rss - settled if settled else 0
+    assert growth < GROWTH, f"{growth >> 20} MiB more than after the first epochs"
+    return Found(kills, steps, position[0], growth)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60, help="in all (default: 60)")
+    parser.add_argument("--groups", type=int, default=1, help="of ranks for each order, at least (default: 1)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of kills and worlds (default: the time)")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"seed {arguments.seed}, {os.cpu_count()} CPUs")
+    with tempfile.TemporaryDirectory() as name:
+        write_pictures(Path(name) / "jpegs")
+        prepare("image-folder", Path(name) / "jpegs", Path(name) / "data", PrepSettings())
+        for order in ("random", "paged"):
+            found = soak(str(Path(name) / "data"), order, arguments.seed, arguments.minutes / 2, arguments.groups)
+            print(f"{order}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

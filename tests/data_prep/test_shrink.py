@@ -1,0 +1,117 @@
+"""JPEGs made smaller plane by plane, against Pillow's Lanczos on the RGB picture."""
+
+import io
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from data_prep.jpeg import plain_frame
+from data_prep.picture import encode
+from data_prep.restart import DamagedJpeg, segment_table
+from data_prep.samples import FileSlice, Sample
+from data_prep.settings import PrepSettings
+from data_prep.shrink import shrink_jpeg
+
+SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111, "4:1:1": 0x411111}
+
+
+@pytest.fixture
+def jpeg():
+    """`jpeg(width, height, **options)`: a JPEG whose colours and edges move with the place, without noise."""
+
+    def make(width, height, **options):
+        y, x = np.mgrid[:height, :width] / (height, width)[0]
+        discs = 128 + 100 * np.tanh(8 * np.sin(9 * x) * np.cos(7 * y))
+        image = Image.fromarray(np.stack([discs, 255 * y / max(y.max(), 1), 255 - discs / 2], 2).astype(np.uint8))
+        buffer = io.BytesIO()
+        image.filter(ImageFilter.GaussianBlur(2)).save(buffer, "JPEG", **{"quality": 97, **options})
+        return buffer.getvalue()
+
+    return make
+
+
+def shrink(data, **settings):
+    return shrink_jpeg(data, plain_frame(data), PrepSettings(**{"quality": 100, **settings}))
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.int64)
+
+
+def by_pillow(data, size):
+    """Resized in RGB, and coded as ours are."""
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(data)).resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=100)
+    return pixels(buffer.getvalue())
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("size", [(400, 300), (333, 251), (301, 517), (900, 700)])
+def test_pixels_are_about_those_of_pillow(jpeg, size, sampling):
+    source = np.asarray(Image.open(io.BytesIO(jpeg(*size, subsampling=0))))[..., ::-1]
+    options = [cv2.IMWRITE_JPEG_QUALITY, 97, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, SAMPLINGS[sampling]]
+    data = cv2.imencode(".jpg", source, options)[1].tobytes()
+    assert plain_frame(data).sampling[0] == (SAMPLINGS[sampling] >> 20, SAMPLINGS[sampling] >> 16 & 15)
+    body, _, rule = shrink(data, max_size=203)
+    found = pixels(body)
+    difference = np.abs(found - by_pillow(data, found.shape[1::-1]))
+    assert difference.mean() < 0.8
+    assert np.percentile(difference, 99.9) <= 6
+    assert rule == ""
+
+
+@pytest.mark.parametrize("size", [(9, 300), (300, 9), (1000, 1), (1, 1000), (17, 16)])
+def test_narrow_ones(jpeg, size):
+    data = jpeg(*size)
+    body, _, _ = shrink(data, max_size=16)
+    found = pixels(body)
+    assert max(found.shape[:2]) == 16
+    assert np.abs(found - by_pillow(data, found.shape[1::-1])).mean() < 10
+
+
+def test_one_colour_stays_that_colour():
+    image = Image.new("RGB", (555, 333), (200, 30, 90))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=100)
+    for size in (554, 300, 100, 7):
+        body, _, _ = shrink(buffer.getvalue(), max_size=size)
+        assert np.array_equal(np.unique(pixels(body).reshape(-1, 3), axis=0), pixels(buffer.getvalue())[0, :1])
+
+
+def test_progressive_ones_come_out_the_same(jpeg):
+    plain, progressive = (jpeg(300, 200, progressive=chosen) for chosen in (False, True))
+    assert shrink(plain, max_size=90) == shrink(progressive, max_size=90)
+
+
+def test_quality_is_that_of_the_settings(jpeg):
+    body, _, _ = shrink(jpeg(300, 200), max_size=90, quality=77)
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG", quality=77)
+    assert Image.open(io.BytesIO(body)).quantization == Image.open(buffer).quantization
+
+
+def test_segments_are_those_of_the_markers(jpeg):
+    body, table, _ = shrink(jpeg(500, 300), max_size=300)
+    assert table == segment_table(body)
+    assert np.frombuffer(table, "<u4")[0] > 0
+    assert shrink(jpeg(500, 300), max_size=300, restart_markers=False)[1] == b""
+
+
+def test_others_go_by_pillow(jpeg, tmp_path):
+    data = jpeg(300, 200, keep_rgb=True)
+    assert shrink(data, max_size=90) is None
+    (tmp_path / "a.jpg").write_bytes(data)
+    settings = PrepSettings(max_size=90, quality=100)
+    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), settings)
+    assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
+
+
+def test_damage_is_said(jpeg):
+    data = jpeg(300, 200)
+    with pytest.raises(DamagedJpeg, match="remature end"):
+        shrink(data[: len(data) // 2] + b"\xff\xd9", max_size=90)
+    body, _, rule = shrink(data[:-2] + bytes(99) + data[-2:], max_size=90)
+    assert "extraneous bytes before marker" in rule
+    assert pixels(body).shape == (60, 90, 3)
