@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -96,7 +96,10 @@ class Ledger(TorchDispatchMode):
             if function is torch.ops.c10d.allreduce_.default:
                 self._answers.append(_Answer(args[0]))
                 return args[0], self._answers[-1].boxed()
-        result = function(*args, **(kwargs or {}))
+        try:
+            result = function(*args, **(kwargs or {}))
+        except DataDependentOutputException:  # an engine asks whether the gradient is finite: it is
+            return True
         self.watch(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
         return result
 
