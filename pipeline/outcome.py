@@ -36,9 +36,12 @@ def leave_word(code: int | None, message: str = "") -> int:
     word = Word(int(rank), host, code, message, time.time())
     path = Path(folder) / f"rank-{rank}.json"
     shadow = path.with_name(f".{path.name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shadow.write_text(json.dumps(asdict(word)) + "\n")
-    shadow.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shadow.write_text(json.dumps(asdict(word)) + "\n")
+        shadow.replace(path)
+    except OSError:  # nobody will read it: the exit code has to say it
+        return code or 0
     return 0 if code in _ORDERLY else code or 0
 
 

@@ -110,6 +110,8 @@ def test_an_end_that_no_restart_would_mend_is_0_to_the_launcher(tmp_path, monkey
     assert [leave_word(code) for code in (0, 2, 75, 1)] == [0, 0, 0, 1]
     (word,) = read_words(tmp_path)
     assert (word.rank, word.code) == (3, 1)
+    monkeypatch.setenv("WIDEMIX_OUTCOME", "/dev/null/no-folder")
+    assert leave_word(75) == 75
     monkeypatch.delenv("WIDEMIX_OUTCOME")
     assert leave_word(75) == 75
 

@@ -24,7 +24,7 @@ LAYERS = [
     ["pipeline.rollback"],
     ["pipeline.loop"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench", "pipeline.analysis"],
+    ["pipeline.bench", "pipeline.analysis", "pipeline.catalogue"],
     ["launch"],
     ["pipeline.cli"],
 ]

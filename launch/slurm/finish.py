@@ -30,13 +30,13 @@ def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.AGAIN:
-        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint; goes on by itself"])
+        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint"])
     if asked:
-        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint; goes on from the one before"])
+        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint"])
     lines = _blame(words, ranks)
     if progress > 0:
-        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another follows"])
-    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so no other follows"])
+        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another is worth while"])
+    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so another would only fail again"])
 
 
 def _blame(words: list[Word], ranks: int) -> list[str]:
@@ -51,7 +51,7 @@ def _blame(words: list[Word], ranks: int) -> list[str]:
         lines.append(f"rank {word.rank} on {word.host} was killed (memory?), or its node is gone")
     failed = sorted((word for word in words if word.code), key=lambda word: word.time)
     if failed:
-        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message}")
+        lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message.split('. ')[0]}")
     return lines
 
 

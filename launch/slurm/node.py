@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launch.stage import stage
@@ -55,7 +56,9 @@ def _number(host: str) -> str:
 
 def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     if arguments.stage:
-        recipe = load_recipe(train[0], [_override(word) for word in train[1:] if "=" in word])
+        recipe = load_recipe(
+            train[0], [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
+        )
         copy = stage(Path(recipe.data.path), Path(os.path.expandvars(arguments.stage)))
         train = [*train, f"--data.path={copy}"]
     command = torchrun_command(arguments, train, os.environ)
@@ -65,12 +68,8 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.run import main as torchrun
 
-    try:
+    with suppress(SignalException):  # the ranks were told and have ended; their words say how
         torchrun(command)
-    except SignalException:  # the ranks were told and have ended; their words say how
-        return Exit.DONE
-    except SystemExit as end:  # the ranks' failures have been printed as a table
-        return Exit.FAILED if end.code else Exit.DONE
     return Exit.DONE
 
 

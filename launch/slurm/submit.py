@@ -72,6 +72,8 @@ def plan(arguments: argparse.Namespace) -> Submission:
     check_world(recipe, arguments.nodes * ranks)
     read_manifest(Path(recipe.data.path))
     folder = arguments.run_dir.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder with --run-dir")
     if "%" in str(folder) or "\\" in str(folder):
         raise InputError(
             f"{folder}: sbatch gives % and \\ in file names a meaning; name another folder with --run-dir"

@@ -42,9 +42,13 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
-    for name, settings in (("original", PrepSettings(max_size=0)), ("small", PrepSettings(max_size=400))):
+    for name, settings in (
+        ("original", PrepSettings(max_size=0, restart_markers=False)),
+        ("segments", PrepSettings(max_size=0)),
+        ("small", PrepSettings(max_size=400)),
+    ):
         prepare("image-folder", origin, folder / name, settings, processes=1)
-    original, small = folder / "original", folder / "small"
+    original, segments, small = folder / "original", folder / "segments", folder / "small"
     return {
         TIMM: _timms(files),
         "torchvision v2, original files": _torchvisions(files),
@@ -52,9 +56,12 @@ def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str,
         "ours, original bytes, without policy": _ours(original, None, 0.25),
         "ours, original bytes, crop and flip alone": _ours(original, None, 0.0),
         "our decoding with timm's policy on Pillow": _mixed(original),
+        "ours, restart markers": _ours(segments, POLICY, 0.25),
+        "ours, restart markers, crop and flip alone": _ours(segments, None, 0.0),
         "ours, prepared with --max-size 400": _ours(small, POLICY, 0.25),
         "ours, prepared with --max-size 400, crop and flip alone": _ours(small, None, 0.0),
         "decoding to uint8 alone, original bytes": _decoded(original),
+        "entropy decoding alone, original bytes, whole": _entropy_decoded(original),
     }
 
 
@@ -82,6 +89,21 @@ def _decoded(folder: Path) -> Contestant:
     def make(turn: int) -> int:
         boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
         decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures, threads=1)
+        return len(samples)
+
+    return make
+
+
+def _entropy_decoded(folder: Path) -> Contestant:
+    """Each picture's last pixel: what lies before it is read for its length and nothing else."""
+    beton = open_split(_data(folder), "train", open_beton)
+    decoder, samples = Decoder(beton), np.arange(len(beton))
+    ones = np.ones_like(samples)
+    boxes = np.stack([beton.height - 1, beton.width - 1, ones, ones, 0 * ones], axis=1)
+    pictures = np.empty((len(beton), 1, 1, 3), np.uint8)
+
+    def make(turn: int) -> int:
+        decoder.read(samples, boxes, samples < 0, pictures, threads=1)
         return len(samples)
 
     return make

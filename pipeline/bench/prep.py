@@ -24,6 +24,7 @@ from PIL import Image
 
 from data_prep.beton import open_beton
 from data_prep.settings import PrepSettings
+from pipeline.bench.sample import repeated
 from pipeline.errors import InputError
 from pipeline.limits import usable_cpus
 
@@ -44,19 +45,9 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        named = _repeated(files, folder / "pictures", arguments.samples)
+        named = repeated(files, folder / "pictures", arguments.samples)
         contests = [_contest(size, folder / "pictures", named) for size in (512, 400)]
         return [row for contest in contests for row in _rows(contest, folder, named, arguments.rounds)]
-
-
-def _repeated(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
-    """The files under `count` names, in the order in which both writers take them."""
-    for number in range(count):
-        file = files[number % len(files)]
-        link = folder / "train" / file.parent.name / f"{file.stem}_{number // len(files):04}.JPEG"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.resolve())
-    return sorted(folder.glob("train/*/*.JPEG"))
 
 
 def _contest(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:

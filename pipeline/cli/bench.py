@@ -10,8 +10,13 @@ from pipeline.errors import InputError
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
+    "checkpoint": "saving Mixer-B/16 on two ranks: how long it stops the training, by engine",
+    "loader": "training pictures without a policy, against FFCV, timm, torchvision and DALI",
+    "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, beside timm's",
+    "start": "the time to the first batch, against FFCV",
     "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
 }
+SIZED = ("loader", "prep")  # those that repeat the data
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
 
@@ -25,10 +30,18 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add = bench.add_argument
-        add("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help="real data, prepared by itself")
+        if name != "mixing":
+            add(
+                "--from",
+                dest="origin",
+                type=Path,
+                default=SAMPLE,
+                metavar="DIR",
+                help="real data, prepared by itself",
+            )
         add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
         add("--json", type=Path, metavar="FILE", help="also write the figures there")
-        if name == "prep":
+        if name in SIZED:
             add(
                 "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
             )
@@ -38,7 +51,7 @@ def add_bench(commands) -> None:
 def _bench(arguments: argparse.Namespace) -> Exit:
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
-    if arguments.bench == "prep" and arguments.samples < 1:
+    if arguments.bench in SIZED and arguments.samples < 1:
         raise InputError(f"--samples {arguments.samples}: must be at least 1")
     from pipeline.bench.report import report
 

@@ -29,6 +29,7 @@ def add_cost(commands) -> None:
         metavar="DIR",
         help="in place of a recipe: rehearse all of a folder, as a Markdown table",
     )
+    add("--recipes", type=Path, metavar="DIR", help="in place of a recipe: write the tables of DIR/README.md anew")
     add("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
     add("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
     add("--nodes", type=int, help="nodes that they are on (default: four GPUs a node)")
@@ -48,6 +49,11 @@ def _cost(arguments: argparse.Namespace) -> Exit:
     from pipeline.estimate.report import Cluster, estimate, show
     from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
+    if arguments.recipes:
+        from pipeline.catalogue import refresh
+
+        print(f"{refresh(arguments.recipes)}: written")
+        return Exit.DONE
     cluster = Cluster(arguments.gpus, arguments.gpu, arguments.nodes, arguments.network)
     rows: list[Any]
     if arguments.omega is not None:

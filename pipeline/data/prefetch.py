@@ -37,7 +37,7 @@ class Prefetch(Generic[Item]):
         if self._stop.is_set():
             raise StopIteration
         asked = time.perf_counter()
-        item = _END if self._raised else self._ready.get()
+        item: Any = _END if self._raised else self._ready.get()
         self.waited += time.perf_counter() - asked
         if self._raised:
             self.close()

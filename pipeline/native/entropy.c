@@ -76,13 +76,17 @@ static void make_dc(struct dc *table, const JHUFF_TBL *from) {
 static void make_ac(struct ac *table, const JHUFF_TBL *from) {
     if (!make_codes(&table->codes, from))
         return;
+    table->skimmable = false;
     look first[1 << AC_LOOK];
     for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
         int length;
         uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
         int size = symbol & 15, left = AC_LOOK - length - size;
         if (!length || left < 0) {
-            first[bits++] = UNSEEN;
+            bool whole = length && length <= AC_LOOK;
+            uint32_t end = bits + (whole ? 1u << (AC_LOOK - length) : 1);
+            while (bits < end)
+                first[bits++] = UNSEEN | (whole ? (look)length | (look)symbol << 16 : 0);
             continue;
         }
         int number = size ? extend((int)(bits >> left) & ((1 << size) - 1), size) : 0;
@@ -95,6 +99,34 @@ static void make_ac(struct ac *table, const JHUFF_TBL *from) {
         bool both = !((one | two) & UNSEEN) && (one >> 16 & 255) < BLOCK && used + (two & 63) <= AC_LOOK;
         look numbers = (one & 0xFFFF00000000) | two >> 48 << 48, steps = (one & 0xFF0000) | (two & 0xFF0000) << 8;
         table->look[bits] = both ? (used + (two & 63)) | used << 8 | steps | numbers : one;
+    }
+}
+
+/* The whole codes in AC_LOOK bits one after the other, their numbers passed over. */
+static void make_skim(struct ac *table) {
+    if (table->skimmable)
+        return;
+    table->skimmable = true;
+    uint8_t lengths[1 << AC_LOOK], symbols[1 << AC_LOOK];
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
+        int length;
+        uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
+        bool whole = length && length <= AC_LOOK;
+        for (uint32_t end = bits + (whole ? 1u << (AC_LOOK - length) : 1); bits < end; bits++) {
+            lengths[bits] = whole ? (uint8_t)length : AC_LOOK + 1;
+            symbols[bits] = symbol;
+        }
+    }
+    for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
+        uint32_t used = 0, before = 0, steps = 0;
+        for (uint32_t rest = bits; used < AC_LOOK && steps < 63; rest = bits << used & ((1 << AC_LOOK) - 1)) {
+            if (used + lengths[rest] > AC_LOOK)
+                break;
+            before = steps;
+            steps += steps_of(symbols[rest]);
+            used += lengths[rest] + (symbols[rest] & 15u);
+        }
+        table->skim[bits] = used | steps << 8 | before << 16;
     }
 }
 
@@ -139,61 +171,93 @@ static inline int take_dc(struct entropy *entropy, struct stream *from, const st
     return take_number(from, size);
 }
 
-/* One block's numbers into 64 zeros; without a block only its end is found. */
+static inline void check_end(struct entropy *entropy, const struct stream *from) {
+    if ((from->next - entropy->end) * 8 > from->count)
+        give_up(entropy, "Corrupt JPEG data: premature end of data segment");
+}
+
+/* One block's numbers into 64 zeros. */
 static inline __attribute__((always_inline)) void read_block(struct entropy *entropy, struct stream *from,
                                                              const struct dc *dc, const struct ac *ac, int *level,
                                                              JCOEF *block) {
     refill(from);
     *level += take_dc(entropy, from, dc);
-    if (block)
-        block[0] = (JCOEF)*level;
+    block[0] = (JCOEF)*level;
     for (unsigned k = 0; k < 63;) {
         if (from->count < 32)
             refill(from);
         look seen = ac->look[from->bits >> (64 - AC_LOOK)];
         if (__builtin_expect(seen & UNSEEN, 0)) {
-            int length;
-            uint8_t symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+            int length = seen & 63;
+            uint8_t symbol = (uint8_t)(seen >> 16);
+            if (!length)
+                symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
             use(from, length);
             int number = take_number(from, symbol & 15);
             k += steps_of(symbol);
-            if (block)
-                block[ORDER[k]] = (JCOEF)number;
+            block[ORDER[k]] = (JCOEF)number;
             continue;
         }
         k += seen >> 16 & 255;
-        if (block)
-            block[ORDER[k]] = (JCOEF)(seen >> 32);
+        block[ORDER[k]] = (JCOEF)(seen >> 32);
         if (k >= 63) {
             use(from, seen >> 8 & 63);
             break;
         }
         use(from, seen & 63);
         k += seen >> 24 & 255;
-        if (block)
-            block[ORDER[k]] = (JCOEF)(seen >> 48);
+        block[ORDER[k]] = (JCOEF)(seen >> 48);
     }
-    if ((from->next - entropy->end) * 8 > from->count)
-        give_up(entropy, "Corrupt JPEG data: premature end of data segment");
+    check_end(entropy, from);
 }
 
-/* The next MCU of the segment, or only past it where there are no blocks to fill. */
-static inline __attribute__((always_inline)) void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg,
-                                                           JBLOCKROW *blocks) {
+/* The same without a block: only its end is found. */
+static inline __attribute__((always_inline)) void skim_block(struct entropy *entropy, struct stream *from,
+                                                             const struct dc *dc, const struct ac *ac, int *level) {
+    refill(from);
+    *level += take_dc(entropy, from, dc);
+    for (unsigned k = 0; k < 63;) {
+        if (from->count < 32)
+            refill(from);
+        uint32_t seen = ac->skim[from->bits >> (64 - AC_LOOK)];
+        if (__builtin_expect(seen && k + (seen >> 16) < 63, 1)) {
+            use(from, seen & 63);
+            k += seen >> 8 & 255;
+            continue;
+        }
+        int length; /* a long code, or the block may end before the last of these */
+        uint8_t symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+        use(from, length + (symbol & 15));
+        k += steps_of(symbol);
+    }
+    check_end(entropy, from);
+}
+
+/* The next MCU of the segment. */
+static void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     struct stream stream = entropy->stream;
     for (int b = 0; b < jpeg->blocks_in_MCU; b++) {
         int component = jpeg->MCU_membership[b];
         const jpeg_component_info *info = jpeg->cur_comp_info[component];
-        const struct dc *dc = &entropy->dc[info->dc_tbl_no];
-        const struct ac *ac = &entropy->ac[info->ac_tbl_no];
-        read_block(entropy, &stream, dc, ac, &entropy->level[component], blocks ? *blocks[b] : NULL);
+        read_block(entropy, &stream, &entropy->dc[info->dc_tbl_no], &entropy->ac[info->ac_tbl_no],
+                   &entropy->level[component], *blocks[b]);
     }
     entropy->stream = stream;
 }
 
+/* Past the next MCUs. */
 static __attribute__((noinline)) void skim(struct entropy *entropy, j_decompress_ptr jpeg, unsigned mcus) {
+    struct stream stream = entropy->stream;
+    for (int c = 0; c < jpeg->comps_in_scan; c++)
+        make_skim(&entropy->ac[jpeg->cur_comp_info[c]->ac_tbl_no]);
     while (mcus--)
-        read_mcu(entropy, jpeg, NULL);
+        for (int b = 0; b < jpeg->blocks_in_MCU; b++) {
+            int component = jpeg->MCU_membership[b];
+            const jpeg_component_info *info = jpeg->cur_comp_info[component];
+            skim_block(entropy, &stream, &entropy->dc[info->dc_tbl_no], &entropy->ac[info->ac_tbl_no],
+                       &entropy->level[component]);
+        }
+    entropy->stream = stream;
 }
 
 /* Bits of the segment that are yet to come; below zero where more were taken than there are. */

@@ -1,117 +1,96 @@
 """Every shipped recipe starts, trains, saves, goes on and evaluates, on data in its source's own layout."""
 
-import gzip
 import json
 import re
-import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from pipeline.catalogue import header, shipped
 from pipeline.commands import Exit
-from pipeline.recipe import load_recipe
+from pipeline.measure import measure
+from pipeline.recipe import Recipe, load_recipe
 from pipeline.train import train
 from tests.conftest import ROOT
+from tests.layouts import LAYOUTS
 
-SHIPPED = sorted(path for path in ROOT.glob("recipes/*/*.yaml") if path.parent.name != "base")
-
-
-def class_folders(folder: Path) -> None:
-    """Eight pictures of two classes to train on, five to evaluate on."""
-    numbers = np.random.RandomState(0)
-    for split, count in (("train", 8), ("val", 5)):
-        for i in range(count):
-            path = folder / split / f"n0000000{i % 2}" / f"{i}.JPEG"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(numbers.randint(0, 256, (40, 50, 3)).astype(np.uint8)).save(path)
-
-
-def idx_files(folder: Path) -> None:
-    numbers = np.random.RandomState(0)
-    for name, count in (("train", 8), ("t10k", 5)):
-        images, labels = numbers.randint(0, 256, (count, 28, 28)), numbers.randint(0, 10, count)
-        for kind, head, values in (
-            ("images-idx3", struct.pack(">4i", 2051, count, 28, 28), images),
-            ("labels-idx1", struct.pack(">2i", 2049, count), labels),
-        ):
-            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + values.astype(np.uint8).tobytes()))
-
-
-def cifar_bin(labels: int) -> Callable[[Path], None]:
-    """Binary CIFAR with so many label bytes a picture: 1 is CIFAR-10, 2 is CIFAR-100."""
-
-    def write(folder: Path) -> None:
-        numbers = np.random.RandomState(0)
-        train = [f"data_batch_{i}.bin" for i in range(1, 6)] if labels == 1 else ["train.bin"]
-        for name in (*train, "test_batch.bin" if labels == 1 else "test.bin"):
-            rows = numbers.randint(0, 256, (8, labels + 3072)).astype(np.uint8)
-            rows[:, :labels] = numbers.randint(0, 10, (8, labels))
-            (folder / name).write_bytes(rows.tobytes())
-        if labels == 1:
-            (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)))
-        else:
-            (folder / "fine_label_names.txt").write_text("".join(f"class{i}\n" for i in range(100)))
-            (folder / "coarse_label_names.txt").write_text("".join(f"group{i}\n" for i in range(20)))
-
-    return write
-
-
-def pair_files(folder: Path) -> None:
-    """Eight pairs to train on, five to evaluate on, and a vocabulary."""
-    for split, count in (("train", 8), ("dev_matched", 5)):
-        rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat\tpeople eat {i}" for i in range(count)]
-        (folder / f"{split}.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "some", "people", "eat", *map(str, range(10))]
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-
-
-LAYOUTS = {
-    "digits": None,
-    "imagenet": class_folders,
-    "mnist": idx_files,
-    "cifar10": cifar_bin(1),
-    "cifar100": cifar_bin(2),
-    "mnli": pair_files,
+SHIPPED = shipped(ROOT / "recipes")
+# What makes a network of each kind tiny.
+SMALLER = {
+    "mixer": {"depth": 1, "channels": 8, "token_hidden": 8, "channel_hidden": 8},
+    "s_mixer": {"depth": 1, "channels": 8},
+    "sw_mlp": {"depth": 1, "width": 64},
+    "shallow": {"width": 16},
+    "s_fc": {"base_channels": 1},
+    "text_mixer": {"depth": 1, "channels": 8},
+    "text_transformer": {"depth": 1, "channels": 8},
 }
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Prepare a source once: prepared(name) -> folder."""
+    """Prepare a folder of the recipes once: prepared(name) -> where it is."""
     folders: dict[str, Path] = {}
 
-    def of(source: str) -> Path:
-        if source not in folders:
-            write, target = LAYOUTS[source], tmp_path_factory.mktemp("prepared")
-            origin = tmp_path_factory.mktemp(source) if write else None
+    def of(name: str) -> Path:
+        if name not in folders:
+            source, write = LAYOUTS[name]
+            target = tmp_path_factory.mktemp("prepared")
+            origin = tmp_path_factory.mktemp(name) if write else None
             if write:
                 write(origin)
-            prepare(source, origin, target, PrepSettings(), processes=1)
-            folders[source] = target
-        return folders[source]
+            settings = PrepSettings(holdout=0.4 if name == "imagenet21k" else 0.0)
+            prepare(source, origin, target, settings, processes=1)
+            folders[name] = target
+        return folders[name]
 
     return of
 
 
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, prepared):
+    """Tiny runs of what other recipes start from: pretrained(train.init_from) -> run folder."""
+    runs: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in runs:
+            path = ROOT / f"recipes/imagenet/{Path(name).name.replace('-', '_')}.yaml"
+            whole = load_recipe(path)
+            overrides = [*tiny(whole), ("data.path", str(prepared("imagenet21k"))), ("train.max_steps", "1")]
+            runs[name] = tmp_path_factory.mktemp("pretrained") / "run"
+            assert train(load_recipe(path, overrides), runs[name], "auto", path) == Exit.DONE
+        return runs[name]
+
+    return of
+
+
+def tiny(recipe: Recipe) -> list[tuple[str, str]]:
+    """Overrides that leave everything of a recipe but its size."""
+    given = recipe.model.model_dump(exclude_none=True)
+    model = {key: value for key, value in SMALLER[recipe.model.kind].items() if key in given}
+    if "token_hidden" in model:
+        model["token_hidden"] = given["token_hidden"] // 48  # which grows with the picture
+    mixing = [("augment.mix_group", "2")] if recipe.data.kind == "pictures" else []
+    shared = {"train.global_batch": 4, "log.every": 1, "log.tensorboard": "false", "log.images": 0, "data.workers": 1}
+    return [
+        *((f"model.{key}", str(value)) for key, value in model.items()),
+        *mixing,
+        *((k, str(v)) for k, v in shared.items()),
+    ]
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, tmp_path, monkeypatch):
+def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, pretrained, tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    shipped = load_recipe(path)
-    shape = [] if shipped.model.kind == "shallow" else [("model.depth", "1")]
-    mixing = [("augment.mix_group", "2")] if shipped.data.kind == "pictures" else []
-    overrides = [
-        *(shape + mixing),
-        ("data.path", str(prepared(path.parent.name))),
-        ("train.global_batch", "4"),
-        ("log.every", "1"),
-        ("eval.batch", "4"),
-    ]
+    whole = load_recipe(path)
+    folder = prepared(Path(whole.data.path).name)
+    overrides = [*tiny(whole), ("data.path", str(folder))]
+    if whole.train.init_from:
+        overrides.append(("train.init_from", str(pretrained(whole.train.init_from))))
     run = tmp_path / "run"
     for steps in (2, 3):
         recipe = load_recipe(path, [*overrides, ("train.max_steps", str(steps))])
@@ -120,18 +99,18 @@ def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, tmp_path, m
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
     assert all(np.isfinite(line["loss"]) for line in lines)
     done = json.loads((run / "done.json").read_text())
-    assert done["step"] == 3
-    assert done["loss"] == lines[-1]["loss"]
+    again = measure(run, None, None, None)
+    assert again["loss"] == pytest.approx(done["loss"], rel=1e-6)
+    assert (done["step"], again["top1"]) == (3, done["top1"])
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_recipes_header_says_how_and_what(path):
-    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    for word in (
-        "prepare   widemix prep",
-        f"command   widemix train {path.relative_to(ROOT)}",
-        "expected  ",
-        "cost      ",
-    ):
-        assert any(line.startswith(f"#   {word}") for line in header), word
-    assert not any(re.search(r"MEASURED|TODO", line) for line in header)
+    fields = header(path)
+    name, recipe = path.relative_to(ROOT), load_recipe(path)
+    assert re.match(
+        rf"widemix prep {LAYOUTS[Path(recipe.data.path).name][0]} .*--to {recipe.data.path}\b", fields["prepare"]
+    )
+    assert fields["command"] == f"widemix train {name}"
+    assert f"widemix cost {name}" in fields["cost"]
+    assert not any(re.search(r"MEASURED|TODO", line) for line in fields.values())

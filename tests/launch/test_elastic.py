@@ -4,8 +4,6 @@
 """
 
 import json
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -46,21 +44,32 @@ def hosts(request):
 class Training:
     """torchrun, started on every host as launch/README.md says."""
 
-    def __init__(self, hosts: Hosts, digits: Path, folder: Path, ipv6: bool = False):
+    def __init__(self, hosts: Hosts, digits: Path, folder: Path, like_slurm: bool = False):
         self.run, self.log = folder / "run", folder / "log"
         self.agents = []
         for host in range(4):
-            address = hosts.address6 if ipv6 else hosts.address
-            head = f"[{address(0)}]" if ipv6 else address(0)
-            fast = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=2"
-            command = (
-                *("-m", "torch.distributed.run", "--nnodes", "2:4", "--nproc-per-node", "1", "--max-restarts", "5"),
-                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29500", "--rdzv-id", "test"),
-                *("--rdzv-conf", f"is_host={int(host == 0)},{fast}", "--local-addr", address(host)),
-                *("-m", "pipeline.train", *words(digits, self.run)),
-            )
+            start = self._slurm if like_slurm else self._torchrun
             environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            environ |= {"SLURM_NODEID": str(host), "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "4"}
+            command = start(hosts, host, words(digits, self.run))
             self.agents.append(hosts.start(host, sys.executable, *command, log=self.log, **environ))
+
+    def _torchrun(self, hosts: Hosts, host: int, train: list[str]) -> list[str]:
+        fast = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=2"
+        return [
+            *("-m", "torch.distributed.run", "--nnodes", "2:4", "--nproc-per-node", "1", "--max-restarts", "5"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts.address(0)}:29500", "--rdzv-id", "test"),
+            *("--rdzv-conf", f"is_host={int(host == 0)},{fast}", "--local-addr", hosts.address(host)),
+            *("-m", "pipeline.train", *train),
+        ]
+
+    def _slurm(self, hosts: Hosts, host: int, train: list[str]) -> list[str]:
+        """What srun starts on each node, here over IPv6."""
+        logs = self.run.with_name(f"logs-{host}")
+        logs.mkdir()
+        addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
+        options = ("--ranks", "1", "--restarts", "0", "--stage", "", "--logs", str(logs))
+        return ["-m", "launch.slurm.node", *addresses, *options, "--", *train]
 
     def wait_for_step(self, step: int, seconds: float = 180) -> float:
         """Seconds until the record has this step."""
@@ -96,7 +105,7 @@ def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed
     assert training.ranks == 4
     before = training.steps()
     if event == "killed":
-        os.killpg(training.agents[3].pid, signal.SIGKILL)
+        hosts.kill(3)
     else:
         hosts.cut(3)
     began = time.monotonic()
@@ -126,7 +135,7 @@ def test_a_killed_rank_starts_again_and_all_hosts_with_it(hosts, digits, undistu
 def test_a_host_with_a_slow_and_lossy_line_costs_time_and_no_digit(hosts, digits, undisturbed, tmp_path):
     hosts.lossy(2, delay_ms=5, loss=0.005)
     began = time.monotonic()
-    training = Training(hosts, digits, tmp_path, ipv6=True)
+    training = Training(hosts, digits, tmp_path, like_slurm=True)
     training.finish([0, 1, 2, 3])
     lines = [train_lines(run) for run in (training.run, undisturbed)]
     rates = [sorted(line["images_per_s"] for line in run)[LAST // 2] for run in lines]

@@ -108,6 +108,18 @@ def test_a_signal_in_the_middle_requeues_the_job_and_it_goes_on_by_itself(slurm,
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_a_cancelled_job_saves_and_does_not_come_back(slurm, submit, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "1"))
+    wait_for_step(slurm, run, 12)
+    slurm("scancel", job, check=True)
+    slurm.until(lambda: not slurm("squeue", "-h"), 60)
+    assert slurm.job(job, "JobState") == "CANCELLED", log_of(run)
+    assert slurm.job(job, "Restarts") == "0"
+    assert not (run / "done.json").exists()
+    assert max(int(mark.parent.name) for mark in run.glob("checkpoints/*/COMPLETE")) > 10
+
+
 def test_a_more_urgent_job_takes_the_nodes_and_gives_them_back(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "4"))
@@ -174,8 +186,9 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     slurm.kill_node("n2")
     slurm.until(lambda: "down" in slurm("sinfo", "-h", "-n", "n2", "-o", "%T"), 90)
     slurm.start_again(job, 1)
-    assert slurm.job(job, "NodeList") == "n[1,3]"
+    assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert "on n2 was killed (memory?), or its node is gone" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 

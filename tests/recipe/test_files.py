@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.catalogue import shipped
 from pipeline.errors import InputError
 from pipeline.recipe import check_world, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = sorted(path for path in ROOT.glob("recipes/*/*.yaml") if path.parent.name != "base")
+SHIPPED = shipped(ROOT / "recipes")
 DIGITS = ROOT / "recipes/digits/rp_mixer.yaml"
 
 

@@ -1,0 +1,166 @@
+"""Training pictures without a policy, ours against FFCV, timm, torchvision and DALI: crop to 224, resize, flip.
+
+Real ImageNet JPEGs under as many names as asked for, each epoch whole, on one decoding thread. Where it says uint8
+the pictures are left as they are; elsewhere they become normalised float32. DALI takes part where it is installed.
+"""
+
+import argparse
+import importlib.util
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from data_prep.beton import open_beton
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.bench.paired import Contestant, race
+from pipeline.bench.sample import repeated
+from pipeline.data.decode import Decoder, cubic, random_boxes
+from pipeline.data.loader import TrainLoader
+from pipeline.errors import InputError
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from pipeline.topology import Topology
+
+VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
+SIDE, BATCH = 224, 50
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+FFCV = "FFCV, original bytes, uint8"
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
+    if not files:
+        raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        named = repeated(files, folder / "pictures", arguments.samples)
+        for kind, marked in (("original", False), ("segments", True)):
+            settings = PrepSettings(max_size=0, restart_markers=marked)
+            prepare("imagenet", folder / "pictures", folder / kind, settings)
+        return race(_contestants(named, folder), arguments.rounds, peer=FFCV)
+
+
+def _contestants(named: Sequence[Path], folder: Path) -> dict[str, Contestant]:
+    original, segments = folder / "original", folder / "segments"
+    contestants = {
+        FFCV: _ffcv(original / "train.beton"),
+        "ours, original bytes, uint8": _decoder(original),
+        "ours, restart markers, uint8": _decoder(segments),
+        "timm's create_loader, original files": _timm(folder / "pictures" / "train"),
+        "torchvision v2 and its decoder, original files": _torchvision(named),
+        "ours, original bytes": _loader(original),
+        "ours, restart markers": _loader(segments),
+    }
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
+        contestants["DALI's CPU pipeline, original files, uint8"] = _dali(named)
+    return contestants
+
+
+def _count(batches: Iterable[Any]) -> int:
+    """How many pictures there are in batches, each a sequence or tensor of them."""
+    return sum(len(batch) for batch in batches)
+
+
+def _decoder(folder: Path) -> Contestant:
+    decoder = Decoder(open_beton(folder / "train.beton"))
+    beton, pictures = decoder.beton, np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
+
+    def make(turn: int) -> int:
+        order = np.random.RandomState(turn).permutation(len(beton))
+        for start in range(0, len(order), BATCH):
+            samples = order[start : start + BATCH]
+            boxes = random_boxes(samples, beton.height, beton.width, 0, turn, SCALE, RATIO, 0.5)
+            decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures[: len(samples)], threads=1)
+        return len(order)
+
+    return make
+
+
+def _loader(folder: Path) -> Contestant:
+    """The training loader itself, prefetch thread and soft targets included."""
+    data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
+    loader = TrainLoader(data, AugmentSection(), BATCH, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+
+    def make(turn: int) -> int:
+        with loader.batches(turn) as batches:
+            return _count(batches)
+
+    return make
+
+
+def _ffcv(path: Path) -> Contestant:
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor
+
+    pipelines = {
+        "image": [RandomResizedCropRGBImageDecoder((SIDE, SIDE), SCALE, RATIO), RandomHorizontalFlip(), ToTensor()],
+        "label": [IntDecoder(), ToTensor()],
+    }
+    loader = Loader(
+        str(path), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM, drop_last=False, pipelines=pipelines
+    )
+    return lambda turn: _count(images for images, _ in loader)
+
+
+def _timm(folder: Path) -> Contestant:
+    from timm.data import create_dataset, create_loader
+
+    loader = create_loader(
+        create_dataset("", str(folder), is_training=True),
+        SIDE,
+        BATCH,
+        is_training=True,
+        color_jitter=0.0,
+        interpolation="bilinear",
+        num_workers=0,
+        persistent_workers=False,
+        use_prefetcher=False,
+        device=torch.device("cpu"),
+    )
+    return lambda turn: _count(images for images, _ in loader)
+
+
+def _torchvision(files: Sequence[Path]) -> Contestant:
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+    from torchvision.transforms import v2
+
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(SIDE, SCALE, RATIO, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(IMAGENET_MEAN, IMAGENET_STD),
+        ]
+    )
+
+    class Pictures(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(files)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return transform(decode_jpeg(read_file(str(files[index])), ImageReadMode.RGB))
+
+    loader = torch.utils.data.DataLoader(Pictures(), BATCH, shuffle=True)
+    return lambda turn: _count(loader)
+
+
+def _dali(files: Sequence[Path]) -> Contestant:
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    def pipeline():
+        data, _ = fn.readers.file(files=[str(file) for file in files], random_shuffle=True)
+        images = fn.decoders.image_random_crop(data, device="cpu", random_area=SCALE, random_aspect_ratio=RATIO)
+        images = fn.resize(images, size=[SIDE, SIDE], interp_type=types.INTERP_LINEAR, antialias=True)
+        return fn.flip(images, horizontal=fn.random.coin_flip())
+
+    built = pipeline()
+    built.build()
+    return lambda turn: _count(built.run()[0] for _ in range(len(files) // BATCH))
