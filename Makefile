@@ -1,11 +1,12 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd, as root; see launch/README.md
+# make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-cluster soak check setup
+.PHONY: demo test test-cluster soak chaos check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
@@ -16,6 +17,10 @@ test: setup
 test-cluster: setup
 	.venv/bin/python -m pip install --quiet --editable '.[cluster]'
 	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
+
+chaos: setup
+	.venv/bin/python -m pipeline.cli prep digits --to runs/chaos/digits
+	.venv/bin/python -m tests.faults.chaos runs/chaos/digits "runs/chaos/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 soak: setup
 	.venv/bin/python -m tests.data.soak $(ARGS)

@@ -95,12 +95,12 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
         rules.append("odd chroma sampling")
     elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
-    image = shrink(rgb, settings)
+    picture = shrink(rgb, settings)
     if settings.raw:
-        return Encoded(sample.name, sample.label, RAW, *image.size, image.tobytes(), ", ".join(rules))
-    body = _jpeg(image, settings)
+        return Encoded(sample.name, sample.label, RAW, *picture.size, picture.tobytes(), ", ".join(rules))
+    body = _jpeg(picture, settings)
     segments = segment_table(body) if settings.restart_markers else b""
-    return Encoded(sample.name, sample.label, JPEG, *image.size, body, ", ".join(rules), segments)
+    return Encoded(sample.name, sample.label, JPEG, *picture.size, body, ", ".join(rules), segments)
 
 
 def _upright(frame: Frame, data: bytes) -> bool:

@@ -1,8 +1,9 @@
 """Checkpoints: whole or absent, readable without us, for any engine and any number of ranks.
 
 checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (fp32, whole, by parameter name; with an EMA
-ema.safetensors too), state.json (position and recipe) and COMPLETE, written last, with a BLAKE2b of each file. One
-without COMPLETE is never read; one that is found damaged loses it. `pipeline.saving` writes them beside the training.
+ema/model.safetensors too, in a folder of its own for tools that read whole folders), state.json (position and recipe)
+and COMPLETE, written last, with a BLAKE2b of each file. One without COMPLETE is never read; one that is found damaged
+loses it. `pipeline.saving` writes them beside the training.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from pipeline.engine.contract import State
 from pipeline.errors import InputError
 
 MARK, DAMAGED = "COMPLETE", "DAMAGED"
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "ema.safetensors")  # the last with an EMA
+_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "ema/model.safetensors")  # the last with an EMA
 
 
 class Position(BaseModel):
@@ -90,7 +91,10 @@ def best(run: Path, figure: str) -> Path | None:
     """The complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
     found = []
     for mark in sorted(run.glob(f"checkpoints/*/{MARK}")):
-        value = read(mark.parent).position.figures.get(figure)
+        try:
+            value = read(mark.parent).position.figures.get(figure)
+        except InputError:  # damaged: the next start will tell
+            continue
         if value is not None:
             found.append((-value if figure.endswith("loss") else value, mark.parent))
     return max(found)[1] if found else None
@@ -112,8 +116,9 @@ def save(run: Path, state: State, position: Position, keep: Keep) -> Path:
         save_file(state.optimizer, writing / _FILES[1])
         (writing / _FILES[2]).write_text(position.model_dump_json(indent=1))
         if state.ema:
+            (writing / _FILES[3]).parent.mkdir()
             save_file(state.ema, writing / _FILES[3])
-        names = [path.name for path in writing.iterdir()]
+        names = [name for name in _FILES if (writing / name).exists()]
         hashes = {name: _hash(writing / name) for name in names}
         for name in names:
             _flush(writing / name)

@@ -47,9 +47,14 @@ class Saver:
         self._thread.start()
         return failed
 
+    @property
+    def writing(self) -> bool:
+        """Whether this rank has not yet done its part of a save, which on rank 0 is all of it."""
+        return self._thread is not None and self._thread.is_alive()
+
     def failure(self) -> str | None:
         """Why the last save failed, told once on rank 0; None if it did not, or goes on."""
-        error = None if self._thread and self._thread.is_alive() else self._raised
+        error = None if self.writing else self._raised
         if error is None:
             return None
         self._raised = None
@@ -77,7 +82,7 @@ class Saver:
                 if answer != _WRITTEN:
                     raise OSError(f"step {position.step} was not saved: rank {rank}: {answer}")
             every_part = [*parts, *(part for rank in others for part in _read(folder / f"{rank}"))]
-            state = State.of(_whole(every_part), position.scalars)
+            state = State.of(assembled(every_part), position.scalars)
             checkpoint.save(self._run, state, position, self._keep)
         except Exception as error:
             self._raised = error
@@ -106,7 +111,7 @@ def _read(path: Path) -> Iterable[Part]:
         raise OSError(f"{path}: {error}") from error
 
 
-def _whole(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
+def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
     """The tensors that all ranks' parts make up."""
     found: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}

@@ -131,7 +131,9 @@ def test_the_best_loss_is_the_smallest(tmp_path):
     assert folders(tmp_path) == ["00000002", "00000004"]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ema.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "ema/model.safetensors", "state.json"]
+)
 def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_taken(tmp_path, name):
     (saver,) = savers(tmp_path, 1)
     for step in (1, 2):

@@ -9,7 +9,7 @@ from data_prep.beton import open_beton
 from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
-from pipeline.data.normalise import normalised
+from pipeline.data.normalise import fresh, normalised
 from pipeline.data.random import REPLACE, key, uniform
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
@@ -38,8 +38,10 @@ class Pictures:
         return pictures, draws
 
     def _empty(self, count: int) -> torch.Tensor:
-        side = self.section.image_size
-        return torch.empty((count, side, side, 3), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        shape = count, self.section.image_size, self.section.image_size, 3
+        if self.device.type == "cuda":
+            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        return fresh(shape, np.uint8)
 
     def _asked(self, draws: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The samples, their boxes, and which of these are resized bicubically."""

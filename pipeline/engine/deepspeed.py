@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,28 +50,31 @@ class DeepSpeedEngine(Engine):
         self.engine, *_ = _import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
+        # Its own group has torch's default, however long or short the recipe's is.
+        dist.set_timeout(timedelta(seconds=section.timeout), self.engine.data_parallel_group)
         self.zero: Any = self.engine.optimizer
         self.fragments = {name: self._fragment(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
+        self.norm = torch.zeros((), device=topology.device)  # of the last gradient
+        if self.stage == 0:  # the others skip such a step by themselves
+            optimizer.register_step_pre_hook(lambda *_: None if self.norm.isfinite() else optimizer.zero_grad())
         super().__init__(module, optimizer, train, topology)
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.engine.train()
+        if not self.module.training:
+            self.engine.train()
         loss = torch.zeros((), device=self.device)
-        norm = None
         for batch in batches:
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
             part = self.loss(self.engine(inputs), batch.targets)
             self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
-                norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
-                if not norm.isfinite():  # as the other stages do by themselves
-                    self.optimizer.zero_grad(set_to_none=True)
+                self.norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()
             loss += part.detach() / len(batches)
-        if norm is None:
-            norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
-        return StepResult(loss, norm)
+        if self.stage > 0:
+            self.norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
+        return StepResult(loss, self.norm)
 
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, self.dtype)

@@ -97,8 +97,11 @@ _MIXED = (
     *_MOVES,
 )
 _W0 = {  # timm's first weights (`w0`, up to 0.8), for the operations of `inc0` or `inc1` alike
-    **{"Rotate": 60, "ShearX": 40, "ShearY": 40, "TranslateXRel": 20, "TranslateYRel": 20, "AutoContrast": 5},
-    **{"Color": 5, "Sharpness": 5, "Solarize": 1, "SolarizeAdd": 1, "Contrast": 1, "Brightness": 1, "Equalize": 1},
+    **dict.fromkeys(("ShearX", "ShearY"), 40),
+    **dict.fromkeys(("TranslateXRel", "TranslateYRel"), 20),
+    **dict.fromkeys(("Color", "Sharpness", "AutoContrast"), 5),
+    **dict.fromkeys(("Solarize", "SolarizeAdd", "Contrast", "Brightness", "Equalize"), 1),
+    "Rotate": 60,
 }
 _SETS: dict[str, Mapping[str, float] | tuple[str, ...]] = {
     "weights": {
@@ -158,8 +161,9 @@ def parse_policy(text: str) -> Policy:
     """A policy such as `rand-m9-mstd0.5-inc1`, or `InputError` that names the bad part and what would be right.
 
     rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100 uniform from 0 to m), mmax
-    (10), inc (0), t set of operations (weights, 3a, 3aw), w0 the weights of timm before 0.9. v0, v0r, original, originalr, 3a: mstd (0). augmix: m (3),
-    w chains (3), d steps in a chain (0: one to three), a alpha (1), b blends one after the other (0), mstd (uniform).
+    (10), inc (0), t set of operations (weights, 3a, 3aw), w0 the weights of timm before 0.9. v0, v0r, original,
+    originalr, 3a: mstd (0). augmix: m (3), w chains (3), d steps in a chain (0: one to three), a alpha (1), b blends
+    one after the other (0), mstd (uniform).
     """
     name, *parts = text.split("-")
     if name == "rand":

@@ -50,10 +50,29 @@ def prepared(tmp_path_factory):
     return of
 
 
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, prepared):
+    """Tiny runs of what other recipes start from: pretrained(train.init_from) -> run folder."""
+    runs: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in runs:
+            path = ROOT / f"recipes/imagenet/{Path(name).name.replace('-', '_')}.yaml"
+            whole = load_recipe(path)
+            overrides = [*tiny(whole), ("data.path", str(prepared("imagenet21k"))), ("train.max_steps", "1")]
+            runs[name] = tmp_path_factory.mktemp("pretrained") / "run"
+            assert train(load_recipe(path, overrides), runs[name], "auto", path) == Exit.DONE
+        return runs[name]
+
+    return of
+
+
 def tiny(recipe: Recipe) -> list[tuple[str, str]]:
     """Overrides that leave everything of a recipe but its size."""
     given = recipe.model.model_dump(exclude_none=True)
     model = {key: value for key, value in SMALLER[recipe.model.kind].items() if key in given}
+    if "token_hidden" in model:
+        model["token_hidden"] = given["token_hidden"] // 48  # which grows with the picture
     mixing = [("augment.mix_group", "2")] if recipe.data.kind == "pictures" else []
     shared = {"train.global_batch": 4, "log.every": 1, "log.tensorboard": "false", "log.images": 0, "data.workers": 1}
     return [
@@ -64,12 +83,14 @@ def tiny(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, tmp_path, monkeypatch):
+def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, pretrained, tmp_path, monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     whole = load_recipe(path)
     folder = prepared(Path(whole.data.path).name)
     overrides = [*tiny(whole), ("data.path", str(folder))]
+    if whole.train.init_from:
+        overrides.append(("train.init_from", str(pretrained(whole.train.init_from))))
     run = tmp_path / "run"
     for steps in (2, 3):
         recipe = load_recipe(path, [*overrides, ("train.max_steps", str(steps))])

@@ -2,9 +2,12 @@
 
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from pipeline.engine import State, build_engine, prepare
 from pipeline.evaluate import evaluate_engine
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
+from pipeline.saving import assembled
 from pipeline.schedule import build_schedule
 from tests.conftest import ROOT
 
@@ -145,8 +149,61 @@ def compressed(data: Path) -> list[float]:
     return setting.run(setting.engine())
 
 
+def overflowing(data: Path) -> dict[str, Any]:
+    """In fp16, steps of which the third is too large on the last rank alone: losses, loss scales and weights."""
+    found = {}
+    for name in ("ddp", "fsdp"):
+        setting = Setting("mixer", data, *overrides_for(name), ("train.precision", "fp16"))
+        engine, states = setting.engine(), []
+        if setting.here.rank == setting.here.world - 1:
+            setting.steps[2] = [replace(batch, inputs=batch.inputs * 1e30) for batch in setting.steps[2]]
+        losses = []
+        for step in range(4):
+            losses += setting.run(engine, range(step, step + 1))
+            states.append(engine.state())
+        found[name] = {"losses": losses, "states": [(state.scalars, state.model) for state in states]}
+    return found
+
+
+def parts(data: Path) -> dict[str, Any]:
+    """Of each engine what all ranks' parts make up, what gathering makes, and how many values each rank has."""
+    found = {}
+    for name in ENGINES:
+        small = [("model.depth", "1"), ("train.global_batch", "96")]
+        setting = Setting("rp_mixer", data, *overrides_for(name), *EMA, *small)
+        engine = setting.engine()
+        setting.run(engine, range(2))
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, engine.parts())
+        saved = State.of(assembled([part for mine in every for part in mine]), engine.scalars())
+        found[name] = saved, engine.state(), [sum(len(part.values) for part in mine) for mine in every]
+    return found
+
+
+def deepspeeds_own(data: Path) -> dict[int, Any]:
+    """By ZeRO stage: the weights that zero_to_fp32 finds in DeepSpeed's own checkpoint, and ours."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    found = {}
+    for stage in (1, 2, 3):
+        setting = Setting("rp_mixer", data, *overrides_for(f"deepspeed {stage}"), ("model.depth", "1"))
+        engine = setting.engine()
+        setting.run(engine, range(2))
+        folder = [tempfile.mkdtemp()]
+        dist.broadcast_object_list(folder)
+        engine.engine.save_checkpoint(folder[0], tag="theirs")
+        theirs = dict(get_fp32_state_dict_from_zero_checkpoint(folder[0], tag="theirs"))
+        found[stage] = theirs, engine.state().model
+        dist.barrier()
+        shutil.rmtree(folder[0], ignore_errors=True)
+    return found
+
+
 # By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
-JOBS: dict[int, list[Callable[[Path], Any]]] = {2: [golden, chain, optimizers, compressed], 3: [resumed]}
+JOBS: dict[int, list[Callable[[Path], Any]]] = {
+    2: [golden, chain, optimizers, compressed, overflowing, deepspeeds_own],
+    3: [resumed, parts],
+}
 
 
 def _everywhere(state: State) -> State:

@@ -2,7 +2,8 @@
 
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
-prepared digits. With no minutes the rounds are the two of the test command, with each engine once.
+prepared digits. Without --minutes it does what the test command looks at: the same round with DDP and with ZeRO 1,
+a run that hangs, one whose pictures are not numbers and one whose loader fails, each in a folder of its own.
 """
 
 import argparse
@@ -78,6 +79,19 @@ class Disturbed:
             assert "nothing was finished in 15 s" in stacks
             assert "_stretch" in stacks
 
+    def fall_silent(self, world: int, engine: str, step: int, rank: int) -> None:
+        """One rank can't even say that it ends; the others must, within a minute, and say which it was."""
+        ranks = Ranks(world, f"silent@{step}:{rank}", self.data, self.run, *OPTIONS, *ENGINES[engine])
+        began = time.monotonic()
+        while len(ranks.running) > 1:
+            ranks.reap()
+            assert time.monotonic() < began + 120, ranks.said()
+            time.sleep(0.1)
+        ranks.kill()
+        codes, said = ranks.wait()
+        assert set(codes.values()) == {1, -9}, f"{codes}\n{said}"
+        assert f"rank {rank} has given no sign of life" in said, said
+
     def finish(self, world: int, engine: str, clean: Path) -> None:
         codes, said = self.start(world, engine)
         assert codes == [0] * world, f"{codes}\n{said}"
@@ -105,6 +119,16 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
     disturbed.finish(3, engine, clean)
 
 
+def short(data: Path, folder: Path, clean: Path) -> None:
+    """A round for each engine, while one run hangs; and what tests/faults/test_chaos.py has a look at."""
+    hangs = Ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang", "12")
+    for engine in ("ddp", "ZeRO 1"):
+        elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
+    Disturbed(data, folder / "nan").start(2, "ZeRO 1", "nan@6-7,nan@13-18")
+    Disturbed(data, folder / "raises").start(2, "FSDP2", "raise@5:1")
+    hangs.wait()
+
+
 def at_random(disturbed: Disturbed, clean: Path) -> str:
     """A round of the hour: what is done comes at random, on random ranks and engines; what it was."""
     done = []
@@ -112,13 +136,17 @@ def at_random(disturbed: Disturbed, clean: Path) -> str:
         newest = checkpoint.newest(disturbed.run)
         world, engine = random.randint(1, 4), random.choice(list(ENGINES))
         step, rank = (newest.position.step if newest else 0) + random.randint(2, 9), random.randrange(world)
-        what = random.choice(["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang"])
+        what = random.choice(
+            ["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang", "fall_silent"]
+        )
         if step + 3 * SAVE_EVERY > LAST or (what == "corrupt" and newest is None):
             continue
+        if what == "fall_silent" and (world == 1 or rank == 0):
+            continue  # nobody is left to notice; rank 0 keeps the store, whose end the others are told otherwise
         done.append(f"{what} at {step} on {world} of {engine}")
         if what == "corrupt":
             disturbed.corrupt()
-        elif what in ("kill_one", "hang"):
+        elif what in ("kill_one", "hang", "fall_silent"):
             getattr(disturbed, what)(world, engine, step, rank)
         else:
             getattr(disturbed, what)(world, engine, step)
@@ -138,8 +166,7 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     clean = undisturbed(arguments.data, arguments.folder / "clean")
     if not arguments.minutes:
-        for engine in ("ddp", "ZeRO 1"):
-            elastic(Disturbed(arguments.data, arguments.folder / engine.replace(" ", "-")), engine, clean)
+        short(arguments.data, arguments.folder, clean)
         return
     began, rounds = time.monotonic(), 0
     while time.monotonic() - began < 60 * arguments.minutes:

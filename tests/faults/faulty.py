@@ -6,6 +6,7 @@ die@S:R      rank R is killed after step S
 raise@S:R    rank R's loader raises at step S of the first epoch
 loader@S:R   rank R's loader never delivers step S of the first epoch
 stuck@S:R    rank R never comes to step S + 1
+silent@S:R   rank R stands still after step S, all of its threads, as if its machine had gone
 full@A-B     the disk is full for saves at steps A to B
 term@S       rank 0 is asked to stop while the save of step S is being written
 """
@@ -54,6 +55,10 @@ def die(step: int, rank: int) -> None:
 
 def stuck(step: int, rank: int) -> None:
     after(step, rank, lambda: time.sleep(3600))
+
+
+def silent(step: int, rank: int) -> None:
+    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def within_loader(step: int, rank: int, action) -> None:
@@ -111,7 +116,16 @@ def term(step: int, _=None) -> None:
     within_save(step, step, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(1)))
 
 
-FAULTS = {"nan": nan, "die": die, "stuck": stuck, "raise": raise_, "loader": loader, "full": full, "term": term}
+FAULTS = {
+    "nan": nan,
+    "die": die,
+    "stuck": stuck,
+    "silent": silent,
+    "raise": raise_,
+    "loader": loader,
+    "full": full,
+    "term": term,
+}
 
 
 def train_with(fault: str, words: list[str]) -> None:

@@ -56,15 +56,19 @@ class Ranks:
         """Every rank's exit code, and what they said. They must all end by themselves."""
         deadline = time.monotonic() + seconds
         while self.running:
-            for process in list(self.running):
-                ended, status = os.waitpid(process, os.WNOHANG)
-                if ended:
-                    self.codes[self.running.pop(process)] = os.waitstatus_to_exitcode(status)
+            self.reap()
             if time.monotonic() > deadline:
                 self.kill()
                 raise TimeoutError(f"ranks {sorted(self.running.values())} go on for ever:\n{self.said()}")
             time.sleep(0.02)
         return self.codes, self.said()
+
+    def reap(self) -> None:
+        """Note which ranks have ended."""
+        for process in list(self.running):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                self.codes[self.running.pop(process)] = os.waitstatus_to_exitcode(status)
 
     def said(self) -> str:
         return re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text()[self._began :])

@@ -1,0 +1,70 @@
+"""What other tools make of our checkpoints, and we of theirs; and parts against the whole."""
+
+import shutil
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from pipeline import checkpoint
+from pipeline.finetune import start_from
+from tests.engine.ranks import ENGINES, Setting
+from tests.test_checkpoint import position
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_each_rank_saves_by_itself_makes_up_what_gathering_would(ranks, name):
+    saved, gathered, sizes = ranks[3]["parts"][name]
+    assert saved.scalars == gathered.scalars
+    for kind in ("model", "optimizer", "ema"):
+        ours, theirs = getattr(saved, kind), getattr(gathered, kind)
+        assert ours.keys() == theirs.keys()
+        assert len(ours) > 10
+        for key, tensor in theirs.items():
+            assert ours[key].dtype == tensor.dtype
+            assert torch.equal(ours[key], tensor), key
+    assert max(sizes) < 1.5 * min(sizes)  # the ranks have about as much to write each
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeeds_zero_to_fp32_finds_the_weights_that_our_checkpoint_has(ranks, digits, stage):
+    theirs, ours = ranks[2]["deepspeeds_own"][stage]
+    names = [name for name, _ in Setting("rp_mixer", digits, ("model.depth", "1")).model().named_parameters()]
+    assert set(names) <= theirs.keys()
+    for name in names:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def saved(alone, digits, tmp_path_factory):
+    """An engine with an average, and its checkpoint."""
+    setting = Setting("mixer", digits, ("train.ema_decay", "0.9"))
+    engine = setting.engine()
+    setting.run(engine, range(2))
+    state = engine.state()
+    return checkpoint.save(tmp_path_factory.mktemp("run"), state, position(2), checkpoint.Keep(1)), state
+
+
+def test_torchs_distributed_checkpoint_reads_ours(saved):
+    folder, state = saved
+    for found, expected, place in (
+        (torch.zeros_like, state.model | state.optimizer, folder),
+        (torch.zeros_like, state.ema, folder / "ema"),
+    ):
+        wanted = {key: found(tensor) for key, tensor in expected.items()}
+        dcp.load(wanted, storage_reader=HuggingFaceStorageReader(str(place)))
+        assert all(torch.equal(wanted[key], tensor) for key, tensor in expected.items())
+
+
+def test_we_start_from_what_torchs_distributed_checkpoint_writes(saved, digits, tmp_path):
+    state = saved[1]
+    writer = HuggingFaceStorageWriter(str(tmp_path / "theirs"), dict.fromkeys(state.model, 1))
+    dcp.save(dict(state.model), storage_writer=writer)
+    (single,) = (tmp_path / "theirs").glob("*.safetensors")
+    shutil.copy(single, tmp_path / "weights.safetensors")
+    model = Setting("mixer", digits).model()
+    start_from(model, str(tmp_path / "weights.safetensors"))
+    assert all(torch.equal(tensor, state.model[name]) for name, tensor in model.state_dict().items())

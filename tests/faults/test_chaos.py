@@ -1,0 +1,88 @@
+"""Runs that are killed, damaged, starved and poisoned, in real processes: what they leave behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.data.loader import TrainLoader
+from pipeline.models.registry import build_model
+from pipeline.recipe import load_recipe
+from pipeline.schedule import build_schedule
+from pipeline.topology import read_topology
+from tests.conftest import Command, train_lines
+from tests.engine.plain import plain_loop
+
+
+@pytest.fixture(scope="module")
+def chaos(digits, tmp_path_factory) -> Path:
+    """The run folders of the short form, in which every run that could end is complete with the undisturbed curve."""
+    folder = tmp_path_factory.mktemp("chaos")
+    code, output = Command(digits, folder, module="tests.faults.chaos").wait(600)
+    assert code == 0, output
+    return folder
+
+
+def events(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == "event"]
+
+
+def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
+    for name in ("ddp", "ZeRO-1"):
+        said = (chaos / f"{name}.log").read_text()
+        for ranks, step in (("4 ranks", 8), ("1 rank", 12), ("3 ranks", 26)):
+            assert f"at step {step} to 36 steps on {ranks}" in said
+        for what in ("optimizer.safetensors: is damaged", "No space left on device", "stopped with a checkpoint"):
+            assert what in said or "model.safetensors: is damaged" in said
+        assert json.loads((chaos / name / "done.json").read_text())["step"] == 36
+
+
+def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(chaos):
+    for rank in (0, 1):
+        stacks = (chaos / f"hangs/stacks/rank-{rank}.txt").read_text()
+        assert f"rank {rank} on " in stacks
+        assert "nothing was finished in 12 s" in stacks
+        assert "in _stretch" in stacks
+        assert (" in faulty\n" in stacks) == (rank == 1)  # the loader's thread, where it stands
+    assert "nothing was finished in 12 s; the stacks are in" in (chaos / "hangs.log").read_text()
+    assert not any(path.stat().st_size for path in (chaos / "ddp").glob("stacks/*"))  # killed, not hung
+
+
+def test_the_others_say_why_a_rank_has_ended(chaos):
+    first, other = (line for line in (chaos / "raises.log").read_text().splitlines() if line.startswith("error:"))
+    assert "[Errno 5] Input/output error" in first
+    assert other.startswith("error: rank 1 on ")
+    assert "[Errno 5] Input/output error; so this rank ends" in other
+
+
+def test_pictures_that_are_not_numbers_are_left_out_and_nothing_else_changes(chaos, digits):
+    """Two steps in a row are skipped; of six the run goes back after four, leaves these out and skips the others."""
+    found = [(e["event"], e["step"], e.get("left_out")) for e in events(chaos / "nan")]
+    assert found == [
+        ("skipped", 7, None),
+        ("skipped", 8, None),
+        ("rollback", 12, [13, 17]),
+        ("skipped", 14, None),
+        ("skipped", 15, None),
+    ]
+    assert json.loads((chaos / "nan/left_out.json").read_text()) == [[13, 17]]
+
+    orders = [order for order in range(29) if not 13 <= order < 17][:20]  # the data of step 1, 2, ...
+    recipe = load_recipe(chaos / "nan/recipe.yaml")
+    train = recipe.train
+    loader = TrainLoader(recipe.data, recipe.augment, train.global_batch, 1, train.seed, read_topology())
+    with loader.batches(0) as batches:
+        everything = [(batch.inputs, batch.targets) for batch in batches]
+    schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, train.epochs)
+    steps = [(step, order) for step, order in enumerate(orders) if order not in (6, 7, 17, 18)]
+    torch.manual_seed(train.seed)
+    model = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    expected = plain_loop(
+        model, [everything[order] for _, order in steps], [schedule(step) for step, _ in steps], optim=recipe.optim
+    )
+    losses = {line["step"]: line["loss"] for line in train_lines(chaos / "nan")}
+    assert [losses[step + 1] for step, _ in steps] == pytest.approx(expected, rel=1e-5)
+    assert not {7, 8, 14, 15} & losses.keys()
+    assert max(losses) == 36
