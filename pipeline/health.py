@@ -81,7 +81,8 @@ class Health:
         """The mean that a loss stands far above, if it does."""
         if self.section.spike is None or len(self._losses) < _ENOUGH:
             return None
-        mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
+        mean = statistics.fmean(self._losses)
+        deviation = math.sqrt(statistics.fmean((loss - mean) ** 2 for loss in self._losses))
         return mean if loss > mean + self.section.spike * deviation else None
 
 

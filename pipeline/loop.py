@@ -25,7 +25,7 @@ from pipeline.recipe.data import DataSection
 from pipeline.rollback import Retreat
 from pipeline.saving import Saver
 from pipeline.signals import StopRequest
-from pipeline.topology import Agreement, Topology, mean_over_ranks, on_main
+from pipeline.topology import Agreement, Topology, mean_over_ranks, on_main, seed_device
 from pipeline.watch import Watch
 
 
@@ -136,7 +136,8 @@ class Loop:
         data, pictures = run.recipe.data, run.recipe.log.images
         if self.step == 0 and run.record and pictures and isinstance(data, DataSection):
             run.record.picture(training_grid(parts[0], pictures, data), step=1)
-        torch.manual_seed(key(section.seed, self.step, run.topology.rank, NETWORK))  # of stochastic depth
+        seed = key(section.seed, self.step, run.topology.rank, NETWORK)
+        seed_device(run.topology.device, int(seed))  # of stochastic depth
         result = run.engine.step(parts, run.schedule(self.step))
         self.step += 1
         self.window.pending.append((self.step, self.order, result, sum(part.replaced for part in parts)))

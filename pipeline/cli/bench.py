@@ -15,6 +15,7 @@ BENCHES = {
     "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, beside timm's",
     "start": "the time to the first batch, against FFCV",
     "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
+    "step": "the training loop on Mixer-S/16, against forty lines of plain PyTorch",
 }
 SIZED = ("loader", "prep")  # those that repeat the data
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
@@ -30,7 +31,7 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add = bench.add_argument
-        if name != "mixing":
+        if name not in ("mixing", "step"):
             add(
                 "--from",
                 dest="origin",
@@ -45,14 +46,19 @@ def add_bench(commands) -> None:
             add(
                 "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
             )
+        if name == "step":
+            add("--batch", type=int, metavar="N", help="pictures a step (default: 256 on a GPU, 4 on a CPU)")
+            add("--steps", type=int, metavar="N", help="steps a turn (default: 50 on a GPU, 4 on a CPU)")
         bench.set_defaults(command=_bench, bench=name)
 
 
 def _bench(arguments: argparse.Namespace) -> Exit:
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
-    if arguments.bench in SIZED and arguments.samples < 1:
-        raise InputError(f"--samples {arguments.samples}: must be at least 1")
+    for name in ("samples", "batch", "steps"):
+        value = getattr(arguments, name, None)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: must be at least 1")
     from pipeline.bench.report import report
 
     bench = import_module(f"pipeline.bench.{arguments.bench}")

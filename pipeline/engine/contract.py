@@ -71,6 +71,7 @@ class Engine(ABC):
     """
 
     config: Mapping[str, Any] | None = None  # what a library was told, for the run folder
+    scaler = torch.amp.GradScaler("cpu", enabled=False)  # of fp16, in engines that have torch's
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, topology: Topology):
         self.module = module  # the network itself, to evaluate with
@@ -123,8 +124,11 @@ class Engine(ABC):
         """The reverse: write this rank's part of `whole` to its place in `kept`."""
 
     def update(self, norm: torch.Tensor) -> None:
-        """The optimiser's step, unless the gradient's norm is not finite: then nothing changes."""
-        if norm.isfinite():
+        """The optimiser's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif norm.isfinite():
             self.optimizer.step()
 
     def publish(self) -> None:  # noqa: B027 - most engines' modules share the owners' memory
@@ -166,6 +170,8 @@ class Engine(ABC):
     def scalars(self) -> dict[str, float]:
         """What of the state is a number."""
         found = group_scalars(self.optimizer)
+        if self.scaler.is_enabled():
+            found |= {name: float(self.scaler.state_dict()[kept]) for name, kept in _SCALER.items()}
         return found | {"ema_updates": self.ema.updates} if self.ema else found
 
     @torch.no_grad()
@@ -181,6 +187,9 @@ class Engine(ABC):
             for slot, value in kept.items():
                 self._load_slot(name, owners[index], slot, value)
         set_group_scalars(self.optimizer, state.scalars)
+        if self.scaler.is_enabled() and state.scalars.keys() >= _SCALER.keys():
+            known = {kept: state.scalars[name] for name, kept in _SCALER.items()}
+            self.scaler.load_state_dict(self.scaler.state_dict() | known)
         if self.ema:
             self._load_ema(self.ema, state)
         self.publish()
@@ -267,6 +276,9 @@ def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     loss = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
     return loss.sum(dim=-1).mean()
 
+
+# The scale, and the steps since it last changed, by their names in torch.
+_SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
 
 LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 

@@ -9,7 +9,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, Engine, State, StepResult, autocast, share
+from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast, share
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -42,7 +42,8 @@ class DDPEngine(Engine):
             self.model.register_comm_hook(None, bf16_compress_hook)
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.model.train()
+        if not self.module.training:  # after an evaluation; walking all modules each step takes a third of a ms
+            self.model.train()
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             with self.model.no_sync() if i < len(batches) - 1 else nullcontext():
@@ -52,17 +53,14 @@ class DDPEngine(Engine):
                 self.scaler.scale(part).backward()
             loss += part.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.update(norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
+        self.update(norm)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach())
 
     def update(self, norm: torch.Tensor) -> None:
-        if getattr(self.optimizer, "_step_supports_amp_scaling", False):  # fused: the device decides, nobody waits
+        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        if fused and not self.scaler.is_enabled():  # the device decides, nobody waits
             self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
             self.optimizer.step()
         else:
@@ -88,12 +86,3 @@ class DDPEngine(Engine):
 
     def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
         kept.copy_(whole)
-
-    def scalars(self) -> dict[str, float]:
-        found = super().scalars()
-        return found | {"loss_scale": self.scaler.get_scale()} if self.scaler.is_enabled() else found
-
-    def load(self, state: State) -> None:
-        super().load(state)
-        if self.scaler.is_enabled() and "loss_scale" in state.scalars:
-            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": state.scalars["loss_scale"]})

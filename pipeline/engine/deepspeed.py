@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class DeepSpeedEngine(Engine):
         self.engine, *_ = _import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
+        # Its own group has torch's default, however long or short the recipe's is.
+        dist.set_timeout(timedelta(seconds=section.timeout), self.engine.data_parallel_group)
         self.zero: Any = self.engine.optimizer
         self.fragments = {name: self._fragment(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
@@ -58,7 +61,8 @@ class DeepSpeedEngine(Engine):
         super().__init__(module, optimizer, train, topology)
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.engine.train()
+        if not self.module.training:
+            self.engine.train()
         loss = torch.zeros((), device=self.device)
         for batch in batches:
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs

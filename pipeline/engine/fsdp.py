@@ -24,7 +24,7 @@ from pipeline.topology import Topology
 
 
 class FSDPEngine(Engine):
-    """See `contract.Engine`. Weights stay in fp32 shards; in bf16 each block is gathered and computed in bf16.
+    """See `contract.Engine`. Weights stay in fp32 shards; each block is gathered and computed in bf16 or fp16.
 
     The optimiser holds the parameters, each of which is a DTensor of its shards.
     """
@@ -44,16 +44,19 @@ class FSDPEngine(Engine):
         self.shards = {name: cast(DTensor, p) for name, p in module.named_parameters()}
         super().__init__(module, build_optimizer(optim, module), train, topology)
         self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        self.module.train()
+        if not self.module.training:
+            self.module.train()
         loss = torch.zeros((), device=self.device)
         for i, batch in enumerate(batches):
             cast(FSDPModule, self.module).set_requires_gradient_sync(i == len(batches) - 1)
             part = self.loss(self.module(batch.inputs), batch.targets) / len(batches)
-            part.backward()
+            self.scaler.scale(part).backward()
             loss += part.detach()
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.shards.values(), self.clip)
         assert isinstance(norm, DTensor)
         whole_norm = norm.full_tensor().to(self.device)
         self.update(whole_norm)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,22 @@ def compressed(data: Path) -> list[float]:
     return setting.run(setting.engine())
 
 
+def overflowing(data: Path) -> dict[str, Any]:
+    """In fp16, steps of which the third is too large on the last rank alone: losses, loss scales and weights."""
+    found = {}
+    for name in ("ddp", "fsdp"):
+        setting = Setting("mixer", data, *overrides_for(name), ("train.precision", "fp16"))
+        engine, states = setting.engine(), []
+        if setting.here.rank == setting.here.world - 1:
+            setting.steps[2] = [replace(batch, inputs=batch.inputs * 1e30) for batch in setting.steps[2]]
+        losses = []
+        for step in range(4):
+            losses += setting.run(engine, range(step, step + 1))
+            states.append(engine.state())
+        found[name] = {"losses": losses, "states": [(state.scalars, state.model) for state in states]}
+    return found
+
+
 def parts(data: Path) -> dict[str, Any]:
     """Of each engine what all ranks' parts make up, what gathering makes, and how many values each rank has."""
     found = {}
@@ -184,7 +201,7 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
 
 # By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
 JOBS: dict[int, list[Callable[[Path], Any]]] = {
-    2: [golden, chain, optimizers, compressed, deepspeeds_own],
+    2: [golden, chain, optimizers, compressed, overflowing, deepspeeds_own],
     3: [resumed, parts],
 }
 

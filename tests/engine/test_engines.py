@@ -1,5 +1,6 @@
 """Every engine against one plain PyTorch loop that shares nothing with it but the model and the batches."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +93,42 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
+    """And drops the same again where a checkpointed block is computed a second time."""
+    given = case(*overrides_for(name), ("model.drop_path", "0.5"), ("train.checkpointing", "true"))
+
+    def seeded(steps):
+        for number, step in enumerate(steps):
+            torch.manual_seed(number)
+            yield step
+
+    optim, rates = given.recipe.optim, [rate(step) for step in range(STEPS)]
+    expected = plain_loop(given.model(), seeded(given.batches), rates, optim=optim)
+    engine = given.engine()
+    found = [engine.step(given.parts(step), rate(step)).loss.item() for step in seeded(range(STEPS))]
+    assert found == pytest.approx(expected, rel=2e-6)
+    assert found != pytest.approx(run(given.engine(), given), rel=5e-5)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
+def test_compiled_networks_draw_the_plain_curve_and_keep_their_names(name, monkeypatch):
+    """Dynamo's part alone, which the engines' hooks could disturb: generated code takes minutes."""
+    compiled = []
+
+    def keep(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=keep))
+    given = case(*overrides_for(name), ("train.compile", "true"))
+    expected, _ = plain(given)
+    engine = given.engine()
+    assert run(engine, given) == pytest.approx(expected, rel=2e-6)
+    assert compiled
+    assert engine.state().model.keys() == given.model().state_dict().keys()
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
 def test_lamb_is_timms(name):
     given = case(*overrides_for(name), ("optim.name", "lamb"))
@@ -112,6 +149,7 @@ def test_the_heads_first_bias_is_the_recipes():
         ("ddp", "bf16", 5e-3),
         ("ddp", "fp16", 1e-3),
         ("fsdp", "bf16", 5e-3),
+        ("fsdp", "fp16", 1e-3),
         ("deepspeed 1", "bf16", 5e-3),
         ("deepspeed 2", "bf16", 5e-3),
     ],
@@ -148,7 +186,8 @@ def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("deepspeed 1", "bf16")]
+    ("name", "precision"),
+    [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("deepspeed 1", "bf16")],
 )
 def test_half_precision_resumes_exactly(name, precision):
     given = case(*overrides_for(name), ("train.precision", precision))

@@ -4,8 +4,10 @@ Measured over 20 steps (relative, the most of any step): float32 2.3e-7, bf16 5.
 """
 
 import functools
+import math
 
 import pytest
+import torch
 
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import GOLDEN, Setting, golden
@@ -34,6 +36,18 @@ def expected(alone, digits):
 def test_one_rank_draws_the_plain_curve(one_rank, expected, case):
     recipe, _, precision = case
     assert one_rank[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
+    found = ranks[2]["overflowing"][engine]
+    scales = [scalars["loss_scale"] for scalars, _ in found["states"]]
+    assert scales == [2.0**16, 2.0**16, 2.0**15, 2.0**15]
+    assert [scalars["loss_scale_steps"] for scalars, _ in found["states"]] == [1, 2, 0, 1]
+    before, bad, after = (weights for _, weights in found["states"][1:])
+    assert all(torch.equal(bad[name], before[name]) for name in before)
+    assert not torch.equal(after["head.weight"], bad["head.weight"])
+    assert math.isfinite(found["losses"][3])
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)

@@ -47,6 +47,16 @@ def test_zeros_buckets_and_overlap_change_no_number(digits, reference, stage):
     assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
 
 
+@pytest.mark.parametrize("stage", ["0", "2", "3"])
+def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
+    engine = (
+        Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), ("engine.timeout", "3456")).engine().engine
+    )
+    group = engine.data_parallel_group
+    assert group is not torch.distributed.group.WORLD
+    assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 3456
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
