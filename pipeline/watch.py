@@ -17,6 +17,7 @@ from types import TracebackType
 
 from torch.distributed import Store
 
+from pipeline.outcome import leave_word
 from pipeline.topology import Topology
 
 BEAT = 2.0  # seconds between signs of life
@@ -87,7 +88,7 @@ class Watch:
             threading.Thread(target=self._tell, args=(reason,), daemon=True).start()
             time.sleep(1)
         print(f"error: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)
+        os._exit(leave_word(1, reason))
 
     def _talk(self) -> None:
         """The thread that gives signs of life and listens: any call may block where a host has gone."""

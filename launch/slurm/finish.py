@@ -10,6 +10,8 @@ from pathlib import Path
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.outcome import Word, read_words
 
+SICK = "sick"  # the preflight's list of nodes to leave out, in the logs' folder
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -65,7 +67,11 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     step = saved_step(folder)
     earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
     words = read_words(logs)
-    verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
+    sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
+    if sick and not words:
+        verdict = Verdict(Exit.AGAIN, [f"left out: {', '.join(sick)}, for what the preflight found"])
+    else:
+        verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     hosts = sorted({word.host for word in words})

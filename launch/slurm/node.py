@@ -4,23 +4,29 @@ import argparse
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from launch.slurm.finish import SICK
 from launch.stage import stage
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
 from pipeline.launchers import PORTS, route_from
+from pipeline.outcome import VARIABLE
 from pipeline.recipe import load_recipe
 
+_USES = ("train", "preflight")  # each has a port of its own: a node may begin the one while others end the other
 GRACE = 270  # seconds that ranks have to save in; train.sbatch asks for 300
 
 
-def torchrun_command(arguments: argparse.Namespace, train: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """torchrun's arguments on this node.
+def torchrun_command(
+    arguments: argparse.Namespace, program: Sequence[str], environ: Mapping[str, str], use: str = "train"
+) -> list[str]:
+    """torchrun's arguments on this node, to run `program` on all ranks; another `use` has another port.
 
     Addresses are numbers, and which node hosts the rendezvous is said: host names that several nodes share, that
     nobody can resolve or that resolve to 127.0.1.1 do no harm.
@@ -33,13 +39,13 @@ def torchrun_command(arguments: argparse.Namespace, train: Sequence[str], enviro
     host = f"[{head}]" if ":" in head else head
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORTS[job % len(PORTS)]}"),
-        *("--rdzv-id", f"{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORTS[(job + _USES.index(use)) % len(PORTS)]}"),
+        *("--rdzv-id", f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
         *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
-        *("--max-restarts", str(arguments.restarts)),
+        *("--max-restarts", str(arguments.restarts if use == "train" else 0)),
         *("--signals-to-handle", "SIGUSR1,SIGTERM,SIGINT,SIGHUP,SIGQUIT", "--shutdown-timeout", str(GRACE)),
         *("--log-dir", str(arguments.logs / f"node-{node}"), "--tee", "3", "--local-ranks-filter", "0"),
-        *("-m", "pipeline.train", *train),
+        *("-m", *program),
     ]
 
 
@@ -55,13 +61,13 @@ def _number(host: str) -> str:
 
 
 def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
+    overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
+    data = Path(load_recipe(train[0], overrides).data.path)
     if arguments.stage:
-        recipe = load_recipe(
-            train[0], [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
-        )
-        copy = stage(Path(recipe.data.path), Path(os.path.expandvars(arguments.stage)))
-        train = [*train, f"--data.path={copy}"]
-    command = torchrun_command(arguments, train, os.environ)
+        data = stage(data, Path(os.path.expandvars(arguments.stage)))
+    if arguments.preflight != "no" and _preflight(arguments, data) and arguments.preflight == "exclude":
+        return Exit.FAILED
+    command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     # Otherwise the ranks of a second attempt read the addresses of the first from the launcher's store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -73,6 +79,15 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     return Exit.DONE
 
 
+def _preflight(arguments: argparse.Namespace, data: Path) -> bool:
+    """Whether a node is sick; its name is then in the file `sick` of the logs, and why in the job's log."""
+    program = ["pipeline.cli", "doctor", "--cluster", "--data", str(data), "--exclude", str(arguments.logs / SICK)]
+    words = torchrun_command(arguments, program, os.environ, use="preflight")
+    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}  # no last words of these ranks
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environ, check=False)
+    return done.returncode != 0
+
+
 def _override(word: str) -> tuple[str, str]:
     name, _, value = word.partition("=")
     return name.removeprefix("--"), value
@@ -80,7 +95,7 @@ def _override(word: str) -> tuple[str, str]:
 
 def main() -> None:
     parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
-    for name in ("head", "second", "stage"):
+    for name in ("head", "second", "stage", "preflight"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("ranks", "restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)

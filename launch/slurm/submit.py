@@ -51,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stage-to", default="", metavar="DIR", help="copy the data to each node's own disk first, such as '$TMPDIR'"
     )
     add("--restarts", type=int, default=2, metavar="N", help="of crashed ranks within a job (default: 2)")
+    known = "run `widemix doctor --cluster` on all ranks first; exclude: start again without sick nodes (default: no)"
+    add("--preflight", choices=("no", "report", "exclude"), default="no", help=known)
     add("--vary", action="append", default=[], metavar="KEY=A,B", help="a study: an array job, a cell a combination")
     add("--at-once", type=int, metavar="N", help="cells of a study that run at the same time (default: all)")
     add("--script", type=Path, default=SCRIPT, metavar="FILE", help="a changed copy of launch/slurm/train.sbatch")
@@ -91,7 +93,16 @@ def plan(arguments: argparse.Namespace) -> Submission:
         options += ["--array", ranges(numbers) + (f"%{arguments.at_once}" if arguments.at_once else "")]
     python = _python(arguments, folder, Path(recipe.data.path))
     train = [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
-    words = [str(folder), str(ranks), str(arguments.restarts), arguments.stage_to, *python, "--", *train]
+    words = [
+        str(folder),
+        str(ranks),
+        str(arguments.restarts),
+        arguments.preflight,
+        arguments.stage_to,
+        *python,
+        "--",
+        *train,
+    ]
     command = ["sbatch", "--parsable", *options, *arguments.sbatch, str(arguments.script), *words]
     return Submission(command, folder, lines, numbers)
 

@@ -20,6 +20,7 @@ AuthInfo=socket={folder}/munge.socket
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={folder}/prolog
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -66,6 +67,7 @@ class Slurm:
         places = {"port": port, "first": port + 1, "end": port + nodes, "last": nodes - 1}
         (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, **places))
         (folder / "state").mkdir()
+        self._let_nodes_be_sick()
         self.environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
         key = folder / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -75,6 +77,15 @@ class Slurm:
         self.daemons = [self._start(munge), self._start(["slurmctld", "-D", "-c"])]
         self.nodes = {f"n{i}": self._start(["slurmd", "-D", "-N", f"n{i}"]) for i in range(nodes)}
         self.until(lambda: self("sinfo", "-h", "-N", "-p", "usual", "-t", "idle", "-o", "%N").count("n") == nodes)
+
+    def _let_nodes_be_sick(self) -> None:
+        """A node for which there is a file sick-NODE has another timm than the others, or says so."""
+        (self.folder / "odd" / "timm-0.0.dist-info").mkdir(parents=True)
+        (self.folder / "odd" / "timm-0.0.dist-info" / "METADATA").write_text("Name: timm\nVersion: 0.0\n")
+        prolog = self.folder / "prolog"
+        odd = f'echo "export PYTHONPATH={self.folder}/odd:$PYTHONPATH"'
+        prolog.write_text(f"#!/bin/sh\n[ ! -e {self.folder}/sick-$SLURMD_NODENAME ] || {odd}\n")
+        prolog.chmod(0o755)
 
     def _start(self, command: list[str]) -> subprocess.Popen:
         with (self.folder / f"{command[0]}.out").open("a") as log:
@@ -97,20 +108,28 @@ class Slurm:
         return dict(word.partition("=")[::2] for word in words).get(field, "")
 
     def start_again(self, job: str, restarts: int) -> None:
-        """Wait until the job is running for this many times more; Slurm would let it wait for two minutes."""
+        """Wait until the job is running for this many times more."""
 
         def running() -> bool:
-            if self.job(job, "JobState") == "PENDING":
-                self("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self._hurry(job)
             return self.job(job, "JobState") == "RUNNING" and self.job(job, "Restarts") == str(restarts)
 
         self.until(running, 120)
 
     def ended(self, job: str, seconds: float = 240) -> str:
         """Wait for the end of a job; its state."""
-        over = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
-        self.until(lambda: self.job(job, "JobState") in over, seconds)
+
+        def over() -> bool:
+            self._hurry(job)
+            return self.job(job, "JobState") in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+        self.until(over, seconds)
         return self.job(job, "JobState")
+
+    def _hurry(self, job: str) -> None:
+        """A requeued job waits for two minutes by itself."""
+        if self.job(job, "JobState") == "PENDING":
+            self("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def kill_node(self, name: str) -> None:
         """Everything that runs on a node at once, as a power cut does."""

@@ -23,7 +23,7 @@ LAST = 6 * (1437 // 96)
 
 def words(digits: Path, run: Path) -> list[str]:
     given = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *BATCH)
-    return [str(word) for word in (*given, "--engine.timeout", "12")]
+    return [str(word) for word in (*given, "--engine.timeout", "40", "--faults.hang", "20")]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ class Training:
         logs = self.run.with_name(f"logs-{host}")
         logs.mkdir()
         addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
-        options = ("--ranks", "1", "--restarts", "0", "--stage", "", "--logs", str(logs))
+        options = ("--ranks", "1", "--restarts", "0", "--preflight", "report", "--stage", "", "--logs", str(logs))
         return ["-m", "launch.slurm.node", *addresses, *options, "--", *train]
 
     def wait_for_step(self, step: int, seconds: float = 180) -> float:

@@ -1,6 +1,7 @@
 """Jobs on a real Slurm: submitted, preempted, cut off from a node, and studies with a failed cell."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -19,7 +20,7 @@ RECIPE = "recipes/digits/rp_mixer.yaml"
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    cluster = Slurm(tmp_path_factory.mktemp("slurm"), nodes=5)
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"), nodes=8)
     yield cluster
     cluster.stop()
 
@@ -124,7 +125,7 @@ def test_a_more_urgent_job_takes_the_nodes_and_gives_them_back(slurm, submit, un
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "4"))
     wait_for_step(slurm, run, 10)
-    wanted = ("--partition=urgent", "--nodes=5", "--exclusive", "--output=/dev/null", "--wrap=exit")
+    wanted = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null", "--wrap=exit")
     urgent = slurm("sbatch", "--parsable", *wanted, check=True).strip()
     assert slurm.ended(urgent) == "COMPLETED"
     slurm.start_again(job, 1)
@@ -189,6 +190,22 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
     assert "on n2 was killed (memory?), or its node is gone" in log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_the_preflight_leaves_a_sick_node_out(slurm, submit, undisturbed, tmp_path):
+    run, sick = tmp_path / "run", slurm.folder / "sick-n1"
+    sick.touch()
+    job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n2,n7"))
+    slurm.until(lambda: summaries(run), 180)
+    assert slurm.ended(job, 300) == "COMPLETED", log_of(run)
+    first, last = summaries(run)[0], summaries(run)[-1]
+    assert re.match(
+        r"left out: .*n1.*, for what the preflight found", first["why"][0]
+    )  # a busy machine names others too
+    assert last["why"] == ["done"]
+    assert "n1" not in last["hosts"]
+    assert {"n1", "n2", "n7"} <= set(slurm("scontrol", "show", "hostnames", slurm.job(job, "ExcNodeList")).split())
     assert_same_curve(run, undisturbed, 1e-4)
 
 

@@ -130,7 +130,7 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
 
     arguments = Namespace(head=head, second=head, ranks=4, restarts=2, logs=tmp_path)
     environ = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
-    parsed = parse_args(torchrun_command(arguments, ["r.yaml"], environ))
+    parsed = parse_args(torchrun_command(arguments, ["pipeline.train", "r.yaml"], environ))
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
     assert parsed.rdzv_endpoint == endpoint
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20005)
