@@ -25,7 +25,7 @@ from pipeline.topology import Topology
 _LEFT_OUT = "left_out.json"
 # What may differ between two starts of one run: nothing here moves a loss by more than rounding.
 _FREE = re.compile(
-    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead)$"
+    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead|ahead_mib)$"
     r"|train\.(max_steps|save_every|keep|keep_best|keep_every|accumulation)$"
 )
 
