@@ -75,7 +75,10 @@ def _read(source: str) -> Weights:
     path = Path(source)
     single = path / "model.safetensors" if path.is_dir() and not (path / checkpoint.MARK).exists() else path
     if not single.is_file():  # a run or a checkpoint
-        state = checkpoint.find(path).load()
+        try:
+            state = checkpoint.find(path).load()
+        except InputError as error:
+            raise InputError(f"train.init_from {error}; a .safetensors file or timm:NAME would do too") from None
         return state.ema or state.model
     try:
         return load_file(single)

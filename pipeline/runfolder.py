@@ -25,7 +25,7 @@ from pipeline.topology import Topology
 _LEFT_OUT = "left_out.json"
 # What may differ between two starts of one run: nothing here moves a loss by more than rounding.
 _FREE = re.compile(
-    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead)$"
+    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead|ahead_mib)$"
     r"|train\.(max_steps|save_every|keep|keep_best|keep_every|accumulation)$"
 )
 
@@ -141,7 +141,8 @@ def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
             f"{folder}: holds a run already; --resume {resume} needs a new folder, name it with --run-dir"
         )
     changed = [name for name in differences(load_recipe(ours), recipe) if not _FREE.match(name)]
-    if changed:
+    record = folder / "metrics.jsonl"
+    if changed and record.exists() and record.stat().st_size:  # otherwise that start came to nothing
         raise InputError(
             f"{folder}: was started with another recipe ({', '.join(changed[:3])} differ); "
             "name another folder with --run-dir"

@@ -1,7 +1,7 @@
 """What a checkpoint costs: how long it stops the training, how long it takes, how large it is.
 
-Mixer-B/16 on two ranks of this machine, two pictures a rank and step: the state is that of a real run, and its size does
-not depend on the batch. Every rank runs this module, started by torchrun.
+Mixer-B/16 on two ranks of this machine, two pictures a rank and step: the state is that of a real run, and its size
+does not depend on the batch. Every rank runs this module, started by torchrun.
 """
 
 import argparse

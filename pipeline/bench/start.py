@@ -6,6 +6,7 @@ an empty cache folder, the second what the first left there. FFCV keeps nothing:
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
@@ -29,29 +30,41 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare("imagenet", arguments.origin, folder / "data", PrepSettings(max_size=0))
-        times: dict[str, list[tuple[float, float]]] = {way: [] for way in STARTS}
+        costs: dict[str, list[tuple[Cost, Cost]]] = {way: [] for way in STARTS}
         for turn in range(arguments.rounds):
             for number, way in enumerate(STARTS):
                 cache = folder / f"cache-{turn}-{number}"
-                times[way].append((_start(way, folder / "data", cache), _start(way, folder / "data", cache)))
-        return [_row(way, found, next(iter(times.values()))) for way, found in times.items()]
+                costs[way].append((_start(way, folder / "data", cache), _start(way, folder / "data", cache)))
+        return [_row(way, found, next(iter(costs.values()))) for way, found in costs.items()]
 
 
-def _start(way: str, data: Path, cache: Path) -> float:
-    began = time.perf_counter()
+class Cost(NamedTuple):
+    seconds: float
+    cpu_seconds: float  # of all threads
+
+
+def _start(way: str, data: Path, cache: Path) -> Cost:
+    began, used = time.perf_counter(), _children()
     command = [sys.executable, "-m", "pipeline.bench.start", way, str(data)]
     subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": str(cache)}, check=True)
-    return time.perf_counter() - began
+    return Cost(time.perf_counter() - began, _children() - used)
 
 
-def _row(name: str, found: list[tuple[float, float]], peer: list[tuple[float, float]]) -> dict[str, Any]:
-    """Medians over rounds; the ratio is that of the peer's second start to this one's."""
-    return {
-        "name": name,
-        "first_s": round(statistics.median(first for first, _ in found), 2),
-        "second_s": round(statistics.median(second for _, second in found), 2),
-        "ratio": round(statistics.median(b / a for (_, a), (_, b) in zip(found, peer, strict=True)), 2),
-    }
+def _children() -> float:
+    """CPU seconds of the processes started so far, those that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _row(name: str, found: list[tuple[Cost, Cost]], peer: list[tuple[Cost, Cost]]) -> dict[str, Any]:
+    """Medians over rounds; the ratio is that of the peer's second start to this one's, in CPU time."""
+    row: dict[str, Any] = {"name": name}
+    for number, start in enumerate(("first", "second")):
+        row[f"{start}_s"] = round(statistics.median(costs[number].seconds for costs in found), 2)
+        row[f"{start}_cpu_s"] = round(statistics.median(costs[number].cpu_seconds for costs in found), 2)
+    pairs = zip(found, peer, strict=True)
+    row["ratio"] = round(statistics.median(b.cpu_seconds / a.cpu_seconds for (_, a), (_, b) in pairs), 2)
+    return row
 
 
 def _ffcv(folder: Path) -> None:

@@ -63,6 +63,9 @@ class Source(Protocol):
     def finish(self, host: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` gave as the model's inputs, on the device."""
 
+    def host_bytes(self, count: int) -> int:
+        """What a batch of so many samples takes at most between the two."""
+
 
 @dataclass(frozen=True)
 class _HostBatch:
@@ -108,7 +111,7 @@ class TrainLoader:
 
     def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        hosts = Prefetch(self._read(epoch, first_step), self.section.batches_ahead)
+        hosts = Prefetch(self._read(epoch, first_step), batches_ahead(self.section, self.source, self.share))
         return Batches(hosts, lambda host: self._finish(host, epoch))
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
@@ -154,7 +157,7 @@ class EvalLoader:
         return len(self.source.file)
 
     def batches(self) -> "Batches":
-        return Batches(Prefetch(self._read(), self.section.batches_ahead), self._finish)
+        return Batches(Prefetch(self._read(), batches_ahead(self.section, self.source, self.batch)), self._finish)
 
     def _read(self) -> Iterator[_HostBatch]:
         samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
@@ -167,6 +170,11 @@ class EvalLoader:
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         return Batch(self.source.finish(host.inputs, host.draws, 0), labels, host.draws)
+
+
+def batches_ahead(section: AnyDataSection, source: Source, count: int) -> int:
+    """How many batches of `count` samples are read ahead: bounded in number and in memory."""
+    return max(1, min(section.batches_ahead, (section.ahead_mib << 20) // source.host_bytes(count)))
 
 
 def _order(section: AnyDataSection, file: PreparedFile, global_batch: int, seed: int, repeats: int) -> Order:

@@ -37,6 +37,9 @@ class Pictures:
         self.decoder.read(*self._asked(draws, epoch), pictures.numpy(), self.threads)
         return pictures, draws
 
+    def host_bytes(self, count: int) -> int:
+        return count * self.section.image_size**2 * 3
+
     def _empty(self, count: int) -> torch.Tensor:
         shape = count, self.section.image_size, self.section.image_size, 3
         if self.device.type == "cuda":

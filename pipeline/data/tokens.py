@@ -69,6 +69,9 @@ class Tokens:
         """What `read` gave, on the device."""
         return ids.to(self.device, non_blocking=True)
 
+    def host_bytes(self, count: int) -> int:
+        return count * self.file.tokens * 8
+
     def width(self, together: np.ndarray) -> int:
         """T of all batches of a step with these samples: no more than their longest pair needs."""
         longest = int(self.file.length[together % len(self.file)].max(initial=1))

@@ -3,9 +3,6 @@
 DeepSpeed is imported where it is used: importing it takes seconds, and a DDP run needs none of it.
 """
 
-import logging
-import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +15,7 @@ from torch import nn
 
 from pipeline.data.loader import Batch
 from pipeline.engine.contract import Engine, State, StepResult, autocast, share
-from pipeline.engine.deepspeed_config import deepspeed_config
+from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -47,7 +44,7 @@ class DeepSpeedEngine(Engine):
         self.parameters = dict(module.named_parameters())
         self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 takes them away
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
-        self.engine, *_ = _import_deepspeed(topology).initialize(
+        self.engine, *_ = import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
         # Its own group has torch's default, however long or short the recipe's is.
@@ -172,18 +169,3 @@ class DeepSpeedEngine(Engine):
             slice(place.start, place.start + place.numel),
             slice(mine.start, mine.start + mine.numel),
         )
-
-
-def _import_deepspeed(topology: Topology) -> Any:
-    """DeepSpeed, without its minute-long compilations: torch's optimisers and collectives do the work here."""
-    os.environ.setdefault("LOCAL_RANK", str(topology.local_rank))  # it insists
-    os.environ.setdefault("DS_ACCELERATOR", topology.device.type)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own deprecations are not the user's
-        import deepspeed
-        import deepspeed.ops
-        from deepspeed.utils import logger
-
-    logger.setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed

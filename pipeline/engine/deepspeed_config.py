@@ -1,8 +1,14 @@
 """DeepSpeed's JSON as the recipe implies it, and a user's own merged into it."""
 
+import difflib
 import json
+import logging
+import os
+import warnings
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from pipeline.errors import InputError
 from pipeline.recipe.optim import OptimSection
@@ -36,7 +42,19 @@ def deepspeed_config(
     for key, section in _OURS.items():
         if key in theirs:
             raise InputError(f"{path}: {key} is the recipe's to say, in {section}; take it out")
-    return _merged(config, theirs, path)
+    for key in theirs.keys() - config.keys():  # DeepSpeed itself passes over keys that it does not know
+        if close := difflib.get_close_matches(key, config, n=1, cutoff=0.8):
+            raise InputError(f"{path}: unknown key {key}; did you mean {close[0]}?")
+    merged = _merged(config, theirs, path)
+    import_deepspeed(topology)
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    try:
+        DeepSpeedZeroConfig(**merged["zero_optimization"])
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: zero_optimization.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return merged
 
 
 def _zero(engine: EngineSection) -> dict[str, Any]:
@@ -75,3 +93,18 @@ def _merged(ours: dict[str, Any], theirs: dict[str, Any], path: Path, above: str
         elif key not in ours:
             merged[key] = value
     return merged
+
+
+def import_deepspeed(topology: Topology) -> Any:
+    """DeepSpeed, without its minute-long compilations: torch's optimisers and collectives do the work here."""
+    os.environ.setdefault("LOCAL_RANK", str(topology.local_rank))  # it insists
+    os.environ.setdefault("DS_ACCELERATOR", topology.device.type)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own deprecations are not the user's
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed

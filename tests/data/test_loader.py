@@ -17,7 +17,7 @@ from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.data.decode import centre_boxes, padded_boxes, random_boxes
-from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.data.loader import EvalLoader, TrainLoader, batches_ahead
 from pipeline.data.order import RandomOrder
 from pipeline.data.paged import PagedOrder
 from pipeline.errors import InputError
@@ -133,6 +133,16 @@ def test_auto_takes_pages_where_the_file_is_larger_than_the_stated_memory(folder
     for memory, kind in ((size * 1.01, RandomOrder), (size * 0.99, PagedOrder)):
         loader = TrainLoader(section(folder, order="auto", memory=memory), FULL, BATCH, 1, 7, place())
         assert isinstance(loader.order, kind)
+
+
+@pytest.mark.parametrize(("mib", "ahead"), [(1, 1), (4, 1), (5, 2), (6, 2), (7, 3), (1024, 3)])
+def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
+    """A batch of 16 pictures of 224 pixels has 2.3 MiB."""
+    loader = TrainLoader(section(folder, image_size=224, ahead_mib=mib), FULL, BATCH, 1, 7, place())
+    with loader.batches(0) as batches:
+        inside = next(batches).inputs.numel()  # as many bytes before they are made float32
+        assert batches_ahead(loader.section, loader.source, loader.share) == ahead
+    assert inside * ahead <= max(mib << 20, inside)
 
 
 def test_epochs_differ(folder):

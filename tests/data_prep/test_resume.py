@@ -16,9 +16,10 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_bad="error")
 
-# A process that prepares in children, kills each after a random time, and has the next go on.
+# A process that prepares in children, kills each before a random line of data_prep that it executes, and has the next
+# go on: moments as random as those of a clock, but the same on every machine.
 KILLS = """
-    import os, random, signal, sys, time
+    import os, random, signal, sys
     from pathlib import Path
     from data_prep import write
     from data_prep.prepare import prepare
@@ -26,34 +27,42 @@ KILLS = """
 
     write.SHARD = 60_000
 
-    def child(out):
+    def child(out, last=0):
         pid = os.fork()
         if pid == 0:
+            sys.settrace(counter(last))
             prepare("image-folder", Path(sys.argv[1]), out, PrepSettings(raw=True), processes=1)
+            sys.settrace(None)
+            out.with_suffix(".lines").write_text(str(lines))
             os._exit(0)
-        return pid
+        return os.waitpid(pid, 0)[1]
+
+    lines = 0
+
+    def counter(last):
+        def trace(frame, event, argument):
+            global lines
+            if "data_prep" not in frame.f_code.co_filename:
+                return None
+            lines += 1
+            if lines == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+        return trace
 
     def contents(folder):
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    def finish(pid):
-        assert os.waitpid(pid, 0)[1] == 0
-
     whole = Path(sys.argv[2])
-    finish(child(whole.with_name("warm")))
-    started = time.monotonic()
-    finish(child(whole))
-    needed = time.monotonic() - started
+    assert child(whole) == 0
+    executed = int(whole.with_suffix(".lines").read_text())
 
     random, went_on = random.Random(0), 0
     for kill in range(20):
         out = whole.with_name(f"out{kill}")
-        pid = child(out)
-        time.sleep(random.uniform(0, needed))
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        assert child(out, random.randint(1, executed)) == signal.SIGKILL
         went_on += any(out.glob("*.journal.unfinished"))
-        finish(child(out))
+        assert child(out) == 0
         assert contents(out) == contents(whole)
     assert went_on >= 5, went_on
 """

@@ -176,7 +176,7 @@ def parts(data: Path) -> dict[str, Any]:
         every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, engine.parts())
         saved = State.of(assembled([part for mine in every for part in mine]), engine.scalars())
-        found[name] = saved, engine.state(), [sum(len(part.values) for part in mine) for mine in every]
+        found[name] = vars(saved), vars(engine.state()), [sum(len(part.values) for part in mine) for mine in every]
     return found
 
 

@@ -98,6 +98,8 @@ class TestDeepSpeedsOwnJson:
             ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
             ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
             ({"optimizer": {"type": "Adam"}}, "optimizer is the recipe's to say, in optim"),
+            ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
+            ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
             ("{", "is not JSON"),
             ("[]", "is not a JSON object"),
         ],

@@ -1,0 +1,46 @@
+"""Compiled code on disk: whole for ranks that start at once, and not compiled again."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+# Boxes without pictures: the compiled functions of others are kept in the same way.
+SCRIPT = """
+import numpy as np
+from pipeline.data.decode import padded_boxes
+sides = np.full(9, 40)
+print(padded_boxes(np.arange(9), sides, sides, 32, 4, 1, 2, 0.5).tolist())
+"""
+
+
+def start(cache: Path) -> subprocess.Popen:
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        env=environment | {"XDG_CACHE_HOME": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def files(cache: Path) -> dict[Path, tuple[int, int]]:
+    """What lies in the cache, each with its time and size."""
+    found = (path for path in cache.rglob("*") if path.is_file())
+    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
+
+
+def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
+    ranks = [start(tmp_path) for _ in range(4)]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4, outputs
+    assert len(set(outputs)) == 1
+    before = files(tmp_path)
+    assert {"padded_boxes", "key", "uniform"} <= {path.name.split("-")[0].split(".")[-1] for path in before}
+    later = start(tmp_path)
+    assert later.communicate(timeout=120)[0] == outputs[0]
+    assert files(tmp_path) == before
