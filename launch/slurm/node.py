@@ -80,12 +80,13 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 
 def _preflight(arguments: argparse.Namespace, data: Path) -> bool:
-    """Whether a node is sick; its name is then in the file `sick` of the logs, and why in the job's log."""
+    """Whether nodes are sick; their names are then in the file `sick` of the logs, and why in the job's log."""
     program = ["pipeline.cli", "doctor", "--cluster", "--data", str(data), "--exclude", str(arguments.logs / SICK)]
     words = torchrun_command(arguments, program, os.environ, use="preflight")
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}  # no last words of these ranks
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environ, check=False)
-    return done.returncode != 0
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environ, check=False)
+    named = arguments.logs / SICK
+    return named.exists() and named.stat().st_size > 0
 
 
 def _override(word: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from rich.table import Table
 from pipeline.doctor.judge import Complaint, judge
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import node_name, survey
-from pipeline.topology import Topology, read_topology, share_cpus
+from pipeline.topology import Topology, name_interface, read_topology, share_cpus
 
 EXPECTED = 0.5  # of the network's rated bandwidth, for an all-reduce not to be remarked on
 
@@ -48,7 +48,7 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
         surveys = [json.loads(store.get(f"survey/{rank}")) for rank in range(here.world) if rank not in silent]
         if not silent:
             surveys = [json.loads(store.get(f"links/{rank}")) for rank in range(here.world)]
-        complaints = [*(_silence(store, here, rank) for rank in silent), *judge(surveys)]
+        complaints = [*(_silence(store, here, rank) for rank in silent), *(judge(surveys) if surveys else [])]
         sick = any(complaint.state == "sick" for complaint in complaints)
         # What has no name can't be left out by name.
         named = list(dict.fromkeys(c.host for c in complaints if c.state == "sick" and " " not in c.host))
@@ -97,6 +97,8 @@ def _connect(here: Topology, store: dist.Store, facts: dict[str, Any], patience:
     backend = "cpu:gloo,cuda:nccl" if here.device.type == "cuda" else "gloo"
     if here.device.type == "cuda":
         torch.cuda.set_device(here.device)
+    if here.world > here.local_world:
+        name_interface(os.environ)
     try:
         limit = datetime.timedelta(seconds=patience)
         dist.init_process_group(backend, store=store, rank=here.rank, world_size=here.world, timeout=limit)

@@ -37,6 +37,9 @@ NUMBERS = {
     "translate_x_rel": op.TRANSLATE_X_REL,
     "translate_y_rel": op.TRANSLATE_Y_REL,
 }
+MOVES = {"Rotate": 0.3, "ShearX": 0.2, "ShearY": 0.2, "TranslateXRel": 0.1, "TranslateYRel": 0.1}
+W0 = MOVES | {"ColorIncreasing": 0.025, "SharpnessIncreasing": 0.025, "AutoContrast": 0.025, "Equalize": 0.005}
+W0 |= {f"{name}Increasing": 0.005 for name in ("Solarize", "Contrast", "Brightness")} | {"SolarizeAdd": 0.005}
 Chain = tuple[tuple[int, float, bool], ...]  # operation, argument, cubic of each step that was not skipped
 
 
@@ -72,7 +75,8 @@ def timms(text: str, monkeypatch) -> list[Chain]:
         steps, found = policy.ops, []
         monkeypatch.setattr(Image, "blend", lambda image, other, share: found.append(other) or image)
     elif text.startswith("rand"):
-        policy = auto_augment.rand_augment_transform(text, hparams)
+        weights = W0 if "-w0" in text else None  # which timm no longer has: its own drawing, by the weights it had
+        policy = auto_augment.rand_augment_transform(text.replace("-w0", ""), hparams, weights)
         steps = policy.ops
     else:
         policy = auto_augment.auto_augment_transform(text, hparams)
@@ -134,6 +138,7 @@ def which_interpolations(chain: Chain) -> list:
         "rand-m8-n3-p0.3-mstd101",
         "rand-m15-n1-mmax20-mstd2-p1-inc1",
         "rand-tweights-mstd1",
+        "rand-m7-n3-w0-p0.7-inc1",
         "rand-t3a-n1-p0.8",
         "original",
         "originalr-mstd0.5",
