@@ -1,6 +1,6 @@
 """A process that reads batches for ever, folder after folder, and says when it is on its way and what ended each.
 
-    python -m tests.data.faults FOLDER...
+    python -m tests.data.bad_samples FOLDER...
 
 Prints `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by the system's monotonic
 clock. In the folder `exception` Pillow decodes, and fails once there is a file named `now`.

@@ -89,7 +89,7 @@ def folders(tmp_path_factory) -> Path:
 def reader(folders) -> Iterator[subprocess.Popen]:
     """One process for all: none of these faults may end it."""
     names = [*FAULTS, "swapped"]
-    command = [sys.executable, "-m", "tests.data.faults", *(str(folders / name) for name in names)]
+    command = [sys.executable, "-m", "tests.data.bad_samples", *(str(folders / name) for name in names)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         watch = threading.Timer(120, process.kill)
         watch.start()
