@@ -12,7 +12,7 @@ demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 test-cluster: setup
 	.venv/bin/python -m pip install --quiet --editable '.[cluster]'
