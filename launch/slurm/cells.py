@@ -35,10 +35,17 @@ def cross(vary: list[str]) -> list[Cell]:
         if not match:
             raise InputError(f"--vary {text}: should be section.key=VALUE,VALUE,...")
         axes.append([(match[1], value) for value in _values(match[2], text)])
+    keys = [text.partition("=")[0] for text in vary]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(f"--vary {twice[0]}: is given twice; put all of its values behind one")
     cells = [Cell("_".join(_word(*pair) for pair in pairs), pairs) for pairs in itertools.product(*axes)]
     names = [cell.name for cell in cells]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"--vary: two cells would both be called {min(twice)}")
+    if alike := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"--vary: two cells would both be called {min(alike)}")
+    if long := [name for name in names if len(name) > 200]:
+        raise InputError(
+            f"--vary: a cell's folder would be called {long[0][:40]}..., of {len(long[0])} letters, over 200"
+        )
     return cells
 
 
