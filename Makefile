@@ -1,6 +1,7 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
-# make test-cluster   the launchers on a real Slurm, network namespaces and sshd, as root; see launch/README.md
+# make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
+#                     missing comes by apt-get; see launch/README.md
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make check   set up, then ruff and mypy
@@ -12,9 +13,12 @@ demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 test-cluster: setup
+	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+		slurmctld slurmd slurm-client munge openssh-server openmpi-bin pdsh iproute2; }
 	.venv/bin/python -m pip install --quiet --editable '.[cluster]'
 	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
 

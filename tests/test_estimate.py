@@ -12,6 +12,7 @@ from pipeline.engine.contract import softmax_loss
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, GPUS, network_bandwidth
 from pipeline.estimate.network import fake_pass
+from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 from pipeline.estimate.report import Cluster, estimate
 from pipeline.estimate.tables import named_rows, pairs_table
 from pipeline.estimate.traffic import Traffic, exposed
@@ -145,6 +146,28 @@ def test_what_cannot_work_on_the_cluster_fails_in_one_line():
         values(*large, gpu="v100", rehearsed=True)
     with pytest.raises(InputError, match="does not divide by 96 ranks"):
         values(gpus=96, rehearsed=True)
+
+
+def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_path):
+    good = f"extends: {B16}\nmodel: {{depth: 1, channels: 48, channel_hidden: 96}}\n"
+    (tmp_path / "good.yaml").write_text(good)
+    (tmp_path / "odd.yaml").write_text(good.replace("depth", "detph"))
+    rows = rehearsal_rows(tmp_path, Cluster(128, nodes=32))
+    row = next(rows)
+    lines = [*HEAD.splitlines(), rehearsal_line(row), rehearsal_line(next(rows))]
+    assert {line.count("|") for line in lines} == {10}
+    assert "model.depth" in lines[3]
+    cells = lines[2].split(" | ")
+    assert cells[1] == f"{row['parameters'] / 1e6:.1f} M"
+    assert cells[2] == f"{4 * row['parameters'] / 1e6:,.0f} MB"  # DDP sends every gradient once
+    assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 300 / 3600:.1f}"
+    with pytest.raises(InputError, match="has no recipes"):
+        next(rehearsal_rows(tmp_path / "none", Cluster(128)))
+
+
+def test_the_larger_imagenets_hours_are_known_too():
+    found = values(("data.num_classes", "21841"), samples=None)
+    assert found["steps"] == 14_126_136 // 4096 * 300
 
 
 def test_pairs_have_the_omega_asked_for_and_the_widest_is_in_the_middle():

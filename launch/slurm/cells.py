@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.errors import InputError
+from pipeline.studies.plan import word
 
 TABLE = "cells.tsv"
 
@@ -35,10 +36,17 @@ def cross(vary: list[str]) -> list[Cell]:
         if not match:
             raise InputError(f"--vary {text}: should be section.key=VALUE,VALUE,...")
         axes.append([(match[1], value) for value in _values(match[2], text)])
-    cells = [Cell("_".join(_word(*pair) for pair in pairs), pairs) for pairs in itertools.product(*axes)]
+    keys = [text.partition("=")[0] for text in vary]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(f"--vary {twice[0]}: is given twice; put all of its values behind one")
+    cells = [Cell("_".join(word(*pair) for pair in pairs), pairs) for pairs in itertools.product(*axes)]
     names = [cell.name for cell in cells]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"--vary: two cells would both be called {min(twice)}")
+    if alike := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"--vary: two cells would both be called {min(alike)}")
+    if long := [name for name in names if len(name) > 200]:
+        raise InputError(
+            f"--vary: a cell's folder would be called {long[0][:40]}..., of {len(long[0])} letters, over 200"
+        )
     return cells
 
 
@@ -52,10 +60,6 @@ def _values(text: str, given: str) -> list[str]:
     if bad := [word for word in words if not word or "\t" in word or "\n" in word]:
         raise InputError(f"--vary {given}: {bad[0]!r} cannot be a value")
     return words
-
-
-def _word(name: str, value: str) -> str:
-    return f"{name.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', value).strip('_.')}"
 
 
 def merge(folder: Path, cells: list[Cell]) -> list[str]:

@@ -64,7 +64,10 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
     data = Path(load_recipe(train[0], overrides).data.path)
     if arguments.stage:
-        data = stage(data, Path(os.path.expandvars(arguments.stage)))
+        local = Path(os.path.expandvars(arguments.stage))
+        if not local.is_absolute():
+            raise InputError(f"--stage-to {arguments.stage}: is {local} on this node; is the variable set there?")
+        data = stage(data, local)
     if arguments.preflight != "no" and _preflight(arguments, data) and arguments.preflight == "exclude":
         return Exit.FAILED
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)

@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pipeline.recipe import check_world, load_recipe
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
+_OURS = ("--array", "--nodes", "--output", "--wrap")  # what is started and where its words go follows from these
 
 
 @dataclass(frozen=True)
@@ -61,25 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(arguments: argparse.Namespace) -> Submission:
     """Check what can be checked on the login node, and put the command together."""
+    _check(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
-    if (
-        min(arguments.nodes, ranks, arguments.at_once or 1) < 1
-        or min(arguments.gpus_per_node, arguments.restarts) < 0
-    ):
-        raise InputError("--nodes, --ranks-per-node and --at-once must be at least 1, GPUs and restarts at least 0")
-    for path in (arguments.script, arguments.container):
-        if path is not None and not path.is_file():
-            raise InputError(f"{path}: there is no such file")
     recipe = load_from_arguments(arguments)
     check_world(recipe, arguments.nodes * ranks)
     read_manifest(Path(recipe.data.path))
-    folder = arguments.run_dir.resolve()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; name a folder with --run-dir")
-    if "%" in str(folder) or "\\" in str(folder):
-        raise InputError(
-            f"{folder}: sbatch gives % and \\ in file names a meaning; name another folder with --run-dir"
-        )
+    folder = _folder(arguments)
     lines, numbers = _cells(arguments, folder, arguments.nodes * ranks)
     options = ["--job-name", f"widemix-{folder.name}", "--nodes", str(arguments.nodes)]
     options += ["--output", f"{folder}/slurm/{'%A_%a' if numbers else '%j'}.log"]
@@ -107,6 +96,45 @@ def plan(arguments: argparse.Namespace) -> Submission:
     return Submission(command, folder, lines, numbers)
 
 
+def _check(arguments: argparse.Namespace) -> None:
+    """What can be wrong with the options by themselves."""
+    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0, "restarts": 0}
+    for name, lowest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < lowest:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
+    for path in (arguments.script, arguments.container):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+    if arguments.stage_to and arguments.stage_to[0] not in "/$":
+        raise InputError(
+            f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, as '$TMPDIR'"
+        )
+    for option in arguments.sbatch:
+        if not option.startswith("-"):
+            raise InputError(f"--sbatch={option}: should be an option of sbatch's, such as --sbatch=--mem=64G")
+        if option.partition("=")[0] in _OURS:
+            raise InputError(f"--sbatch={option}: is set by submit itself; `widemix submit --help` says by what")
+    if arguments.at_once and not arguments.vary:
+        raise InputError("--at-once is about the cells of a study: give it with --vary")
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
+    """The run folder's whole path, which Slurm and a new run can take."""
+    folder: Path = arguments.run_dir.resolve()
+    if any(letter in "%\\" or not letter.isprintable() for letter in str(folder)):
+        raise InputError(
+            f"{str(folder)!r}: sbatch can't write a log there, for %, \\ or the like in it; name another"
+        )
+    for place in (folder, *folder.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place}: is a file; name a folder with --run-dir")
+    present = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if not arguments.vary and present - {".lock", "slurm"} and "recipe.yaml" not in present:
+        raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
+    return folder
+
+
 def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[list[str], list[int]]:
     """The study's table and the lines of it to submit: neither finished nor with Slurm already."""
     with_slurm = queued(folder)
@@ -116,7 +144,9 @@ def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[lis
         return [], []
     cells = cross(arguments.vary)
     for cell in cells:
-        check_world(load_recipe(arguments.recipe, [*arguments.overrides, *cell.overrides]), world)
+        recipe = load_recipe(arguments.recipe, [*arguments.overrides, *cell.overrides])
+        check_world(recipe, world)
+        read_manifest(Path(recipe.data.path))
     lines = merge(folder, cells)
     busy = {int(job.partition("_")[2]) for job in with_slurm}
     missing = unfinished(folder, lines, cells)
@@ -149,12 +179,11 @@ def _ask(command: list[str]) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError:
-        raise InputError(
-            f"{command[0]} is not here: submit where Slurm's commands are, or print with --dry-run"
-        ) from None
+        raise InputError(f"{command[0]} is not here: submit on a machine that has Slurm's commands") from None
     except subprocess.CalledProcessError as error:
         complaint = error.stderr.strip().splitlines() or ["no word why"]
-        raise InputError(f"{command[0]} refused: {complaint[-1].removeprefix('sbatch: error: ')}") from None
+        said = re.sub(rf"^{command[0]}: (error: )?", "", complaint[-1])
+        raise InputError(f"{command[0]} refused: {said}") from None
 
 
 def submit(arguments: argparse.Namespace) -> Exit:

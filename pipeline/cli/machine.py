@@ -45,7 +45,7 @@ def add_cost(commands) -> None:
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
-    from pipeline.estimate.rehearsals import rehearsal_rows, rehearsal_table
+    from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
     from pipeline.estimate.report import Cluster, estimate, show
     from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
@@ -63,8 +63,10 @@ def _cost(arguments: argparse.Namespace) -> Exit:
         rows = named_rows()
         print(named_table())
     elif arguments.table:
-        rows = rehearsal_rows(arguments.table, cluster)
-        print(rehearsal_table(rows))
+        rows = []
+        for row in rehearsal_rows(arguments.table, cluster):
+            print(rehearsal_line(row) if rows else f"{HEAD}\n{rehearsal_line(row)}", flush=True)
+            rows.append(row)
     else:
         recipe = load_from_arguments(arguments)
         found = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)

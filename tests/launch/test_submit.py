@@ -10,7 +10,7 @@ import pytest
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import judge
-from launch.slurm.node import torchrun_command
+from launch.slurm.node import _start, torchrun_command
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
 from pipeline.outcome import Word
@@ -49,11 +49,22 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
     ("options", "word"),
     [
         (("--nodes", "3"), "does not divide by 12 ranks"),
-        (("--nodes", "0"), "at least 1"),
+        (("--nodes", "0"), "--nodes 0: must be at least 1"),
+        (("--ranks-per-node", "0"), "--ranks-per-node 0: must be at least 1"),
+        (("--cpus-per-node", "0"), "--cpus-per-node 0: must be at least 1"),
+        (("--restarts", "-1"), "--restarts -1: must be at least 0"),
+        (("--at-once", "2"), "give it with --vary"),
+        (("--stage-to", "scratch"), "should begin with /"),
+        (("--sbatch=mem=64G",), "--sbatch=--mem=64G"),  # sbatch would take it for the script
+        (("--sbatch=--array=1-3",), "set by submit itself"),
+        (("--data.path", "none"), "none: no such folder"),
         (("--container", "no.sif"), "no.sif: there is no such file"),
         (("--vary", "train.sed=1,2"), "train.seed"),
         (("--vary", "seed"), "section.key=VALUE"),
         (("--vary", "train.seed=1,1"), "both be called seed-1"),
+        (("--vary", "train.seed=1", "--vary", "train.seed=2"), "train.seed: is given twice"),
+        (("--vary", "data.path=none,nothing"), "none: no such folder"),
+        (("--vary", f"data.path={'x' * 300}"), "letters, over 200"),
         (("--partitoin", "x"), "--partitoin"),
     ],
 )
@@ -61,6 +72,44 @@ def test_mistakes_are_found_before_anything_is_queued(dry_run, tmp_path, options
     output = dry_run(tmp_path / "run", *options, code=2)
     assert len(output.splitlines()) == 1
     assert word in output
+
+
+def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").touch()
+    (tmp_path / "run" / "slurm").mkdir(parents=True)
+    for name, complaint in (
+        ("file", "is a file"),
+        ("file/run", "file: is a file"),
+        ("thesis", "not empty and not a run folder"),
+        ("100%", "sbatch can't write a log there"),
+        ("two\nlines", "sbatch can't write a log there"),
+    ):
+        output = dry_run(tmp_path / name, "--nodes", "1", code=2)
+        assert len(output.splitlines()) == 1
+        assert complaint in output
+    dry_run(tmp_path / "run", "--nodes", "1")  # submitted before, and not started yet
+    dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
+
+
+def test_slurms_own_complaint_is_the_line(tmp_path, monkeypatch):
+    (tmp_path / "sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: Invalid partition name specified' >&2\nexit 1\n"
+    )
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(InputError, match=r"^sbatch refused: Invalid partition name specified$"):
+        module._ask(["sbatch"])
+    with pytest.raises(InputError, match=r"^no-sbatch is not here"):
+        module._ask(["no-sbatch"])
+
+
+def test_a_stage_folder_whose_variable_the_node_lacks_is_refused(digits, tmp_path, monkeypatch):
+    monkeypatch.delenv("WIDEMIX_NONE", raising=False)
+    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=tmp_path)
+    with pytest.raises(InputError, match="is the variable set there"):
+        _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
 
 
 def test_cells_are_the_product_and_keep_their_lines(tmp_path):
