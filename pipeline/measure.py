@@ -42,10 +42,10 @@ def measure(
     topology.start(here, recipe.engine.timeout)
     try:
         torch.set_num_threads(topology.share_cpus(here))
-        loader = EvalLoader(section, batch or recipe.eval.batch, here)
+        dtype = DTYPES[recipe.train.precision]
+        loader = EvalLoader(section, batch or recipe.eval.batch, here, dtype)
         check_model(recipe.model, loader)
-        precision = autocast(here.device, DTYPES[recipe.train.precision])
-        return evaluate(module.to(here.device), precision, loader, section.num_classes)
+        return evaluate(module.to(here.device), autocast(here.device, dtype), loader, section.num_classes)
     finally:
         topology.stop()
 

@@ -32,6 +32,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
     from pipeline.engine import check_engine
+    from pipeline.engine.contract import DTYPES
     from pipeline.saving import Saver
     from pipeline.signals import StopRequest
     from pipeline.watch import Watch
@@ -45,11 +46,11 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         stack.callback(topology.stop)
         torch.set_num_threads(topology.share_cpus(here))
 
-        section = recipe.train
+        section, dtype = recipe.train, DTYPES[recipe.train.precision]
         loader = TrainLoader(
-            recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here
+            recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here, dtype
         )
-        evaluation = EvalLoader(recipe.data, recipe.eval.batch, here)
+        evaluation = EvalLoader(recipe.data, recipe.eval.batch, here, dtype)
         check_model(recipe.model, loader, evaluation)
         folder = run_dir or runfolder.default_folder(recipe_path)
         start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))

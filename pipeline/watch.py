@@ -12,11 +12,14 @@ import platform
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from torch.distributed import Store
 
+from pipeline.errors import InputError
 from pipeline.outcome import leave_word
 from pipeline.topology import Topology
 
@@ -45,8 +48,7 @@ class Watch:
         self._last = time.monotonic()
 
     def __enter__(self) -> "Watch":
-        self._folder.mkdir(exist_ok=True)
-        self._stacks = (self._folder / f"rank-{self._topology.rank}.txt").open("a")
+        self._stacks = _opened(self._folder / f"rank-{self._topology.rank}.txt")
         for thread in self._threads:
             thread.start()
         return self
@@ -61,7 +63,8 @@ class Watch:
         _remove_empty(self._folder / f"rank-{self._topology.rank}.txt")
         if isinstance(error, Exception) and self._topology.world > 1:
             reason = self._tell(f"{self._name}: {error}")
-            if reason is not None and not reason.startswith(self._name):
+            alike = isinstance(error, InputError)  # a user's mistake: what all ranks find
+            if reason is not None and not alike and not reason.startswith(self._name):
                 raise RuntimeError(f"{reason}; so this rank ends ({error})") from error
 
     def _look(self) -> None:
@@ -138,12 +141,17 @@ class _Signs:
         return None
 
 
+def _opened(path: Path) -> TextIO:
+    """A file to append to, in a folder that a rank which has failed already may remove at any time."""
+    while True:
+        path.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            return path.open("a")
+
+
 def _remove_empty(path: Path) -> None:
-    """Stacks that were never needed, and their folder when it was the last."""
-    if path.exists() and path.stat().st_size == 0:
+    """Stacks that were never needed, and their folder when they were the last."""
+    if path.stat().st_size == 0:
         path.unlink()
-    if path.parent.exists() and not any(path.parent.iterdir()):
-        try:
-            path.parent.rmdir()
-        except OSError:  # another rank has just come
-            return
+    with suppress(OSError):  # others' stacks are in it, or another rank has removed it
+        path.parent.rmdir()

@@ -46,7 +46,10 @@ def measure_scale(recipe: Recipe, batch: int, steps: int) -> dict[str, Any] | No
     topology.start(here, recipe.engine.timeout)
     try:
         torch.set_num_threads(topology.share_cpus(here))
-        loader = TrainLoader(recipe.data, recipe.augment, train.global_batch, train.accumulation, train.seed, here)
+        dtype = DTYPES[train.precision]
+        loader = TrainLoader(
+            recipe.data, recipe.augment, train.global_batch, train.accumulation, train.seed, here, dtype
+        )
         check_model(recipe.model, loader)
         if loader.steps < WARM + 1:
             raise InputError(

@@ -1,5 +1,7 @@
 """Prepared samples to batches on the device: exact order, exact resumption, nothing that hangs.
 
+One thread reads and decodes some batches ahead, another brings the next one to the device while the step computes.
+
 The file format is FFCV's. The rest is ours: FFCV's own loader depends on the world size in its order and on threads
 in its randomness, reuses buffers under its reader's feet, does not check its indices, decodes what no crop shows, and
 waits for ever when its thread raises.
@@ -12,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from pipeline.data.arrival import finished, hand_over
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import Order, RandomOrder, evaluation_samples, steps_per_epoch
 from pipeline.data.paged import PagedOrder
@@ -32,7 +35,7 @@ from pipeline.topology import Topology
 class Batch:
     """What the model sees, and what it should call it.
 
-    `inputs` are normalised pictures float32 [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
+    `inputs` are normalised pictures [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
     `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation.
     """
 
@@ -80,7 +83,10 @@ class _HostBatch:
 
 
 class TrainLoader:
-    """Training batches of one rank. What they hold depends on (seed, epoch, step) alone, never on the world size."""
+    """Training batches of one rank. What they hold depends on (seed, epoch, step) alone, never on the world size.
+
+    Pictures are normalised, erased and mixed in float32, and rounded to `dtype` at the end.
+    """
 
     def __init__(
         self,
@@ -90,12 +96,13 @@ class TrainLoader:
         accumulation: int,
         seed: int,
         topology: Topology,
+        dtype: torch.dtype = torch.float32,
     ):
         if isinstance(section, TextDataSection):
             self.source: Source = Tokens(section, section.train_split, topology)
         else:
             self.source = AugmentedPictures(section, augment, seed, topology)
-        self.section, self.augment, self.seed, self.topology = section, augment, seed, topology
+        self.section, self.augment, self.seed, self.topology, self.dtype = section, augment, seed, topology, dtype
         self.global_batch, self.accumulation = global_batch, accumulation
         self.share = global_batch // topology.world // accumulation  # samples in a micro-batch
         self.steps = steps_per_epoch(len(self), global_batch)
@@ -112,7 +119,7 @@ class TrainLoader:
     def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
         hosts = Prefetch(self._read(epoch, first_step), batches_ahead(self.section, self.source, self.share))
-        return Batches(hosts, lambda host: self._finish(host, epoch))
+        return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
@@ -129,7 +136,7 @@ class TrainLoader:
                 yield _HostBatch(inputs, labels, shown, epoch * self.steps + step, part, replaced)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
-        """On the device: normalise, erase, mix."""
+        """On the device: normalise, erase, mix, round."""
         augment = self.augment
         inputs = self.source.finish(host.inputs, host.draws, epoch)
         labels = host.labels.to(self.topology.device, non_blocking=True)
@@ -137,7 +144,7 @@ class TrainLoader:
         if augment.mixing:
             first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
             targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
-        return Batch(inputs, targets, host.draws % len(self), host.replaced)
+        return Batch(rounded(inputs, self.dtype), targets, host.draws % len(self), host.replaced)
 
 
 class EvalLoader:
@@ -146,18 +153,19 @@ class EvalLoader:
     Each rank has the same number of batches, the last of which may be empty: sharded engines meet at every forward.
     """
 
-    def __init__(self, section: AnyDataSection, batch: int, topology: Topology):
+    def __init__(self, section: AnyDataSection, batch: int, topology: Topology, dtype: torch.dtype = torch.float32):
         if isinstance(section, TextDataSection):
             self.source: Source = Tokens(section, section.eval_split, topology)
         else:
             self.source = Pictures(section, section.eval_split, topology)
-        self.section, self.batch, self.topology = section, batch, topology
+        self.section, self.batch, self.topology, self.dtype = section, batch, topology, dtype
 
     def __len__(self) -> int:
         return len(self.source.file)
 
     def batches(self) -> "Batches":
-        return Batches(Prefetch(self._read(), batches_ahead(self.section, self.source, self.batch)), self._finish)
+        hosts = Prefetch(self._read(), batches_ahead(self.section, self.source, self.batch))
+        return Batches(hosts, self._finish, self.topology.device)
 
     def _read(self) -> Iterator[_HostBatch]:
         samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
@@ -169,7 +177,7 @@ class EvalLoader:
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        return Batch(self.source.finish(host.inputs, host.draws, 0), labels, host.draws)
+        return Batch(rounded(self.source.finish(host.inputs, host.draws, 0), self.dtype), labels, host.draws)
 
 
 def batches_ahead(section: AnyDataSection, source: Source, count: int) -> int:
@@ -192,25 +200,35 @@ def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
             loader.source.check(model)
 
 
-class Batches:
-    """Host batches from the thread, finished one by one on the device as they are asked for."""
+def rounded(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Pictures in the numbers that a model's first product would round them to; token ids as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
-    def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch]):
-        self._hosts, self._finish = hosts, finish
+
+class Batches:
+    """Host batches from the thread that reads, on the device one ahead of the step."""
+
+    def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch], device: torch.device):
+        self._hosts, self._device = hosts, device
+        self._ready: Prefetch[Batch] = Prefetch(finished(hosts, finish, device), ahead=1)
 
     def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> Batch:
-        return self._finish(next(self._hosts))
+        self._hosts.check()
+        batch = next(self._ready)
+        hand_over(self._device, batch.inputs, batch.targets)
+        return batch
 
     def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *_) -> None:
         self._hosts.close()
+        self._ready.close()
 
     @property
     def waited(self) -> float:
-        """Seconds so far in which the step had no decoded batch."""
-        return self._hosts.waited
+        """Seconds so far in which the step had no batch on the device."""
+        return self._ready.waited

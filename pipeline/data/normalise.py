@@ -25,6 +25,11 @@ def normalised(pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) ->
         means, stds = (np.tile(channels.numpy().reshape(-1), width) for channels in (mean, std))
         _normalise(pictures.numpy().reshape(-1, 3 * width), means, stds, images.numpy().reshape(-1, 3 * width))
         return images.permute(0, 3, 1, 2)
+    return normalised_by_torch(pictures, mean, std)
+
+
+def normalised_by_torch(pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """The same numbers on any device: what goes over to it are bytes."""
     images = pictures.to(mean.device, non_blocking=True).permute(0, 3, 1, 2)
     return images.to(torch.float32, copy=True).sub_(mean).div_(std)
 

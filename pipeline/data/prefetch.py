@@ -39,13 +39,17 @@ class Prefetch(Generic[Item]):
         asked = time.perf_counter()
         item: Any = _END if self._raised else self._ready.get()
         self.waited += time.perf_counter() - asked
-        if self._raised:
-            self.close()
-            raise self._raised[0]
+        self.check()
         if item is _END:
             self.close()
             raise StopIteration
         return item
+
+    def check(self) -> None:
+        """Raise what the source has raised, if it has."""
+        if self._raised:
+            self.close()
+            raise self._raised[0]
 
     def __enter__(self) -> "Prefetch[Item]":
         return self
@@ -54,12 +58,14 @@ class Prefetch(Generic[Item]):
         self.close()
 
     def close(self) -> None:
-        """Stop the thread and wait for it; returns once it is gone."""
+        """Stop the thread and return once it is gone. A reader that waits in yet another thread is woken."""
         self._stop.set()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ready.get_nowait()  # so that the thread need not wait for room to see the flag
         self._thread.join()
+        with contextlib.suppress(queue.Full):  # then there is something to wake up to
+            self._ready.put_nowait(_END)
 
 
 def _run(source: Iterator, ready: queue.Queue, raised: list[BaseException], stop: threading.Event) -> None:

@@ -144,7 +144,7 @@ class DeepSpeedEngine(Engine):
         """The whole of a frozen parameter, which stage 3 shares out and the optimiser does not own."""
         if self.stage < 3 or name not in self.parameters:
             return nullcontext()
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
         return GatheredParameters([self.parameters[name]], modifier_rank=0)
 

@@ -31,7 +31,7 @@ class PreparedSection(Section):
         "recipe means the same order on every machine and at every restart",
     )
     window: Positive = key(4096, "order paged: MiB of the file, over all ranks, within which samples are shuffled")
-    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank")
+    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank; one more is on the device")
     ahead_mib: Positive = key(
         1024, "MiB that the batches decoded ahead may take, per rank: large ones are fewer, but one at least"
     )

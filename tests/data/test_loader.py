@@ -296,7 +296,7 @@ def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
         batches = loader.batches(number)
         next(batches)
         if number % 2:
-            batches._hosts.close()
+            batches.__exit__()
         del batches
     deadline = time.monotonic() + 5
     while threading.active_count() > threads and time.monotonic() < deadline:

@@ -71,3 +71,25 @@ def test_a_dropped_iterator_frees_its_thread():
     gc.collect()
     thread.join(timeout=5)
     assert not thread.is_alive()
+
+
+def test_closing_wakes_a_reader_in_another_thread():
+    """One that waits for an item which never comes: the source ends when it sees that nobody wants more."""
+    closing, asked, found = threading.Event(), threading.Event(), []
+
+    def source():
+        yield 1
+        asked.set()
+        closing.wait()
+        yield 2
+
+    items = Prefetch(source(), ahead=1)
+    reader = threading.Thread(target=lambda: found.extend(items))
+    reader.start()
+    asked.wait()
+    items._stop.set()  # as close does first
+    closing.set()
+    items.close()
+    reader.join(timeout=5)
+    assert not reader.is_alive()
+    assert found == [1]

@@ -1,16 +1,13 @@
 """Process groups for the engines: one rank in the test's own process, several in others."""
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.conftest import ROOT
-from tests.engine.ranks import JOBS
+from tests.engine.ranks import JOBS, be
+from tests.forks import Forks, group_of
 
 
 @pytest.fixture(scope="package")
@@ -35,6 +32,7 @@ def alone():
 def ranks(digits, tmp_path_factory) -> dict[int, dict[str, Any]]:
     """The results of tests/engine/ranks.py: by the number of ranks, by job."""
     folder = tmp_path_factory.mktemp("ranks")
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([sys.executable, "-m", "tests.engine.ranks", digits, folder], cwd=ROOT, env=environ, check=True)
+    for world in JOBS:
+        codes, said = Forks(be, digits, folder, log=folder / "log", environs=group_of(world)).wait()
+        assert codes == [0] * world, said
     return {world: torch.load(folder / f"{world}.pt") for world in JOBS}

@@ -1,9 +1,7 @@
-"""What several ranks compute for these tests: `python -m tests.engine.ranks DATA FOLDER` writes FOLDER/2.pt, ..."""
+"""What several ranks compute for these tests."""
 
-import multiprocessing
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from pipeline import topology
 from pipeline.data.loader import Batch, EvalLoader, TrainLoader
 from pipeline.engine import State, build_engine, prepare
 from pipeline.evaluate import evaluate_engine
+from pipeline.finetune import freeze
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
 from pipeline.saving import assembled
@@ -65,6 +64,7 @@ class Setting:
     def engine(self) -> Any:
         module = self.model()
         prepare(module, self.recipe.train)
+        freeze(module, self.recipe.train.freeze)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.here)
 
     def run(self, engine: Any, steps: range = range(STEPS)) -> list[float]:
@@ -213,36 +213,14 @@ def _everywhere(state: State) -> State:
     return box[0]
 
 
-def _rank(rank: int, world: int, data: Path, folder: Path) -> None:
+def be(data: Path, folder: Path) -> None:
+    """Be one of the ranks that together write FOLDER/<world>.pt."""
+    warnings.simplefilter("ignore")  # DeepSpeed's own
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(world),
-    }
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     meeting, limit = f"file://{folder}/store-{world}", timedelta(seconds=120)
     dist.init_process_group("gloo", meeting, timeout=limit, rank=rank, world_size=world)
     found = {job.__name__: job(data) for job in JOBS[world]}
     if rank == 0:
         torch.save(found, folder / f"{world}.pt")
     dist.destroy_process_group()
-
-
-def main() -> None:
-    """Every rank is forked from this process, which has imported everything and done nothing yet."""
-    data, folder = map(Path, sys.argv[1:])
-    warnings.simplefilter("ignore")  # DeepSpeed's own
-    fork = multiprocessing.get_context("fork")
-    for world in JOBS:
-        ranks = [fork.Process(target=_rank, args=(rank, world, data, folder)) for rank in range(world)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            sys.exit(f"{[rank.exitcode for rank in ranks]} of {world} ranks")
-
-
-if __name__ == "__main__":
-    main()

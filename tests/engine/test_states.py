@@ -1,6 +1,7 @@
 """States and averages: any engine goes on from any other's, on one rank and on two, as if it had been one run."""
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,9 +9,12 @@ from timm.utils import ModelEmaV3
 from torch.nn.functional import cross_entropy
 
 from pipeline.data.loader import EvalLoader
+from pipeline.engine import State
 from pipeline.engine.average import ema_decay
+from pipeline.finetune import freeze
+from pipeline.saving import assembled
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import CHAIN, EMA, ENGINES, Setting, chain, overrides_for
+from tests.engine.ranks import CHAIN, EMA, ENGINES, STEPS, Setting, chain, overrides_for
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -54,6 +58,29 @@ def test_a_run_goes_from_engine_to_engine_as_if_it_were_one(expected, request, d
     for name, value in expected["figures"].items():
         assert found["figures"][name] == pytest.approx(value, rel=1e-4 if "loss" in name else 0, abs=0.07)
     assert found["figures"]["ema_loss"] != pytest.approx(found["figures"]["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
+def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, name):
+    overrides = (*overrides_for(name), ("train.freeze", "[stem.*, blocks.0.*]"), ("model.depth", "2"))
+    setting = Setting("mixer", digits, *overrides)
+    model = setting.model()
+    first = {key: value.clone() for key, value in model.state_dict().items()}
+    freeze(model, setting.recipe.train.freeze)
+    batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
+    expected = plain_loop(model, batches, setting.rates, optim=setting.recipe.optim)
+    engine, other = setting.engine(), setting.engine()
+    losses = setting.run(engine, range(4))
+    state, saved = engine.state(), State.of(assembled(engine.parts()), engine.scalars())
+    assert saved.model.keys() == state.model.keys() == first.keys()
+    for key, value in first.items():
+        assert torch.equal(saved.model[key], state.model[key])
+        assert torch.equal(state.model[key], value) == key.startswith(("stem.", "blocks.0.")), key
+    moved = {key: value + 1 if key.startswith("stem.") else value for key, value in state.model.items()}
+    other.load(replace(state, model=moved))
+    assert torch.equal(other.state().model["stem.proj.weight"], moved["stem.proj.weight"])
+    other.load(state)
+    assert losses + setting.run(other, range(4, STEPS)) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ENGINES)

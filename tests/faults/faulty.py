@@ -19,9 +19,10 @@ import sys
 import threading
 import time
 
-from pipeline import checkpoint, train
+from pipeline import checkpoint
 from pipeline.data.loader import TrainLoader
 from pipeline.loop import Loop
+from tests.forks import be_rank
 
 
 def nan(first: int, last: int) -> None:
@@ -128,13 +129,12 @@ FAULTS = {
 }
 
 
-def train_with(fault: str, words: list[str]) -> None:
+def train_with(fault: str, *words: str) -> None:
     """Be a rank of `python -m pipeline.train WORDS` with a fault; ends the process."""
     for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
         FAULTS[name](int(one), int(other or 0))
-    sys.argv[1:] = words
-    train.main()
+    be_rank(*words)
 
 
 if __name__ == "__main__":
-    train_with(sys.argv[1], sys.argv[2:])
+    train_with(*sys.argv[1:])

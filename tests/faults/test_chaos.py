@@ -11,16 +11,16 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
 from pipeline.schedule import build_schedule
 from pipeline.topology import read_topology
-from tests.conftest import Command, train_lines
+from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
+from tests.faults.chaos import short, undisturbed
 
 
 @pytest.fixture(scope="module")
 def chaos(digits, tmp_path_factory) -> Path:
     """The run folders of the short form, in which every run that could end is complete with the undisturbed curve."""
     folder = tmp_path_factory.mktemp("chaos")
-    code, output = Command(digits, folder, module="tests.faults.chaos").wait(600)
-    assert code == 0, output
+    short(digits, folder, undisturbed(digits, folder / "clean"))
     return folder
 
 

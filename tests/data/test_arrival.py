@@ -1,0 +1,100 @@
+"""Batches on the device: the numbers of the CPU, beside the step's work, and nothing that was raised held back."""
+
+import threading
+
+import pytest
+import torch
+
+from pipeline.data.loader import Batches, EvalLoader, TrainLoader
+from pipeline.data.prefetch import Prefetch
+from pipeline.topology import Topology
+from tests.data.test_loader import BATCH, FULL, folder, place, section  # noqa: F401 - a fixture
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CPU = torch.device("cpu")
+
+
+def both_splits(data, here: Topology, dtype=torch.float32) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """An epoch of mixed, erased training pictures, then all to evaluate on."""
+    found = []
+    for batches in (
+        TrainLoader(section(data), FULL, BATCH, 1, 7, here, dtype).batches(1),
+        EvalLoader(section(data), 4, here, dtype).batches(),
+    ):
+        with batches:
+            found += [(batch.inputs, batch.targets) for batch in batches]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_the_same_pictures_rounded_once(folder, dtype):  # noqa: F811
+    pairs = zip(both_splits(folder, place()), both_splits(folder, place(), dtype), strict=True)
+    for (expected, targets), (inputs, same) in pairs:
+        assert inputs.dtype == dtype
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(inputs, expected.to(dtype))
+        assert torch.equal(targets, same)
+
+
+def test_what_reading_raises_comes_before_the_batch_that_is_there():
+    asked, reached = threading.Event(), threading.Event()
+
+    def hosts():
+        yield 1
+        asked.wait()
+        reached.set()
+        raise RuntimeError("sample 7 is damaged")
+
+    reading = Prefetch(hosts(), ahead=1)
+    with Batches(reading, lambda host: host, CPU) as batches:
+        asked.set()
+        reached.wait()
+        reading._thread.join()
+        with pytest.raises(RuntimeError, match="sample 7"):
+            next(batches)
+
+
+def test_what_finishing_raises_is_raised():
+    def finish(host):
+        raise RuntimeError("out of memory on the device")
+
+    with Batches(Prefetch(iter(range(9)), ahead=1), finish, CPU) as batches, pytest.raises(RuntimeError, match="out"):
+        next(batches)
+
+
+def test_leaving_while_the_reader_is_slow_ends_both_threads():
+    """Inside the with block the thread that finishes waits for a batch that is not to come any more."""
+    before, slow = threading.active_count(), threading.Event()
+
+    def hosts():
+        yield from iter(slow.wait, None)
+
+    batches = Batches(Prefetch(hosts(), ahead=1), lambda host: host, CPU)
+    assert threading.active_count() == before + 2
+    threading.Timer(0.05, slow.set).start()
+    batches.__exit__()
+    assert threading.active_count() <= before + 1  # the timer
+
+
+@GPU
+def test_a_gpus_batches_are_the_cpus(folder):  # noqa: F811
+    here = Topology(0, 1, 0, 1, torch.device("cuda", 0))
+    for (expected, targets), (inputs, same) in zip(
+        both_splits(folder, place()), both_splits(folder, here), strict=True
+    ):
+        assert torch.equal(inputs.cpu(), expected)
+        assert torch.allclose(same.cpu(), targets)
+
+
+@GPU
+def test_batches_come_while_the_step_computes(folder):  # noqa: F811
+    here = Topology(0, 1, 0, 1, torch.device("cuda", 0))
+    loader = TrainLoader(section(folder), FULL, BATCH, 1, 7, here)
+    assert loader.source.read(*[loader.order.step(0, 0)] * 2, 0)[0].is_pinned()
+    with loader.batches(0) as batches:
+        next(batches)
+        torch.cuda._sleep(10**10)  # cycles of the step's own stream: some seconds
+        second = next(batches)
+        assert not torch.cuda.current_stream().query()
+        torch.cuda.synchronize()
+        assert second.inputs.isfinite().all()

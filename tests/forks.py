@@ -1,0 +1,106 @@
+"""Processes forked from one that has imported everything: real ones, to signal and to kill, started in a moment.
+
+The one is multiprocessing's fork server, which the first of them starts.
+"""
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+class Forks:
+    """Processes that each call `target(*words)` on one thread, from the project's root; by number, from 0.
+
+    There is one for each of `environs`, which is added to what it has. All append what they say to `log`.
+    """
+
+    def __init__(self, target: Callable[..., Any], *words: Any, log: Path, environs: Sequence[Mapping] = ({},)):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.everything"])
+        log.touch()
+        self.log, self._began = log, log.stat().st_size
+        self.codes: dict[int, int] = {}  # exit codes, or minus a signal
+        self.running = {
+            number: context.Process(target=_be, args=(target, words, dict(environ), log))
+            for number, environ in enumerate(environs)
+        }
+        for process in self.running.values():
+            process.start()
+
+    def wait(self, seconds: float = 300) -> tuple[list[int], str]:
+        """Every exit code, and what they said. They must all end by themselves."""
+        deadline = time.monotonic() + seconds
+        while self.running:
+            self.reap()
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"{sorted(self.running)} go on for ever:\n{self.said()}")
+            time.sleep(0.02)
+        return [code for _, code in sorted(self.codes.items())], self.said()
+
+    def reap(self) -> None:
+        """Note which have ended."""
+        for number, process in list(self.running.items()):
+            if process.exitcode is not None:
+                self.codes[number] = process.exitcode
+                del self.running[number]
+
+    def said(self) -> str:
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_bytes()[self._began :].decode())
+
+    def signal(self, number: int) -> None:
+        for process in self.running.values():
+            os.kill(process.pid, number)
+
+    def kill(self) -> None:
+        """With all that they have started."""
+        for process in self.running.values():
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
+    """In the fork."""
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ |= environ
+    output = os.open(log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    target(*words)
+
+
+def group_of(world: int) -> list[dict[str, str]]:
+    """What a launcher tells each rank of a group on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    place |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+
+
+def be_widemix(*words: str) -> None:
+    """`widemix WORDS`."""
+    import pipeline.cli
+
+    sys.argv = ["widemix", *words]
+    pipeline.cli.main()
+
+
+def be_rank(*words: str) -> None:
+    """`python -m pipeline.train WORDS`."""
+    from pipeline import topology, train
+
+    topology.share_cpus = lambda _: 1  # two threads beside other work wait for each other most of the time
+    sys.argv = ["pipeline.train", *words]
+    train.main()
