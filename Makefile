@@ -13,7 +13,7 @@ demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 test-cluster: setup
 	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
@@ -17,6 +18,18 @@ from tests.forks import Forks, be_rank, be_widemix, group_of
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
+
+# No property may fail because the machine is slow.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay in one process, which makes its fixtures once. So do all engines': DeepSpeed keeps the first
+    process group that it meets."""
+    engine = ROOT / "tests" / "engine"
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(str(engine if engine in item.path.parents else item.path)))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@
 
 #include <jpeglib.h>
 
+#include "huffman.h"
+
 #define AC_LOOK 10 /* bits that one look into a table takes in */
 #define DC_LOOK 9
 
@@ -21,13 +23,6 @@
  * both 0 where the code is longer. */
 typedef uint64_t look;
 #define UNSEEN 64u
-
-struct codes {
-    JHUFF_TBL made_of;
-    bool made;
-    uint32_t limit[17]; /* one above the codes of up to this many bits, as 16 bits from the left */
-    int32_t offset[17]; /* from a code of this length to its place in the symbols */
-};
 
 struct ac {
     struct codes codes;
@@ -40,12 +35,6 @@ struct ac {
 struct dc {
     struct codes codes;
     uint8_t length[1 << DC_LOOK], size[1 << DC_LOOK]; /* of the code, 0 where it is longer; of the number behind it */
-};
-
-struct stream {
-    const uint8_t *next;
-    uint64_t bits; /* what was taken and not yet used, from the left */
-    int count;     /* at least so many of them */
 };
 
 struct entropy {

@@ -1,17 +1,14 @@
-/* A baseline JPEG written anew from its own coefficients, with restart markers and Huffman tables made for it. */
+/* A JPEG written anew with restart markers and Huffman tables made for it: from its symbols, else its coefficients. */
 #include <stdint.h>
 #include <stdlib.h>
 
 #include "complaint.h"
+#include "recode.h"
 
 enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3 };
 
-static void write_anew(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int interval,
-                       unsigned char **written, unsigned long *written_size) {
-    jpeg_mem_src(source, (unsigned char *)data, (unsigned long)size);
-    jpeg_read_header(source, TRUE);
+static void write_coefficients(j_decompress_ptr source, j_compress_ptr target, int interval) {
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(source);
-    jpeg_mem_dest(target, written, written_size);
     jpeg_copy_critical_parameters(source, target);
     target->optimize_coding = TRUE;
     target->restart_interval = (unsigned)interval;
@@ -39,8 +36,13 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
     if (setjmp(complaint.escape) == 0) {
         jpeg_create_decompress(&source);
         jpeg_create_compress(&target);
-        write_anew(&source, &target, data, size, interval, &written, &written_size);
-        outcome = text[0] ? WARNED : written != out ? TOO_LARGE : WRITTEN;
+        jpeg_mem_src(&source, (unsigned char *)data, (unsigned long)size);
+        jpeg_mem_dest(&target, &written, &written_size);
+        jpeg_read_header(&source, TRUE);
+        bool fits = true;
+        if (text[0] || !recode(&source, &target, interval, &fits))
+            write_coefficients(&source, &target, interval);
+        outcome = text[0] ? WARNED : written != out || !fits ? TOO_LARGE : WRITTEN;
         *out_size = (int64_t)written_size;
         if (written != out)
             free(written);

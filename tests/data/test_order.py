@@ -37,14 +37,14 @@ def permutation(count, seed, epoch):
     return shuffled(np.arange(count), count, key(seed, epoch, count, ORDER))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(count=st.integers(1, 5000), stream=st.integers(0, 2**64 - 1))
 def test_shuffled_is_a_permutation(count, stream):
     assert np.array_equal(np.sort(shuffled(np.arange(count), count, stream)), np.arange(count))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(**ANY)
 def test_an_epoch_has_every_sample_at_most_once_and_leaves_out_less_than_a_batch(
     kind, count, batch, seed, epoch, window
@@ -56,7 +56,7 @@ def test_an_epoch_has_every_sample_at_most_once_and_leaves_out_less_than_a_batch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(**ANY, repeats=st.integers(2, 5))
 def test_with_repeats_each_sample_is_shown_in_all_its_views(kind, count, batch, seed, epoch, window, repeats):
     """But for those at the ends of the lanes, whose later views fall beyond the epoch."""
@@ -74,7 +74,7 @@ def test_with_repeats_each_sample_is_shown_in_all_its_views(kind, count, batch, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     world=st.integers(1, 128),
     share=st.integers(1, 6),
@@ -103,7 +103,7 @@ def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, 
         assert np.array_equal(np.concatenate(parts), theirs), step
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(count=st.integers(0, 500), world=st.integers(1, 128))
 def test_evaluation_sees_every_sample_once(count, world):
     seen = np.concatenate([evaluation_samples(count, rank, world) for rank in range(world)])

@@ -33,7 +33,7 @@ def inside(ranges, offset, size):
 
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("repeats", [1, 3])
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(world=st.sampled_from([1, 2, 4, 8, 64]), first=st.integers(0, 61), data=st.data())
 def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world, first, data):
     ours, rank = order(repeats, scattered), data.draw(st.integers(0, world - 1))

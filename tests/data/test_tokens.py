@@ -90,7 +90,7 @@ def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(world=st.integers(1, 26), accumulation=st.sampled_from([1, 2]), order=st.sampled_from(["random", "paged"]))
 def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, accumulation, order):
     """Steps of one or two pairs a rank, so that there are all of them."""

@@ -152,6 +152,27 @@ def test_damage_between_the_markers_is_found(picture):
     assert rule.startswith("kept as it is: Corrupt JPEG data")
 
 
+@pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2, "restart_marker_blocks": 5}], ids=str)
+def test_what_is_damaged_is_found_as_jpegtran_finds_it(picture, options):
+    """Bytes altered, taken out and put in: the same pixels, or libjpeg's own words."""
+    if shutil.which("jpegtran") is None:
+        pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
+    whole, numbers, found = saved(picture(7, 120, 90), quality=90, **options), random.Random(1), set()
+    for _ in range(40):
+        data = bytearray(whole)
+        at = numbers.randrange(plain_frame(whole).scan, len(data) - 2)
+        data[at : at + numbers.randrange(3)] = numbers.choice([b"", b"\xff", b"\xff\xd1", numbers.randbytes(1)])
+        told = subprocess.run(["jpegtran", "-copy", "none", "-optimize"], input=data, capture_output=True)
+        try:
+            after, _, rule = transcoded(bytes(data))
+        except DamagedJpeg as damage:
+            rule = f"left out: {damage}"
+        assert rule.partition(": ")[2] in told.stderr.decode()
+        assert rule if told.stderr else np.array_equal(pixels(told.stdout), pixels(after))
+        found.add(rule.partition(":")[0])
+    assert found == {"", "kept as it is", "left out"}
+
+
 def test_the_rules_name_the_pictures(tmp_path, picture):
     whole = saved(picture(5, 300, 200), quality=95)
     files = {

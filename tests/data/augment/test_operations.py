@@ -72,7 +72,7 @@ def test_moved_pixels_are_pillows(pictures, operation, resample):
             assert np.array_equal(ours, np.asarray(expected)), argument
 
 
-@settings(deadline=None, max_examples=500)  # the first call compiles
+@settings(max_examples=500)
 @given(st.floats(-720, 720), st.integers(1, 500), st.integers(1, 500))
 def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
     angle = -math.radians(degrees % 360.0)
