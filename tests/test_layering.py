@@ -24,7 +24,7 @@ LAYERS = [
     ["pipeline.rollback"],
     ["pipeline.loop"],
     ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench", "pipeline.analysis", "pipeline.catalogue"],
+    ["pipeline.bench", "pipeline.analysis", "pipeline.studies", "pipeline.catalogue"],
     ["launch"],
     ["pipeline.cli"],
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.errors import InputError
+from pipeline.studies.plan import word
 
 TABLE = "cells.tsv"
 
@@ -38,7 +39,7 @@ def cross(vary: list[str]) -> list[Cell]:
     keys = [text.partition("=")[0] for text in vary]
     if twice := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"--vary {twice[0]}: is given twice; put all of its values behind one")
-    cells = [Cell("_".join(_word(*pair) for pair in pairs), pairs) for pairs in itertools.product(*axes)]
+    cells = [Cell("_".join(word(*pair) for pair in pairs), pairs) for pairs in itertools.product(*axes)]
     names = [cell.name for cell in cells]
     if alike := {name for name in names if names.count(name) > 1}:
         raise InputError(f"--vary: two cells would both be called {min(alike)}")
@@ -59,10 +60,6 @@ def _values(text: str, given: str) -> list[str]:
     if bad := [word for word in words if not word or "\t" in word or "\n" in word]:
         raise InputError(f"--vary {given}: {bad[0]!r} cannot be a value")
     return words
-
-
-def _word(name: str, value: str) -> str:
-    return f"{name.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', value).strip('_.')}"
 
 
 def merge(folder: Path, cells: list[Cell]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.cli import analyse, bench, data, machine, runs, submit
+from pipeline.cli import analyse, bench, data, machine, runs, study, submit
 from pipeline.commands import Parser, run_command
 
 COMMANDS = (
@@ -13,6 +13,7 @@ COMMANDS = (
     runs.add_eval,
     runs.add_export,
     submit.add_submit,
+    study.add_study,
     analyse.add_analyse,
     bench.add_bench,
     machine.add_cost,

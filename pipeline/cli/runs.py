@@ -32,9 +32,7 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = load_from_arguments(arguments)
     if "RANK" in os.environ or translate(os.environ):  # a launcher started this command itself
         return train_from_arguments(arguments)
-    if arguments.ranks < 0:
-        raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
-    ranks = arguments.ranks or _visible_gpus()
+    ranks = count_ranks(arguments.ranks)
     check_world(recipe, ranks)
     if ranks == 1:
         return train_from_arguments(arguments)
@@ -46,7 +44,12 @@ def _train(arguments: argparse.Namespace) -> int:
     return launch([*command, *(f"--{name}={value}" for name, value in arguments.overrides)], ranks)
 
 
-def _visible_gpus() -> int:
+def count_ranks(asked: int) -> int:
+    """Processes to start on this machine: as asked, or one a GPU."""
+    if asked < 0:
+        raise InputError(f"--ranks {asked}: must be at least 1")
+    if asked:
+        return asked
     import torch
 
     return max(1, torch.cuda.device_count())

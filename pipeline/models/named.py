@@ -14,7 +14,7 @@ WIDE_MIXERS = {
     "b_w_table1": (224, 14, 588, 8, 4.09),  # which table 1's Omega and width need
     "ss8": (32, 8, 986, 2, 4.0),
     "ss_w": (32, 4, 487, 2, 4.0),  # as in the text
-    "ss_w_table1": (32, 4, 467, 2, 4.0),  # which table 1's 255 M connections need
+    "ss_w_table1": (32, 4, 467, 2, 4.0),  # with which the mixings and the patch layer have table 1's 255 M connections
 }
 
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
@@ -81,7 +81,7 @@ PRINTED = {
     "mixer_b_w_224": "table 1: Omega 2.6e8, width 6.2e5 (gamma 4.09 gives these); table S.3, at gamma 4: 4.06 G",
     "mixer_b_w_table1_224": "the text: gamma 4.57, which gives Omega 2.90e8 and width 6.88e5",
     "mixer_b16_224": "table 1: 786 channels for 768",
-    "mixer_ss_w_32": "table 1: 255 M connections (C = 467 gives these)",
+    "mixer_ss_w_32": "table 1: 255 M connections (C = 467 and the patch layer give these)",
     "mixer_ss_w_table1_32": "the text: C = 487, which gives 275 M connections",
 }
 

@@ -30,7 +30,7 @@ class TextClassifier(nn.Module):
 
     def start_weights(self) -> None:
         initialise(self, self.head)
-        nn.init.normal_(self.embedding.weight)
+        nn.init.normal_(self.embedding.weight, std=0.02)  # at torch's 1 a word's start drowns what it learns
         with torch.no_grad():
             self.embedding.weight[PAD] = 0
 

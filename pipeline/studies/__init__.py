@@ -1,0 +1,1 @@
+"""Studies: recipes that differ in a few numbers, run cell by cell and drawn together."""
