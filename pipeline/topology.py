@@ -74,6 +74,7 @@ def start(topology: Topology, timeout: int) -> dist.Store:
     if topology.world > 1:
         store, _, _ = next(dist.rendezvous("env://", timeout=limit))
     dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
+    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still makes them
     return dist.PrefixStore("run", store)
 
 

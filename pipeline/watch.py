@@ -63,7 +63,7 @@ class Watch:
         _remove_empty(self._folder / f"rank-{self._topology.rank}.txt")
         if isinstance(error, Exception) and self._topology.world > 1:
             reason = self._tell(f"{self._name}: {error}")
-            alike = isinstance(error, InputError)  # a user's mistake: what all ranks find
+            alike = isinstance(error, InputError) or (reason or "").endswith(str(error))  # what all ranks find
             if reason is not None and not alike and not reason.startswith(self._name):
                 raise RuntimeError(f"{reason}; so this rank ends ({error})") from error
 

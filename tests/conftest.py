@@ -1,5 +1,6 @@
 """Prepared data and runs of the real command, shared by the tests."""
 
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from tests.forks import Forks, be_rank, be_widemix, group_of
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
@@ -64,9 +66,12 @@ class Command:
     def wait_for_step(self, run: Path, step: int, timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
         while not any(line["step"] >= step for line in train_lines(run)):
-            assert self.process.poll() is None, self.process.stdout.read()
+            assert self.is_running(), self.wait()[1]
             assert time.monotonic() < deadline, "no such step was reached"
             time.sleep(0.01)
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -75,6 +80,32 @@ class Command:
         """SIGKILL to every process of it at once."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+
+
+class Fork(Command):
+    """The same in forks of a process that has imported everything, which saves seconds: see `tests.forks`.
+
+    With a `world` it is so many ranks of `python -m pipeline.train`, as a launcher would start them.
+    """
+
+    def __init__(self, *words: str | Path, log: Path, world: int = 0):
+        target, environs = (be_rank, group_of(world)) if world else (be_widemix, [{}])
+        self.forks = Forks(target, *map(str, words), log=log, environs=environs)
+
+    def wait(self, timeout: float = 180) -> tuple[int, str]:
+        codes, output = self.forks.wait(timeout)
+        return next((code for code in codes if code), 0), output
+
+    def is_running(self) -> bool:
+        self.forks.reap()
+        return bool(self.forks.running)
+
+    def signal(self, number: int) -> None:
+        self.forks.signal(number)
+
+    def kill(self) -> None:
+        self.forks.kill()
+        self.forks.wait()
 
 
 def train_lines(run: Path) -> list[dict]:
@@ -86,10 +117,16 @@ def train_lines(run: Path) -> list[dict]:
 
 @pytest.fixture
 def train(digits, tmp_path):
-    """Start `widemix train` on the digits with a small model: train(run, options...) -> Command."""
+    """Start `widemix train` on the digits with a small model: train(run, options...) -> Command.
 
-    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", **kwargs) -> Command:
-        words = ("train", recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
-        return Command(*words, **kwargs)
+    As a fork; with `world` as so many ranks; as a user does, in a Python of its own, with `real` set.
+    """
+    logs = (tmp_path / f"{number}.log" for number in itertools.count())
+
+    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False) -> Command:
+        words = (recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
+        if real:
+            return Command("train", *words)
+        return Fork(*(words if world else ("train", *words)), log=next(logs), world=world)
 
     return start

@@ -93,14 +93,22 @@ def be_widemix(*words: str) -> None:
     """`widemix WORDS`."""
     import pipeline.cli
 
+    _on_one_thread()
     sys.argv = ["widemix", *words]
     pipeline.cli.main()
 
 
 def be_rank(*words: str) -> None:
     """`python -m pipeline.train WORDS`."""
-    from pipeline import topology, train
+    from pipeline import train
 
-    topology.share_cpus = lambda _: 1  # two threads beside other work wait for each other most of the time
+    _on_one_thread()
     sys.argv = ["pipeline.train", *words]
     train.main()
+
+
+def _on_one_thread() -> None:
+    """Two threads beside other work wait for each other most of the time."""
+    from pipeline import topology
+
+    topology.share_cpus = lambda _: 1

@@ -42,10 +42,12 @@ def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path:
     assert sick.wait()[0] == 1
 
 
-def test_a_rank_that_never_comes_is_named(port: int) -> None:
-    code, output = launch(2, 0, port, "--patience", "1").wait()
-    assert code == 1, output
+def test_a_rank_that_never_comes_is_named(port: int, tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "sick"
+    code, output = launch(2, 0, port, "--patience", "1", "--exclude", str(nowhere)).wait()
+    assert code == 2, output
     assert "rank 1 never came" in output
+    assert output.splitlines()[-1] == f"error: --exclude {nowhere}: cannot be written (No such file or directory)"
 
 
 def rank(host: str, **changes) -> dict:

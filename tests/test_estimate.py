@@ -163,6 +163,8 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
     assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 300 / 3600:.1f}"
     with pytest.raises(InputError, match="has no recipes"):
         next(rehearsal_rows(tmp_path / "none", Cluster(128)))
+    with pytest.raises(InputError, match="--gpus 0"):  # once, and not by every recipe
+        next(rehearsal_rows(tmp_path, Cluster(0)))
 
 
 def test_the_larger_imagenets_hours_are_known_too():

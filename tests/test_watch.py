@@ -1,9 +1,7 @@
 """How a rank that fails takes leave, where several share a run folder and a store."""
 
-import threading
 from pathlib import Path
 
-import pytest
 import torch
 from torch.distributed import HashStore
 
@@ -43,22 +41,26 @@ def test_a_rank_whose_collective_broke_says_who_had_failed_before(tmp_path):
     assert "no data here; so this rank ends (connection closed)" in str(second)
 
 
-def test_ranks_that_leave_at_once_quarrel_over_no_folder(tmp_path):
-    """Each removes its empty stacks, the last the folder; one may come while another goes."""
+def test_what_all_ranks_find_is_said_once_by_each(tmp_path):
+    """As when the loss diverges: nobody needs to hear it twice in a line."""
+    _, second = ranks_that_fail(
+        tmp_path, HashStore(), RuntimeError("the loss is nan"), RuntimeError("the loss is nan")
+    )
+    assert str(second) == "the loss is nan"
 
-    def come_and_go(rank: int, turns: int = 60) -> None:
-        place = Topology(rank, 1, rank, 1, torch.device("cpu"))
-        for _ in range(turns):
-            with Watch(tmp_path, place, HashStore(), 600):
-                pass
 
-    failed = []
-    threads = [threading.Thread(target=come_and_go, args=(rank,)) for rank in range(3)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threading, "excepthook", failed.append)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failed
+def test_a_rank_that_leaves_takes_no_folder_from_under_one_that_comes(tmp_path, monkeypatch):
+    """Each removes the folder of stacks if it is empty, also just after another has made it."""
+    made, mkdir = [], Path.mkdir
+
+    def and_removed_by_another(path, *words, **options):
+        mkdir(path, *words, **options)
+        made.append(path)
+        if len(made) == 1:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", and_removed_by_another)
+    with Watch(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 600):
+        assert (tmp_path / "stacks/rank-0.txt").exists()
+    assert len(made) == 2
     assert list(tmp_path.iterdir()) == []

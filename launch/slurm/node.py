@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launch.slurm.finish import SICK
 from launch.stage import stage
@@ -19,7 +21,11 @@ from pipeline.launchers import PORTS, route_from
 from pipeline.outcome import VARIABLE
 from pipeline.recipe import load_recipe
 
-_USES = ("train", "preflight")  # each has a port of its own: a node may begin the one while others end the other
+# Each has a port of its own: a node may begin the one while others end the other.
+_USES = ("train", "preflight", "meeting")
+if TYPE_CHECKING:  # importing torch takes seconds, in which a node can stage
+    from torch.distributed import Store
+
 GRACE = 270  # seconds that ranks have to save in; train.sbatch asks for 300
 
 
@@ -37,9 +43,10 @@ def torchrun_command(
     if own is None:
         raise InputError(f"node {node}: no network leads to {arguments.head if node else arguments.second}")
     host = f"[{head}]" if ":" in head else head
+    port = _port(job, use)
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORTS[(job + _USES.index(use)) % len(PORTS)]}"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"),
         *("--rdzv-id", f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
         *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
         *("--max-restarts", str(arguments.restarts if use == "train" else 0)),
@@ -47,6 +54,26 @@ def torchrun_command(
         *("--log-dir", str(arguments.logs / f"node-{node}"), "--tee", "3", "--local-ranks-filter", "0"),
         *("-m", *program),
     ]
+
+
+def _port(job: int, use: str) -> int:
+    return PORTS[(job + _USES.index(use)) % len(PORTS)]
+
+
+def meet(arguments: argparse.Namespace, environ: Mapping[str, str]) -> "Store":
+    """Wait for all nodes: one may stage for longer than the minute that torchrun waits. If one fails, srun ends all.
+
+    What is returned is to be kept: on the first node it is what the others ask.
+    """
+    from torch.distributed import TCPStore
+
+    node, nodes = int(environ["SLURM_NODEID"]), int(environ["SLURM_STEP_NUM_NODES"])
+    port = _port(int(environ["SLURM_JOB_ID"]), "meeting")
+    store = TCPStore(_number(arguments.head), port, nodes, is_master=node == 0, timeout=timedelta(days=1))
+    if node == 0:  # the others are through with connecting as soon as this one is there
+        store.set("all", "here")
+    store.wait(["all"])
+    return store
 
 
 def _number(host: str) -> str:
@@ -68,6 +95,7 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
         if not local.is_absolute():
             raise InputError(f"--stage-to {arguments.stage}: is {local} on this node; is the variable set there?")
         data = stage(data, local)
+    _store = meet(arguments, os.environ)
     if arguments.preflight != "no" and _preflight(arguments, data) and arguments.preflight == "exclude":
         return Exit.FAILED
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)

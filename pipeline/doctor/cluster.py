@@ -23,6 +23,7 @@ from rich.table import Table
 from pipeline.doctor.judge import Complaint, judge
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import node_name, survey
+from pipeline.errors import InputError
 from pipeline.topology import Topology, name_interface, read_topology, share_cpus
 
 EXPECTED = 0.5  # of the network's rated bandwidth, for an all-reduce not to be remarked on
@@ -44,6 +45,7 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
     if not silent:
         _connect(here, store, facts, patience)
         silent = _await(store, "links", here.world, patience)
+    named: list[str] = []
     if here.is_main:
         surveys = [json.loads(store.get(f"survey/{rank}")) for rank in range(here.world) if rank not in silent]
         if not silent:
@@ -57,11 +59,14 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
             print(f"Leave out: sbatch --exclude={','.join(named)}", flush=True)
         elif not sick:
             print("All nodes are well.", flush=True)
-        if exclude:
-            exclude.write_text("".join(f"{host}\n" for host in named))
         store.set("verdict", str(int(sick)))
     code = int(store.get("verdict"))  # waits for it
     _farewell(here, store, here.world - len(silent))
+    if here.is_main and exclude:  # last: the others need not wait for a disk
+        try:
+            exclude.write_text("".join(f"{host}\n" for host in named))
+        except OSError as error:
+            raise InputError(f"--exclude {exclude}: cannot be written ({error.strerror})") from None
     return code
 
 

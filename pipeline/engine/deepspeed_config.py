@@ -17,6 +17,7 @@ from pipeline.topology import Topology
 
 # What the recipe says in sections of its own.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}
+_OF_ALL_RANKS = ("train_batch_size", "gradient_accumulation_steps")
 
 
 def deepspeed_config(
@@ -42,19 +43,30 @@ def deepspeed_config(
     for key, section in _OURS.items():
         if key in theirs:
             raise InputError(f"{path}: {key} is the recipe's to say, in {section}; take it out")
-    for key in theirs.keys() - config.keys():  # DeepSpeed itself passes over keys that it does not know
-        if close := difflib.get_close_matches(key, config, n=1, cutoff=0.8):
-            raise InputError(f"{path}: unknown key {key}; did you mean {close[0]}?")
     merged = _merged(config, theirs, path)
     import_deepspeed(topology)
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    _check(merged, theirs, path)
+    return merged
 
-    try:
-        DeepSpeedZeroConfig(**merged["zero_optimization"])
+
+def _check(merged: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
+    """`InputError` for what DeepSpeed would refuse, in a trace, or pass over: it ignores sections unknown to it."""
+    from deepspeed.runtime import constants
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    known = merged.keys() - theirs.keys() | {name for name in vars(constants).values() if isinstance(name, str)}
+    for key in theirs.keys() - known:
+        if close := difflib.get_close_matches(key, known, n=1, cutoff=0.8):
+            raise InputError(f"{path}: unknown key {key}; did you mean {close[0]}?")
+    try:  # without the numbers that only the ranks together make right
+        DeepSpeedConfig({key: value for key, value in merged.items() if key not in _OF_ALL_RANKS})
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{path}: zero_optimization.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return merged
+        place = [str(part) for part in first["loc"]]
+        section = [key for key, value in theirs.items() if isinstance(value, dict) and place and place[0] in value]
+        raise InputError(f"{path}: {'.'.join([*section[:1], *place])}: {first['msg']}") from None
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:  # a list where it wants an object, ...
+        raise InputError(f"{path}: DeepSpeed refuses it ({error})") from None
 
 
 def _zero(engine: EngineSection) -> dict[str, Any]:

@@ -22,6 +22,7 @@ def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
 
     The seconds and CPU seconds are the command's, the start of Python and torch included.
     """
+    cluster.check()
     recipes = sorted(folder.glob("*.yaml"))
     if not recipes:
         raise InputError(f"--table {folder}: has no recipes (*.yaml)")

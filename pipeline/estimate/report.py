@@ -63,13 +63,13 @@ class Cluster(NamedTuple):
         wire = network_bandwidth(self.network)
         return self.kind.link if self.hosts == 1 else min(wire, self.kind.link)
 
-    def check(self, recipe: Recipe) -> None:
+    def check(self) -> None:
+        """Raise `InputError` where there is no such cluster."""
         if self.gpus < 1:
             raise InputError(f"--gpus {self.gpus}: must be at least 1")
         if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
             raise InputError(f"--nodes {self.nodes}: {self.gpus} GPUs do not fall on them evenly")
         network_bandwidth(self.network)
-        check_world(recipe, self.gpus)
 
 
 def estimate(
@@ -79,7 +79,8 @@ def estimate(
 
     With a rehearsal on so many ranks, and with a pass measured on this machine; each says how far the rest is off.
     """
-    cluster.check(recipe)
+    cluster.check()
+    check_world(recipe, cluster.gpus)
     rows = _model(recipe)
     train = recipe.train
     micro = train.global_batch // cluster.gpus // train.accumulation

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT, SMALL, Command, train_lines
+from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every", "2")
 LAST = 4 * (1437 // 64)
@@ -21,9 +21,8 @@ LAST = 4 * (1437 // 64)
 def undisturbed(digits, tmp_path_factory) -> Path:
     """One rank, DDP, from start to end."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    recipe = "recipes/digits/rp_mixer.yaml"
-    code, output = Command("train", recipe, "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS).wait()
-    assert code == 0, output
+    words = ("train", "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
+    finish(Fork(*words, log=run.with_suffix(".log")))
     return run
 
 
@@ -44,36 +43,32 @@ def finish(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "start"),
     [
-        pytest.param(("--ranks", "2"), id="two ranks"),
-        pytest.param(("--ranks", "2", "--engine.kind", "deepspeed"), id="ZeRO 1"),
-        pytest.param(("--ranks", "2", "--engine.kind", "fsdp"), id="FSDP"),
+        pytest.param(("--ranks", "2"), {"real": True}, id="two ranks"),
+        pytest.param(("--engine.kind", "deepspeed"), {"world": 2}, id="ZeRO 1"),
+        pytest.param(("--engine.kind", "fsdp"), {"world": 2}, id="FSDP"),
     ],
 )
-def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options):
-    finish(train("run", *EPOCHS, *options))
+def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options, start):
+    finish(train("run", *EPOCHS, *options, **start))
     assert_same_curve(tmp_path / "run", undisturbed, 1e-4)
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("options", "start"),
     [
-        pytest.param(("--ranks", "2"), ("--ranks", "1"), id="two ranks, then one"),
-        pytest.param(
-            ("--ranks", "2", "--engine.kind", "deepspeed"),
-            ("--ranks", "1"),
-            id="ZeRO 1 on two ranks, then DDP on one",
-        ),
+        pytest.param(("--ranks", "2"), {"real": True}, id="two ranks, then one"),
+        pytest.param(("--engine.kind", "deepspeed"), {"world": 2}, id="ZeRO 1 on two ranks, then DDP on one"),
     ],
 )
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp_path, first, second):
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp_path, options, start):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--train.save_every", "5", *first)
+    command = train("run", *EPOCHS, "--train.save_every", "5", *options, **start)
     command.wait_for_step(run, 33)  # within the second epoch
     command.kill()
     assert not (run / "done.json").exists()
-    finish(train("run", *EPOCHS, "--train.save_every", "5", *second))
+    finish(train("run", *EPOCHS, "--train.save_every", "5"))
     assert_same_curve(run, undisturbed, 1e-4)
 
 
@@ -102,7 +97,7 @@ def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_inc
 )
 def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_path, number, ranks):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--ranks", ranks)
+    command = train("run", *EPOCHS, "--ranks", ranks, real=ranks == "2")
     command.wait_for_step(run, 25)
     command.signal(number)
     code, output = command.wait()

@@ -114,9 +114,9 @@ class Slurm:
             self._hurry(job)
             return self.job(job, "JobState") == "RUNNING" and self.job(job, "Restarts") == str(restarts)
 
-        self.until(running, 120)
+        self.until(running, 300)
 
-    def ended(self, job: str, seconds: float = 240) -> str:
+    def ended(self, job: str, seconds: float = 900) -> str:
         """Wait for the end of a job; its state."""
 
         def over() -> bool:
@@ -144,7 +144,7 @@ class Slurm:
 
     def stop(self) -> None:
         self("scancel", "--user=root")
-        self.until(lambda: not self("squeue", "-h"), 60)
+        self.until(lambda: not self("squeue", "-h"), 300)
         for daemon in (*self.nodes.values(), *reversed(self.daemons)):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(30)

@@ -28,7 +28,7 @@ def slurm(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(digits, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    code, output = Command("train", RECIPE, "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS).wait()
+    code, output = Command("train", RECIPE, "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS).wait(900)
     assert code == 0, output
     return run
 
@@ -53,7 +53,7 @@ def job_of(output: str) -> str:
 
 
 def wait_for_step(slurm: Slurm, run: Path, step: int) -> None:
-    slurm.until(lambda: any(line["step"] >= step for line in train_lines(run)), 120)
+    slurm.until(lambda: any(line["step"] >= step for line in train_lines(run)), 600)
 
 
 def summaries(run: Path) -> list[dict]:
@@ -114,7 +114,7 @@ def test_a_cancelled_job_saves_and_does_not_come_back(slurm, submit, tmp_path):
     job = job_of(submit(run, "--nodes", "1"))
     wait_for_step(slurm, run, 12)
     slurm("scancel", job, check=True)
-    slurm.until(lambda: not slurm("squeue", "-h"), 60)
+    slurm.until(lambda: not slurm("squeue", "-h"), 300)
     assert slurm.job(job, "JobState") == "CANCELLED", log_of(run)
     assert slurm.job(job, "Restarts") == "0"
     assert not (run / "done.json").exists()
@@ -164,7 +164,7 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     job = job_of(output)
     assert "3 cells" in output
     assert "with Slurm" in submit(folder, *study, code=2)  # all are queued or running
-    slurm.until(lambda: not slurm("squeue", "-h"), 240)
+    slurm.until(lambda: not slurm("squeue", "-h"), 600)
     assert [(folder / f"seed-{seed}" / "done.json").exists() for seed in range(3)] == [True, False, True]
     (failed,) = summaries(folder / "seed-1")
     assert failed["code"] == 2
@@ -173,7 +173,7 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     output = submit(folder, *study)
     assert "--array 2 " in output
     assert job_of(output) != job
-    slurm.until(lambda: not slurm("squeue", "-h"), 120)
+    slurm.until(lambda: not slurm("squeue", "-h"), 600)
     assert (folder / "seed-1" / "done.json").exists()
     assert "the others done" in submit(folder, *study, code=2)
 
@@ -197,12 +197,11 @@ def test_the_preflight_leaves_a_sick_node_out(slurm, submit, undisturbed, tmp_pa
     run, sick = tmp_path / "run", slurm.folder / "sick-n1"
     sick.touch()
     job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n2,n7"))
-    slurm.until(lambda: summaries(run), 180)
-    assert slurm.ended(job, 300) == "COMPLETED", log_of(run)
-    first, last = summaries(run)[0], summaries(run)[-1]
-    assert re.match(
-        r"left out: .*n1.*, for what the preflight found", first["why"][0]
-    )  # a busy machine names others too
+    slurm.until(lambda: summaries(run), 600)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    *earlier, last = summaries(run)
+    named = [re.fullmatch("left out: (.*), for what the preflight found", start["why"][0])[1] for start in earlier]
+    assert "n1" in ", ".join(named).split(", ")  # a busy machine names others too
     assert last["why"] == ["done"]
     assert "n1" not in last["hosts"]
     assert {"n1", "n2", "n7"} <= set(slurm("scontrol", "show", "hostnames", slurm.job(job, "ExcNodeList")).split())

@@ -1,16 +1,18 @@
 """What is handed to Slurm, and what is made of the ranks' last words. The real Slurm is in test_slurm.py."""
 
 import json
+import os
 import re
 import shlex
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import judge
-from launch.slurm.node import _start, torchrun_command
+from launch.slurm.node import _start, meet, torchrun_command
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
 from pipeline.outcome import Word
@@ -110,6 +112,17 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_refused(digits, tmp_pat
     arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=tmp_path)
     with pytest.raises(InputError, match="is the variable set there"):
         _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
+
+
+def test_nodes_wait_for_the_last_however_long_it_stages():
+    job = 40_000 + os.getpid()
+    arguments = Namespace(head="127.0.0.1")
+    places = [{"SLURM_NODEID": str(n), "SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_NODES": "3"} for n in range(3)]
+    with ThreadPoolExecutor() as pool:
+        early = [pool.submit(meet, arguments, places[1]), pool.submit(meet, arguments, places[0])]
+        assert not wait(early, timeout=0.5).done
+        last = pool.submit(meet, arguments, places[2])
+        assert [future.result(60).get("all") for future in (*early, last)] == [b"here"] * 3
 
 
 def test_cells_are_the_product_and_keep_their_lines(tmp_path):
