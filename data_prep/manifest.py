@@ -52,8 +52,14 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
         raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
-    except (OSError, ValidationError) as error:
-        raise InputError(f"{path}: not a manifest ({str(error).splitlines()[0]}); prepare it again") from None
+    except NotADirectoryError:
+        raise InputError(f"{folder}: is a file; name the folder that `widemix prep` wrote") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{name}: " for name in first["loc"][:2])
+        raise InputError(f"{path}: not a manifest ({where}{first['msg']}); prepare it again") from None
 
 
 def split_path(folder: Path, name: str, manifest: Manifest) -> Path:

@@ -37,6 +37,8 @@ def stage(folder: Path, local: Path) -> Path:
     manifest = read_manifest(folder)
     for name in manifest.splits:
         split_path(folder, name, manifest)
+    if local.exists() and not local.is_dir():
+        raise InputError(f"{local}: is a file, not a folder to copy to")
     text = manifest_json(manifest)
     copy = local / f"{folder.resolve().name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
@@ -85,7 +87,8 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
     needed = sum(split.bytes for split in manifest.splits.values()) - there
     free = shutil.disk_usage(beside).free
     if needed > free:
-        raise InputError(f"{copy.parent}: has {free / 1e9:.1f} GB free, a copy of {folder} needs {needed / 1e9:.1f}")
+        sizes = f"{free / 2**20:,.0f} MiB free, a copy of {folder} needs {needed / 2**20:,.0f}"
+        raise InputError(f"{copy.parent}: has {sizes}")
     say(f"{copy}: copying from {folder}")
     for name, split in manifest.splits.items():
         _copy_split(folder / split.file, beside / split.file, name, split)

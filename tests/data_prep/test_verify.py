@@ -39,6 +39,21 @@ def test_no_manifest_is_an_error(tmp_path):
         verify(tmp_path)
 
 
+def test_what_is_no_manifest_is_named(prepared):
+    path = prepared / "manifest.json"
+    with pytest.raises(InputError, match=r"manifest\.json: is a file; name the folder"):
+        verify(path)
+    whole = path.read_bytes()
+    for data, words in (
+        (whole[: len(whole) // 2], "Invalid JSON: EOF"),
+        (b"{}", "source: Field required"),
+        (whole.replace(b'"samples"', b'"sampels"'), "splits: train: Field required"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=rf"not a manifest \({words}.*prepare it again"):
+            verify(prepared)
+
+
 def test_blocks_cover_the_file(prepared):
     for split in read_manifest(prepared).splits.values():
         assert (len(split.blocks) - 1) * 4096 < split.bytes <= len(split.blocks) * 4096
