@@ -20,8 +20,14 @@ def add_study(commands) -> None:
         ("report", _report, "write report.md and report.png of the cells that are done"),
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        verb.add_argument("recipe", type=Path, metavar="STUDY.yaml", help="such as recipes/studies/figure7.yaml")
-        verb.add_argument("--to", type=Path, metavar="DIR", help="folder of the runs (default: runs/<study>)")
+        verb.add_argument(
+            "recipe",
+            type=Path,
+            nargs="+",
+            metavar="STUDY.yaml",
+            help="one or more, such as recipes/studies/figure7.yaml",
+        )
+        verb.add_argument("--to", type=Path, metavar="DIR", help="folder of the runs (default: runs/<first study>)")
         verb.add_argument("--only", default="*", metavar="PATTERN", help="cells of that name, such as 'cifar10-*'")
         if name != "report":
             verb.epilog = "Any key of the recipes as --section.key VALUE, for all cells."
@@ -31,10 +37,10 @@ def add_study(commands) -> None:
 
 
 def _cells(arguments: argparse.Namespace):
-    from pipeline.studies.plan import read_study
+    from pipeline.studies.plan import read_studies
 
-    folder = arguments.to or Path("runs") / arguments.recipe.stem
-    return read_study(arguments.recipe, arguments.overrides, arguments.only), folder
+    folder = arguments.to or Path("runs") / arguments.recipe[0].stem
+    return read_studies(arguments.recipe, arguments.overrides, arguments.only), folder
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
@@ -69,7 +75,9 @@ def _run(arguments: argparse.Namespace) -> Exit:
         if code != Exit.DONE:
             failed.append(cell.name)
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command tries again")
+        raise RuntimeError(
+            f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command tries again"
+        )
     return Exit.DONE
 
 

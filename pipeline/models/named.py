@@ -14,7 +14,7 @@ WIDE_MIXERS = {
     "b_w_table1": (224, 14, 588, 8, 4.09),  # which table 1's Omega and width need
     "ss8": (32, 8, 986, 2, 4.0),
     "ss_w": (32, 4, 487, 2, 4.0),  # as in the text
-    "ss_w_table1": (32, 4, 467, 2, 4.0),  # with which the mixings and the patch layer have table 1's 255 M connections
+    "ss_w_table1": (32, 4, 467, 2, 4.0),  # table 1's 255 M connections, those of the patch layer among them
 }
 
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")

@@ -1,4 +1,4 @@
-"""What is compiled from C: decoding JPEGs by Debian's libjpeg-turbo and resizing as Pillow does, without the GIL.
+"""What is compiled from C: decoding JPEGs by Debian's libjpeg-turbo, resizing and turning as Pillow does, without the GIL.
 
 Every `*.c` of this folder goes into one library, `load()`ed by ctypes: built by the set-up step, or at first use on
 another kind of machine. Where it cannot be built there is a plain way in Python with the same results, slower.

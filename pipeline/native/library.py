@@ -13,7 +13,10 @@ def load() -> ctypes.CDLL | None:
     try:
         return open_library()
     except BuildError as error:
-        print(f"note: pictures are decoded by Pillow, the same but slower: {error}", file=sys.stderr)
+        print(
+            f"note: pictures are decoded by Pillow and turned by plain code, the same but slower: {error}",
+            file=sys.stderr,
+        )
         return None
 
 

@@ -31,7 +31,7 @@ static void free_scratch(void *given) {
     jpeg_destroy_decompress(&scratch->jpeg);
     struct buffer *buffers[] = {&scratch->bytes,      &scratch->pixels,     &scratch->passed,    &scratch->line,
                                 &scratch->weights[0], &scratch->weights[1], &scratch->places[0], &scratch->places[1],
-                                &scratch->reals,      &scratch->sums,       &scratch->table};
+                                &scratch->reals,      &scratch->sums,       &scratch->table,      &scratch->moving};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
     free(scratch->entropy.plain);
@@ -40,8 +40,7 @@ static void free_scratch(void *given) {
 
 static void make_key(void) { pthread_key_create(&mine, free_scratch); }
 
-/* This thread's, made where it has none yet; NULL when there is no memory. */
-static struct scratch *own_scratch(void) {
+struct scratch *own_scratch(void) {
     pthread_once(&once, make_key);
     struct scratch *scratch = pthread_getspecific(mine);
     if (!scratch && (scratch = calloc(1, sizeof *scratch))) {

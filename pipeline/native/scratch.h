@@ -29,7 +29,11 @@ struct scratch {
     struct buffer weights[2];       /* across and down */
     struct buffer places[2];
     struct buffer reals;
+    struct buffer moving;           /* all of what a picture is rotated, sheared or translated in */
 };
+
+/* This thread's, made where it has none yet; NULL when there is no memory. */
+struct scratch *own_scratch(void);
 
 /* At least `size` bytes, the old ones not kept; NULL when there is no memory. */
 void *room(struct buffer *buffer, size_t size);

@@ -55,15 +55,20 @@ class Cell:
         return done.exists() and json.loads(done.read_text())["recipe"] == recipe_hash(self.recipe())
 
 
-def read_study(path: Path, overrides: Sequence[tuple[str, str]] = (), only: str = "*") -> list[Cell]:
+def read_studies(paths: Sequence[Path], overrides: Sequence[tuple[str, str]] = (), only: str = "*") -> list[Cell]:
     """The cells whose names match the shell pattern `only`, with these overrides of all; `InputError`."""
-    cells = [cell for entry in _entries(path) for cell in _cells(path, entry, overrides)]
+    cells = [cell for path in paths for entry in _entries(path) for cell in _cells(path, entry, overrides)]
     names = [cell.name for cell in cells]
+    files = ", ".join(map(str, paths))
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"{path}: has the cell {min(twice)} twice")
+        raise InputError(f"{files}: the cell {min(twice)} is there twice")
+    if across := {cell.across for cell in cells} - {cells[0].across if cells else ""}:
+        raise InputError(f"{files}: some are drawn across {cells[0].across}, some across {min(across)}")
     chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, only)]
     if not chosen:
-        raise InputError(f"{path}: no cell is called {only}; the first is {names[0] if names else 'not there either'}")
+        raise InputError(
+            f"{files}: no cell is called {only}; the first is {names[0] if names else 'not there either'}"
+        )
     for cell in chosen:
         cell.recipe()  # complains before the first is trained
     return chosen

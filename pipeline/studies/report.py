@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.errors import InputError
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.model import MixerSection
 from pipeline.recipe.text import TextSection
 from pipeline.runfolder import write_whole
 from pipeline.studies.plan import Cell
@@ -51,8 +52,11 @@ def _point(cell: Cell, run: Path) -> Point:
 def _depth_to_width(recipe: Recipe) -> float:
     """p / log2 d, over which Navon & Bronstein 2023 look for the best depth at a budget of weights."""
     section = recipe.model
-    width = section.width if isinstance(section, TextSection) else section.channels
-    return section.depth / math.log2(width)
+    if isinstance(section, TextSection):
+        return section.depth / math.log2(section.width)
+    if isinstance(section, MixerSection):
+        return section.depth / math.log2(section.channels)
+    raise InputError(f"across: depth_to_width: a model of kind {section.kind} has none")
 
 
 def write_report(points: Sequence[Point], folder: Path) -> list[Path]:
@@ -70,7 +74,8 @@ def as_markdown(points: Sequence[Point]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {p.cell.name} | {p.parameters:,} | {p.x:,.5g} | {p.epochs:,} | {p.top1:.2f} | {p.loss:.4f} | {p.seconds:,.0f} |"
+        f"| {p.cell.name} | {p.parameters:,} | {p.x:,.5g} | {p.epochs:,} "
+        f"| {p.top1:.2f} | {p.loss:.4f} | {p.seconds:,.0f} |"
         for p in points
     ]
     return "\n".join(lines) + "\n"

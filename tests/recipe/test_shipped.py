@@ -130,3 +130,15 @@ def test_pairs_of_depth_and_width_fill_their_budgets(study):
         filled.add((recipe.model.depth, most))
     assert {most for _, most in filled} == set(BUDGETS)
     assert len(filled) == len(cells(study))
+
+
+@pytest.mark.parametrize("name", ["svhn", "mnli"])
+def test_squares_stay_finite_in_the_deepest_cells(name):
+    """Without norms they would not be after four blocks."""
+    for recipe in cells(f"{name}_mixer_square")[:: 8 if name == "svhn" else 9]:
+        torch.manual_seed(0)
+        network = build_model(recipe.model, recipe.data.image_size, 3)
+        given = torch.randn(2, 3, 32, 32) if name == "svhn" else torch.randint(1, 30522, (2, 128))
+        network.forward_features(given).sum().backward()
+        norms = [p.grad.norm() for p in network.parameters() if p.grad is not None]
+        assert torch.isfinite(torch.stack(norms)).all()

@@ -8,8 +8,8 @@ from matplotlib.image import imread
 
 from pipeline.errors import InputError
 from pipeline.models.cost import model_cost
-from pipeline.recipe import recipe_hash
-from pipeline.studies.plan import read_study
+from pipeline.recipe import dump_recipe, recipe_hash
+from pipeline.studies.plan import read_studies
 from pipeline.studies.report import collect, write_report
 from tests.conftest import ROOT, SMALL, Command
 
@@ -18,8 +18,6 @@ STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
 
 def pretend(cell, folder, top1=50.0):
     """A finished run of a cell."""
-    from pipeline.recipe import dump_recipe
-
     run = folder / cell.name
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text(dump_recipe(cell.recipe()))
@@ -40,7 +38,7 @@ TWO = "- recipes: [DIGITS/s_mixer.yaml]\n  keys: [model.channels]\n  cells: [[8]
 def test_the_lines_of_a_shipped_study_are_functions(path):
     """No two cells of a line share their x, or the figure would zigzag."""
     seen = set()
-    for cell in read_study(path):
+    for cell in read_studies([path]):
         section = cell.recipe().model
         width = getattr(section, "width", None) or section.channels
         x = section.depth / math.log2(width) if cell.across == "depth_to_width" else model_cost(section, 32, 10).width
@@ -50,10 +48,14 @@ def test_the_lines_of_a_shipped_study_are_functions(path):
 
 
 def test_a_cell_is_its_recipe_with_its_values_and_those_of_all(tmp_path):
-    cells = read_study(write(tmp_path, TWO), [("train.epochs", "3")])
+    cells = read_studies([write(tmp_path, TWO)], [("train.epochs", "3")])
     assert [cell.name for cell in cells] == ["digits-s_mixer_channels-8", "digits-s_mixer_channels-16"]
     assert [(c.recipe().model.channels, c.recipe().train.epochs) for c in cells] == [(8, 3), (16, 3)]
-    assert [c.name for c in read_study(write(tmp_path, TWO), only="*-16")] == ["digits-s_mixer_channels-16"]
+    other = tmp_path / "other.yaml"
+    other.write_text(write(tmp_path, TWO).read_text().replace("s_mixer", "rp_s_mixer"))
+    both = read_studies([write(tmp_path, TWO), other])
+    assert [cell.line for cell in both] == 2 * ["digits-s_mixer"] + 2 * ["digits-rp_s_mixer"]
+    assert [c.name for c in read_studies([write(tmp_path, TWO)], only="*-16")] == ["digits-s_mixer_channels-16"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_cell_is_its_recipe_with_its_values_and_those_of_all(tmp_path):
     [
         (TWO, [("model.channels", "8")], "*", "--model.channels: .* varies it"),
         (TWO, [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
-        (TWO.replace("[16]", "[8]"), [], "*", "has the cell digits-s_mixer_channels-8 twice"),
+        (TWO.replace("[16]", "[8]"), [], "*", "the cell digits-s_mixer_channels-8 is there twice"),
         (TWO.replace("[16]", "[16, 2]"), [], "*", r"the cell \[16, 2\] has 2 values, there are 1 keys"),
         (TWO.replace("keys", "key"), [], "*", "0.keys: Field required"),
         (TWO.replace("channels", "chanels"), [], "*", "model.chanels.*channels"),
@@ -72,12 +74,12 @@ def test_a_cell_is_its_recipe_with_its_values_and_those_of_all(tmp_path):
 )
 def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, text, overrides, only, complaint):
     with pytest.raises(InputError, match=complaint) as found:
-        read_study(write(tmp_path, text), overrides, only)
+        read_studies([write(tmp_path, text)], overrides, only)
     assert "\n" not in str(found.value)
 
 
 def test_a_report_has_the_finished_cells_at_their_widths(tmp_path):
-    cells = read_study(write(tmp_path, TWO))
+    cells = read_studies([write(tmp_path, TWO)])
     with pytest.raises(InputError, match="none of the study's 2 cells"):
         collect(cells, tmp_path)
     for cell, top1 in zip(cells, (40.0, 60.0), strict=True):
@@ -92,29 +94,30 @@ def test_a_report_has_the_finished_cells_at_their_widths(tmp_path):
 
 def test_a_cell_is_done_only_by_its_own_recipe(tmp_path):
     path = write(tmp_path, TWO)
-    cell = read_study(path)[0]
+    cell = read_studies([path])[0]
     assert not cell.is_done(tmp_path)
     pretend(cell, tmp_path)
     assert cell.is_done(tmp_path)
-    assert not read_study(path, [("train.epochs", "3")])[0].is_done(tmp_path)
+    assert not read_studies([path], [("train.epochs", "3")])[0].is_done(tmp_path)
 
 
-def test_run_trains_what_is_missing_and_goes_on_after_a_failure(tmp_path, digits):
+def test_run_goes_on_after_a_failure_and_leaves_out_what_is_done(tmp_path, digits):
     path = write(tmp_path, TWO.replace("[16]", "[16], [24]"))
     cuts = (*SMALL, "--train.max_steps", "1", "--data.path", str(digits))
     pairs = [(name.removeprefix("--"), value) for name, value in zip(cuts[::2], cuts[1::2], strict=True)]
-    first, second, third = read_study(path, pairs)
-    pretend(first, tmp_path / "runs")
-    broken = tmp_path / "runs" / second.name / "tb"
-    pretend(second, tmp_path / "runs")
-    (broken.parent / "done.json").unlink()
-    (broken.parent / "metrics.jsonl").mkdir()
-    code, output = Command("study", "run", path, "--to", tmp_path / "runs", "--ranks", "1", *cuts).wait()
-    assert (code, "1 of 3 cells are done" in output) == (1, True), output
-    assert f"1 of 3 cells failed, {second.name} first" in output
-    assert third.is_done(tmp_path / "runs")
-    (broken.parent / "metrics.jsonl").rmdir()
-    code, output = Command("study", "run", path, "--to", tmp_path / "runs", "--ranks", "1", *cuts).wait()
-    assert (code, "2 of 3 cells are done" in output) == (0, True), output
-    code, output = Command("study", "report", path, "--to", tmp_path / "runs").wait()
-    assert (code, "3 of 3 cells are done" in output) == (0, True), output
+    done, broken, missing = read_studies([path], pairs)
+    folder = tmp_path / "runs"
+    pretend(done, folder)
+    (folder / broken.name).mkdir()
+    (folder / broken.name / "mine.txt").touch()
+    record = folder / done.name / "metrics.jsonl"
+    code, output = Command("study", "run", path, "--to", folder, "--ranks", "1", *cuts).wait()
+    assert (code, "1 of 3 cells are done" in output) == (2, True), output
+    assert f"{broken.name}: is not empty and not a run folder" in output
+    assert not missing.is_done(folder)  # a mistake would be made again by every other cell
+    (folder / broken.name / "recipe.yaml").write_text(dump_recipe(broken.recipe()))
+    (folder / broken.name / "metrics.jsonl").mkdir()
+    code, output = Command("study", "run", path, "--to", folder, "--ranks", "1", *cuts).wait()
+    assert (code, f"1 of 3 cells failed, {broken.name} first" in output) == (1, True), output
+    assert missing.is_done(folder)
+    assert not record.exists()  # the finished one was left alone

@@ -11,11 +11,6 @@ from pipeline.data.compiled import jit
 class Scratch(NamedTuple):
     """Work space for pictures [H, W, 3]. Its contents mean nothing between two operations."""
 
-    padded: np.ndarray  # uint32 [H + 4, W + 4]: pixels as R | G << 8 | B << 16, edges repeated
-    corner: np.ndarray  # int32 [W]: where in `padded` an output pixel reads
-    shift: np.ndarray  # float64 [2, W]: its fractions of a pixel in x and y
-    inside: np.ndarray  # uint32 [W]: 1 where it reads from within the picture
-    line: np.ndarray  # uint32 [W]: a row of output pixels
     counts: np.ndarray  # int32 [6, 256]: histograms
     tables: np.ndarray  # uint8 [3, 256]: one table a channel
     seen: np.ndarray  # int32 [256]
@@ -34,11 +29,6 @@ class Scratch(NamedTuple):
 def scratch_for(height, width):
     """Work space for pictures of this size. What is never touched costs no memory."""
     return Scratch(
-        np.empty((height + 4, width + 4), np.uint32),
-        np.empty(width, np.int32),
-        np.empty((2, width), np.float64),
-        np.empty(width, np.uint32),
-        np.empty(width, np.uint32),
         np.empty((6, 256), np.int32),
         np.empty((3, 256), np.uint8),
         np.empty(256, np.int32),

@@ -11,10 +11,11 @@ from PIL import Image, ImageFilter
 from timm.data import auto_augment
 
 from pipeline.data.augment import operations
-from pipeline.data.augment.affine import rotation
+from pipeline.data.augment.affine import rotation, transform_plainly
 from pipeline.data.augment.blend import blend
 from pipeline.data.augment.operations import apply
 from pipeline.data.augment.scratch import scratch_for
+from tests.data.augment.conftest import pictures_of
 
 FILL = (124, 116, 104)
 PACKED = np.uint32(124 | 116 << 8 | 104 << 16)
@@ -70,6 +71,32 @@ def test_moved_pixels_are_pillows(pictures, operation, resample):
             expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
             ours = applied(picture, operation, argument, resample == CUBIC)
             assert np.array_equal(ours, np.asarray(expected)), argument
+
+
+@pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
+def test_without_a_compiler_too(resample):
+    picture = pictures_of(33, 47)[0]
+    ways = {
+        (auto_augment.rotate, 17.0): rotation(17.0, 33, 47),
+        (auto_augment.shear_x, 0.21): (1.0, 0.21, 0.0, 0.0, 1.0, 0.0),
+        (auto_augment.shear_y, -0.3): (1.0, 0.0, 0.0, -0.3, 1.0, 0.0),
+    }
+    for (move, argument), matrix in ways.items():
+        expected = np.asarray(move(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample))
+        ours = picture.copy()
+        transform_plainly(ours.reshape(33, -1), matrix, resample == CUBIC, PACKED, scratch_for(33, 47))
+        assert np.array_equal(ours, expected), argument
+
+
+@pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
+@pytest.mark.parametrize("size", [(3, 2011), (2011, 3)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_moved_pixels_of_the_largest_pictures_are_pillows(size, resample):
+    """Over 2,000 pixels coordinates in fixed point would not fit."""
+    picture = np.random.RandomState(0).randint(0, 256, (*size, 3)).astype(np.uint8)
+    for operation, argument in ((operations.ROTATE, 0.05), (operations.SHEAR_Y, 0.001), (operations.SHEAR_X, 0.3)):
+        function = MOVES[operation][0]
+        expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
+        assert np.array_equal(applied(picture, operation, argument, resample == CUBIC), np.asarray(expected))
 
 
 @settings(max_examples=500)

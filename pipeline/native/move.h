@@ -1,0 +1,53 @@
+/* A picture on its way through an affine transform: what its rows are made of and made in. */
+#ifndef MOVE_H
+#define MOVE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EDGE 2       /* pixels repeated on every side */
+#define LARGEST 2000 /* pixels of a side for which coordinates fit into 12 bits, the sign included */
+
+struct move {
+    int height, width;
+    const double *matrix; /* output (x, y) reads from (ax + by + c, dx + ey + f) */
+    bool cubic;
+    uint8_t *padded; /* R, G, B, unused */
+    size_t stride;
+    uint8_t *line, *doubt; /* [4 width]: a row of output; which of its values rounding decides */
+    /* Of a rotation, for each column. */
+    uint32_t *across[2];        /* ax and dx */
+    int32_t *at;                /* where in `padded` a row's first tap lies */
+    float *weights_x, *weights_y; /* [4 width] */
+    float *sums;                /* [4 width] */
+    /* Of a line. */
+    int32_t *weights[3]; /* [4 width]: of the differences that the other taps make */
+    double *shift;       /* [4 width]: fractions of a pixel */
+    uint8_t *shifted[4]; /* [4 width]: rows of which each column has moved by whole pixels */
+    int32_t *runs[2];    /* of columns that move alike: where they begin, and how far */
+    int run_count;
+    bool uneven;         /* a column's fraction is so small that whole pixels are not sure */
+};
+
+static inline uint8_t *pixel_at(const struct move *move, int y, int x) {
+    return move->padded + (ptrdiff_t)(y + EDGE) * (ptrdiff_t)move->stride + 4 * (x + EDGE);
+}
+
+/* A column's source along x (0) or y (1), as Pillow rounds it; pixel centres are whole numbers. */
+static inline double place(const struct move *move, int axis, int row, int column) {
+    const double *k = move->matrix + 3 * axis;
+    return k[0] * (column + 0.5) + k[1] * (row + 0.5) + k[2] - 0.5;
+}
+
+/* One pixel, in Pillow's own arithmetic. */
+void move_exactly(const struct move *move, int row, int column, uint8_t *to);
+
+/* Fill the columns [first, last) of `line`, all of which read from inside. */
+void rotate_row(const struct move *move, int row, int first, int last);
+void slide_row(const struct move *move, int row, int first, int last);
+
+void begin_rotation(struct move *move);
+void begin_slide(struct move *move);
+
+#endif
