@@ -25,8 +25,8 @@ settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay in one process, which makes its fixtures once. So do all engines': DeepSpeed keeps the first
-    process group that it meets."""
+    """A file's tests stay in one process, which makes its fixtures once. So do all engines': DeepSpeed keeps the
+    first process group that it meets."""
     engine = ROOT / "tests" / "engine"
     for item in items:
         item.add_marker(pytest.mark.xdist_group(str(engine if engine in item.path.parents else item.path)))

@@ -32,6 +32,7 @@ class Disturbed:
 
     def __init__(self, data: Path, run: Path):
         self.data, self.run = data, run
+        self.missing = "none"  # the fault that leaves the data out which this run has had to
 
     def start(self, world: int, engine: str, fault: str = "none", *options: str) -> tuple[list[int], str]:
         """So many ranks, until they end: their exit codes, and what they said."""
@@ -49,6 +50,13 @@ class Disturbed:
         codes, said = self.start(world, engine, ",".join(f"die@{step}:{rank}" for rank in range(world)))
         assert set(codes) <= {-9, 1}, f"{codes}\n{said}"  # the last to die may have seen the others go
         assert -9 in codes
+
+    def poison(self, world: int, engine: str, step: int, rank: int) -> None:
+        """The pictures of four steps are not numbers: the run goes back and leaves them out. Then a rank dies."""
+        self.missing = f"left_out@{step}-{step + 3}"
+        codes, said = self.start(world, engine, f"nan@{step}-{step + 3},die@{step + 2 * SAVE_EVERY}:{rank}")
+        assert codes == [-9 if r == rank else 1 for r in range(world)], f"{codes}\n{said}"
+        assert "rollback" in said, said
 
     def corrupt(self) -> None:
         newest = checkpoint.newest(self.run).path
@@ -92,6 +100,8 @@ class Disturbed:
     def finish(self, world: int, engine: str, clean: Path) -> None:
         codes, said = self.start(world, engine)
         assert codes == [0] * world, f"{codes}\n{said}"
+        if self.missing != "none":
+            clean = undisturbed(self.data, self.run.with_name(f"{self.run.name}-clean"), self.missing)
         found, expected = train_lines(self.run), train_lines(clean)
         assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
         for ours, theirs in zip(found, expected, strict=True):
@@ -100,8 +110,8 @@ class Disturbed:
                 assert difference <= TOLERANCE * theirs[name], f"{name} at step {ours['step']}: {ours} {theirs}"
 
 
-def undisturbed(data: Path, run: Path) -> Path:
-    codes, said = Disturbed(data, run).start(1, "ddp")
+def undisturbed(data: Path, run: Path, missing: str = "none") -> Path:
+    codes, said = Disturbed(data, run).start(1, "ddp", missing)
     assert codes == [0], said
     return run
 
@@ -134,16 +144,18 @@ def at_random(disturbed: Disturbed, clean: Path) -> str:
         world, engine = random.randint(1, 4), random.choice(list(ENGINES))
         step, rank = (newest.position.step if newest else 0) + random.randint(2, 9), random.randrange(world)
         what = random.choice(
-            ["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang", "fall_silent"]
+            ["kill_one", "kill_all", "corrupt", "stop_in_a_save", "fill_the_disk", "hang", "fall_silent", "poison"]
         )
-        if step + 3 * SAVE_EVERY > LAST or (what == "corrupt" and newest is None):
+        if step + 3 * SAVE_EVERY > LAST or (what in ("corrupt", "poison") and newest is None):
             continue
+        if what == "poison" and disturbed.missing != "none":
+            continue  # once is enough: from then on steps and the data's order differ
         if what == "fall_silent" and (world == 1 or rank == 0):
             continue  # nobody is left to notice; rank 0 keeps the store, whose end the others are told otherwise
         done.append(f"{what} at {step} on {world} of {engine}")
         if what == "corrupt":
             disturbed.corrupt()
-        elif what in ("kill_one", "hang", "fall_silent"):
+        elif what in ("kill_one", "hang", "fall_silent", "poison"):
             getattr(disturbed, what)(world, engine, step, rank)
         else:
             getattr(disturbed, what)(world, engine, step)
