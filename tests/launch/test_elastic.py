@@ -69,7 +69,10 @@ class Training:
         logs.mkdir()
         addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
         options = ("--ranks", "1", "--restarts", "0", "--preflight", "report", "--stage", "", "--logs", str(logs))
-        return ["-m", "launch.slurm.node", *addresses, *options, "--", *train]
+        recipe, *rest = train
+        pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]
+        given = [recipe, *map("=".join, pairs), "--run-dir", str(self.run)]  # as train.sbatch does
+        return ["-m", "launch.slurm.node", *addresses, *options, "--", *given]
 
     def wait_for_step(self, step: int, seconds: float = 600) -> float:
         """Seconds until the record has this step."""
