@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import topology
-from pipeline.bench.scale import PARTS, measure_scale, with_efficiency, write_row
+from pipeline.bench.scale import PARTS, measure_scale, read_rows, settings_of, with_efficiency, write_row
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, load_recipe
 from tests.conftest import ROOT, Command
@@ -38,11 +38,13 @@ def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: P
         tmp_path / "scale",
         "--model.depth",
         "1",
+        "--data.workers",
+        "1",
     )
     code, output = Command("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json").wait()
     assert code == 0, output
     rows = json.loads((tmp_path / "all.json").read_text())["rows"]
-    assert [row["name"] for row in rows] == ["1 ranks", "2 ranks"]
+    assert [row["name"] for row in rows] == ["1 rank", "2 ranks"]
     for row, ranks in zip(rows, (1, 2), strict=True):
         assert row["images_per_s"] == pytest.approx(16 * ranks / row["step"])
         assert sum(row[part] for part in PARTS) >= 0.999 * row["step"]
@@ -54,9 +56,18 @@ def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: P
 
 def test_a_run_anew_replaces_its_row(tmp_path: Path) -> None:
     for ranks, rate in ((4, 300.0), (1, 100.0), (4, 200.0)):
-        rows = write_row(tmp_path, {"ranks": ranks, "images_per_s": rate})
+        rows = write_row(tmp_path, {"ranks": ranks, "images_per_s": rate, "settings": {"batch": 8}})
     assert [(row["ranks"], row["images_per_s"], row["efficiency"]) for row in rows] == [(1, 100, 1), (4, 200, 0.5)]
     assert with_efficiency(rows[1:])[0]["efficiency"] == 1
+
+
+def test_rows_of_other_settings_are_kept_apart(digits: Path, tmp_path: Path) -> None:
+    recipe = small(digits)
+    write_row(tmp_path, {"ranks": 1, "images_per_s": 100.0, "settings": settings_of(recipe, 8)})
+    other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "/local/digits"})})
+    assert len(read_rows(tmp_path, settings_of(other, 8))) == 1
+    with pytest.raises(InputError, match=r"1-ranks\.json: measured with another batch; name another folder"):
+        read_rows(tmp_path, settings_of(recipe, 16))
 
 
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:

@@ -81,7 +81,7 @@ def _row(recipe: Recipe, loader: TrainLoader, here: Topology, steps: int) -> dic
         "images_per_s": recipe.train.global_batch / mean[0],
         "step": mean[0],
         **dict(zip(PARTS, mean[1:], strict=True)),
-        "batch": len(kept[0]),
+        "settings": settings_of(recipe, len(kept[0])),
         "engine": recipe.engine.kind,
         "device": torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else platform.machine(),
         "machine": machine(*VERSIONS),
@@ -151,13 +151,27 @@ def _seconds(step: Callable[[], object], here: Topology) -> float:
     return time.perf_counter() - began
 
 
+def settings_of(recipe: Recipe, batch: int) -> dict[str, Any]:
+    """What the rows of a folder must share: all of the recipe but the batch of all ranks and where the data lie."""
+    settings = recipe.model_dump(mode="json") | {"batch": batch}
+    del settings["train"]["global_batch"], settings["data"]["path"]
+    return settings
+
+
+def read_rows(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that a folder has; `InputError` if one was measured with other settings."""
+    rows = {path: json.loads(path.read_text()) for path in sorted(folder.glob("*-ranks.json"))}
+    for path, row in rows.items():
+        if other := [name for name, value in settings.items() if row.get("settings", {}).get(name) != value]:
+            raise InputError(f"{path}: measured with another {', '.join(other)}; name another folder with --to")
+    return list(rows.values())
+
+
 def write_row(folder: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Keep a row beside those of other runs; all of them, by ranks, with the efficiency against the smallest."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{row['ranks']}-ranks.json").write_text(json.dumps(row, indent=1) + "\n")
-    rows = [json.loads(path.read_text()) for path in folder.glob("*-ranks.json")]
-    rows.sort(key=lambda found: found["ranks"])
-    return with_efficiency(rows)
+    return with_efficiency(sorted(read_rows(folder, row["settings"]), key=lambda found: found["ranks"]))
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -84,16 +84,18 @@ def _scale(arguments: argparse.Namespace) -> int:
 
         return launch(["-m", "pipeline.cli", *(word for word in sys.argv[1:])], arguments.ranks)
     from pipeline.bench.report import report
-    from pipeline.bench.scale import PARTS, VERSIONS, measure_scale, write_row
+    from pipeline.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
     from pipeline.bench.scale_figure import draw_scale
 
+    read_rows(arguments.to, settings_of(recipe, arguments.batch))
     row = measure_scale(recipe, arguments.batch, arguments.steps)
     if row is None:
         return Exit.DONE
     rows = write_row(arguments.to, row)
     draw_scale(rows, arguments.to / "scale.png")
     shown = ("images_per_s", "efficiency", "step", *PARTS)
-    named = [{"name": f"{found['ranks']} ranks"} | {name: found[name] for name in shown} for found in rows]
+    names = (f"{found['ranks']} rank{'s' * (found['ranks'] > 1)}" for found in rows)
+    named = [{"name": name} | {key: row[key] for key in shown} for name, row in zip(names, rows, strict=True)]
     report(named, VERSIONS, arguments.json)
     print(arguments.to / "scale.png")
     return Exit.DONE
