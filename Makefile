@@ -12,6 +12,7 @@
 demo: setup
 	.venv/bin/python -m launch.demo
 
+# Each of two processes takes the next test: in order, so that the engines' tests, which share a process group, stay together.
 test: setup
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 

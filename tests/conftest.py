@@ -24,15 +24,6 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay in one process, which makes its fixtures once. So do all engines': DeepSpeed keeps the
-    first process group that it meets."""
-    engine = ROOT / "tests" / "engine"
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(str(engine if engine in item.path.parents else item.path)))
-
-
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """The prepared digits."""
