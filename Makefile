@@ -12,9 +12,8 @@
 demo: setup
 	.venv/bin/python -m launch.demo
 
-# Each of two processes takes the next test: in order, so that the engines' tests, which share a process group, stay together.
 test: setup
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+	.venv/bin/python -m pytest $(ARGS)
 
 test-cluster: setup
 	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
