@@ -130,7 +130,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
     process, workers = start(tmp_path, slow_folder)
     os.killpg(process.pid, signal.SIGINT)  # the terminal signals the whole group
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
+    assert process.returncode == -signal.SIGINT, errors
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert errors.count("Traceback") == 1
     assert not (tmp_path / "new").exists()
