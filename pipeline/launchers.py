@@ -4,14 +4,21 @@ torchrun, DeepSpeed's launcher, Kubeflow's trainer and `widemix train --ranks` s
 and Slurm's srun, where they start the ranks without any of these, have words of their own.
 """
 
+import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 
 from pipeline.errors import InputError
 
 PORTS = range(20_000, 32_000)  # below those that Linux hands out by itself
+
+
+def adopt(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Add what `translate` finds, for this process and PyTorch; whether any launcher started this process."""
+    environ.update(translate(environ))
+    return "RANK" in environ
 
 
 def translate(environ: Mapping[str, str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
-from pipeline.launchers import translate
+from pipeline.launchers import adopt
 from pipeline.outcome import leave_word
 from pipeline.recipe import Recipe, check_world
 
@@ -161,7 +161,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
-    os.environ.update(translate(os.environ))
+    adopt()
     leave_word(None)
     recipe = load_from_arguments(arguments)
     return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))

@@ -1,14 +1,18 @@
 """`widemix bench scale`, in this process and by its command on two ranks."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipeline import topology
-from pipeline.bench.scale import PARTS, measure_scale, read_rows, settings_of, with_efficiency, write_row
+from pipeline.bench.scale import PARTS, keep_to, measure_scale, read_rows, settings_of, with_efficiency, write_row
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.topology import Topology
 from tests.conftest import ROOT, Command
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
@@ -64,10 +68,23 @@ def test_a_run_anew_replaces_its_row(tmp_path: Path) -> None:
 def test_rows_of_other_settings_are_kept_apart(digits: Path, tmp_path: Path) -> None:
     recipe = small(digits)
     write_row(tmp_path, {"ranks": 1, "images_per_s": 100.0, "settings": settings_of(recipe, 8)})
+    with pytest.raises(InputError, match="measured with another cpus; name another folder"):
+        read_rows(tmp_path, settings_of(recipe, 8, cpus=1))
     other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "/local/digits"})})
     assert len(read_rows(tmp_path, settings_of(other, 8))) == 1
     with pytest.raises(InputError, match=r"1-ranks\.json: measured with another batch; name another folder"):
         read_rows(tmp_path, settings_of(recipe, 16))
+
+
+def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: dict[int, list[int]] = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6, 9, 11})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
+    for rank, own in enumerate(([3, 5], [6, 9])):
+        keep_to(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
+        assert all(bound[thread.native_id] == own for thread in threading.enumerate())
+    with pytest.raises(InputError, match="--cpus 2: 3 ranks of a node may use 5 CPUs in all"):
+        keep_to(2, Topology(0, 3, 0, 3, torch.device("cpu")))
 
 
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:

@@ -13,7 +13,10 @@ from tests.conftest import Command
 
 
 def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:
-    place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    """A rank as srun starts it on a node of its own."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": f"1(x{world})", "SLURM_STEP_NODELIST": "node[0-9]"}
+    counts = {"SLURM_STEP_NUM_TASKS": world, "SLURM_PROCID": rank, "SLURM_NODEID": rank, "SLURM_LOCALID": 0}
+    place = step | {name: str(count) for name, count in counts.items()} | {"SLURM_JOB_ID": "1"}
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     name = {"SLURMD_NODENAME": f"node{rank}"}
     return Command("doctor", "--cluster", *options, env=place | meet | name | environ)

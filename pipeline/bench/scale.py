@@ -6,6 +6,7 @@ on batches from the loader (whose waiting is counted there, and the rest is `oth
 """
 
 import json
+import os
 import platform
 import statistics
 import time
@@ -33,8 +34,11 @@ VERSIONS = ("torch", "numpy")
 WARM = 3  # steps that draw up buckets and states, and are not counted
 
 
-def measure_scale(recipe: Recipe, batch: int, steps: int) -> dict[str, Any] | None:
-    """The row of these ranks, on rank 0: pictures/s of all, seconds of a step and of its parts. All ranks call it."""
+def measure_scale(recipe: Recipe, batch: int, steps: int, cpus: int | None = None) -> dict[str, Any] | None:
+    """The row of these ranks, on rank 0: pictures/s of all, seconds of a step and of its parts. All ranks call it.
+
+    With `cpus` each rank keeps to so many of its node's, for good: one rank alone then has no more than each of many.
+    """
     here = topology.read_topology()
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
     if batch % group:
@@ -43,24 +47,38 @@ def measure_scale(recipe: Recipe, batch: int, steps: int) -> dict[str, Any] | No
     recipe = recipe.model_copy(update={"train": train})
     check_world(recipe, here.world)
     check_engine(recipe.engine, recipe.optim, train, here)
+    if cpus:
+        keep_to(cpus, here)
     topology.start(here, recipe.engine.timeout)
     try:
-        torch.set_num_threads(topology.share_cpus(here))
+        threads = cpus or topology.share_cpus(here)
+        torch.set_num_threads(threads)
         dtype = DTYPES[train.precision]
-        loader = TrainLoader(
-            recipe.data, recipe.augment, train.global_batch, train.accumulation, train.seed, here, dtype
-        )
+        data = recipe.data.model_copy(update={"workers": recipe.data.workers or threads})
+        loader = TrainLoader(data, recipe.augment, train.global_batch, train.accumulation, train.seed, here, dtype)
         check_model(recipe.model, loader)
         if loader.steps < WARM + 1:
             raise InputError(
                 f"--batch {batch}: {here.world} ranks leave {loader.steps} steps an epoch; take a smaller one"
             )
-        return _row(recipe, loader, here, steps)
+        return _row(recipe, loader, here, steps, settings_of(recipe, batch, cpus))
     finally:
         topology.stop()
 
 
-def _row(recipe: Recipe, loader: TrainLoader, here: Topology, steps: int) -> dict[str, Any] | None:
+def keep_to(cpus: int, here: Topology) -> None:
+    """Bind every thread of this process, and all that are still to come, to CPUs that no other rank has."""
+    allowed = sorted(os.sched_getaffinity(0))
+    own = allowed[here.local_rank * cpus : (here.local_rank + 1) * cpus]
+    if here.local_world * cpus > len(allowed):
+        raise InputError(f"--cpus {cpus}: {here.local_world} ranks of a node may use {len(allowed)} CPUs in all")
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), own)
+
+
+def _row(
+    recipe: Recipe, loader: TrainLoader, here: Topology, steps: int, settings: dict[str, Any]
+) -> dict[str, Any] | None:
     with loader.batches(0) as batches:
         kept = list(islice(batches, recipe.train.accumulation))
     plain = _plain_step(recipe, kept, here)
@@ -81,7 +99,7 @@ def _row(recipe: Recipe, loader: TrainLoader, here: Topology, steps: int) -> dic
         "images_per_s": recipe.train.global_batch / mean[0],
         "step": mean[0],
         **dict(zip(PARTS, mean[1:], strict=True)),
-        "settings": settings_of(recipe, len(kept[0])),
+        "settings": settings,
         "engine": recipe.engine.kind,
         "device": torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else platform.machine(),
         "machine": machine(*VERSIONS),
@@ -151,9 +169,9 @@ def _seconds(step: Callable[[], object], here: Topology) -> float:
     return time.perf_counter() - began
 
 
-def settings_of(recipe: Recipe, batch: int) -> dict[str, Any]:
+def settings_of(recipe: Recipe, batch: int, cpus: int | None = None) -> dict[str, Any]:
     """What the rows of a folder must share: all of the recipe but the batch of all ranks and where the data lie."""
-    settings = recipe.model_dump(mode="json") | {"batch": batch}
+    settings = recipe.model_dump(mode="json") | {"batch": batch, "cpus": cpus}
     del settings["train"]["global_batch"], settings["data"]["path"]
     return settings
 

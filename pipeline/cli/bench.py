@@ -1,13 +1,13 @@
 """widemix bench: our parts against named peers, in turns, in one run."""
 
 import argparse
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
 
 from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
+from pipeline.launchers import adopt
 
 # Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
 BENCHES = {
@@ -68,18 +68,22 @@ def add_scale(benches) -> None:
     add("--steps", type=int, default=50, metavar="N", help="steps that each part is timed over (default: 50)")
     add("--to", type=Path, default=Path("scale"), metavar="DIR", help="folder of rows and figure (default: scale)")
     add("--ranks", type=int, default=0, metavar="N", help="start so many ranks on this machine")
+    cpus = "CPUs that each rank keeps to, so that one rank alone has no more (default: the node's, shared out)"
+    add("--cpus", type=int, metavar="N", help=cpus)
     add("--json", type=Path, metavar="FILE", help="also write the figures there")
     bench.set_defaults(command=_scale)
 
 
 def _scale(arguments: argparse.Namespace) -> int:
+    started = adopt()
     recipe = load_from_arguments(arguments)
-    for name in ("batch", "steps"):
-        if getattr(arguments, name) < 1:
-            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+    for name in ("batch", "steps", "cpus"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise InputError(f"--{name} {value}: must be at least 1")
     if arguments.ranks < 0:
         raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
-    if arguments.ranks > 1 and "RANK" not in os.environ:
+    if arguments.ranks > 1 and not started:
         from launch.local import launch
 
         return launch(["-m", "pipeline.cli", *(word for word in sys.argv[1:])], arguments.ranks)
@@ -87,8 +91,8 @@ def _scale(arguments: argparse.Namespace) -> int:
     from pipeline.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
     from pipeline.bench.scale_figure import draw_scale
 
-    read_rows(arguments.to, settings_of(recipe, arguments.batch))
-    row = measure_scale(recipe, arguments.batch, arguments.steps)
+    read_rows(arguments.to, settings_of(recipe, arguments.batch, arguments.cpus))
+    row = measure_scale(recipe, arguments.batch, arguments.steps, arguments.cpus)
     if row is None:
         return Exit.DONE
     rows = write_row(arguments.to, row)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
+from pipeline.launchers import adopt
 
 
 def add_cost(commands) -> None:
@@ -98,6 +99,7 @@ def add_doctor(commands) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    adopt()
     if not arguments.cluster:
         for name in ("data", "network", "exclude"):
             if getattr(arguments, name) is not None:

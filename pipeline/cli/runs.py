@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from pipeline.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
-from pipeline.launchers import translate
+from pipeline.launchers import adopt
 from pipeline.recipe import check_world
 
 
@@ -29,9 +28,9 @@ def add_train(commands) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     from pipeline.train import train_from_arguments
 
-    recipe = load_from_arguments(arguments)
-    if "RANK" in os.environ or translate(os.environ):  # a launcher started this command itself
+    if adopt():
         return train_from_arguments(arguments)
+    recipe = load_from_arguments(arguments)
     ranks = count_ranks(arguments.ranks)
     check_world(recipe, ranks)
     if ranks == 1:

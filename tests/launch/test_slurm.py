@@ -216,3 +216,6 @@ def test_srun_alone_starts_the_ranks(slurm, digits, undisturbed, tmp_path):
     slurm("srun", *tasks, *train, check=True)
     assert "steps on 4 ranks" in (tmp_path / "log").read_text()
     assert_same_curve(run, undisturbed, 1e-4)
+    doctor = (sys.executable, "-m", "pipeline.cli", "doctor", "--cluster", "--data", str(digits))
+    slurm("srun", *tasks, *doctor)  # its exit code is 1 where the test's machine is busy
+    assert "ranks that answered: 4, on nodes: 2" in (tmp_path / "log").read_text()
