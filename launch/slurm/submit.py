@@ -130,6 +130,8 @@ def _folder(arguments: argparse.Namespace) -> Path:
         if place.exists() and not place.is_dir():
             raise InputError(f"{place}: is a file; name a folder with --run-dir")
     present = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if arguments.vary and "recipe.yaml" in present:
+        raise InputError(f"{folder}: is a run folder; name another with --run-dir for the folders of a study's cells")
     if not arguments.vary and present - {".lock", "slurm"} and "recipe.yaml" not in present:
         raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
     return folder
@@ -137,10 +139,11 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[list[str], list[int]]:
     """The study's table and the lines of it to submit: neither finished nor with Slurm already."""
-    with_slurm = queued(folder)
+    with_slurm = [job.partition("_")[::2] for job in queued(folder)]
+    for job, index in with_slurm:
+        if not (arguments.vary and index.isdigit()):
+            raise InputError(f"{folder}: job {job} is queued or running there")
     if not arguments.vary:
-        if with_slurm:
-            raise InputError(f"{folder}: job {with_slurm[0].partition('_')[0]} is queued or running there")
         return [], []
     cells = cross(arguments.vary)
     for cell in cells:
@@ -148,9 +151,8 @@ def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[lis
         check_world(recipe, world)
         read_manifest(Path(recipe.data.path))
     lines = merge(folder, cells)
-    busy = {int(job.partition("_")[2]) for job in with_slurm}
     missing = unfinished(folder, lines, cells)
-    numbers = [number for number in missing if number not in busy]
+    numbers = [number for number in missing if str(number) not in {index for _, index in with_slurm}]
     if not numbers:
         raise InputError(f"{folder}: of {len(cells)} cells {len(missing)} are with Slurm, the others done")
     return lines, numbers

@@ -27,6 +27,7 @@ def judge(surveys: Sequence[dict[str, Any]]) -> list[Complaint]:
     """All complaints, sick nodes first. `surveys` are the ranks' in order; ranks that are missing are not here."""
     complaints = [*_odd(surveys), *_ill(surveys), *_small(surveys)]
     complaints += _slow(surveys, "computing", "flops", SLOW, lambda v: f"{v / 1e9:,.0f} GFLOP/s")
+    complaints += _slow(surveys, "CPU", "cpu", SLOW, lambda v: f"a busy thread gets {v:.0%} of one", "note")
     for survey in surveys:
         if survey.get("disk") == 0:
             complaints.append(Complaint(survey["host"], "disk", "the folder of --data has no .beton here"))
@@ -87,7 +88,12 @@ def _small(surveys: Sequence[dict[str, Any]]) -> list[Complaint]:
 
 
 def _slow(
-    surveys: Sequence[dict[str, Any]], what: str, name: str, share: float, text: Callable[[float], str]
+    surveys: Sequence[dict[str, Any]],
+    what: str,
+    name: str,
+    share: float,
+    text: Callable[[float], str],
+    state: Literal["sick", "note"] = "sick",
 ) -> list[Complaint]:
     """Nodes whose worst rank is under a share of what nodes usually reach."""
     worst: dict[str, float] = {}
@@ -98,7 +104,7 @@ def _slow(
         return []
     usual = statistics.median(worst.values()) if len(worst) > 2 else max(worst.values())
     return [
-        Complaint(host, what, f"{text(value)}, elsewhere {text(usual)}")
+        Complaint(host, what, f"{text(value)}, elsewhere {text(usual)}", state)
         for host, value in worst.items()
         if value < share * usual
     ]

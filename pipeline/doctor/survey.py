@@ -33,6 +33,7 @@ def survey(topology: Topology, data: Path | None) -> dict[str, Any]:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "shared_memory": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        "cpu": cpu_share(),
         "gpu": _gpu(topology.device),
         "flops": _flops(topology.device),
     }
@@ -57,6 +58,14 @@ def read_rate(folder: Path, seconds: float = SECONDS) -> float:
         while (piece := file.read(PIECE)) and time.perf_counter() - began < seconds:
             got += len(piece)
         return got / (time.perf_counter() - began)
+
+
+def cpu_share(seconds: float = 0.5) -> float:
+    """The share of a CPU that a busy thread gets: less than 1 where others use the node, or a limit holds it back."""
+    began, used = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - began < seconds:
+        pass
+    return (time.thread_time() - used) / (time.perf_counter() - began)
 
 
 def _versions() -> dict[str, str]:

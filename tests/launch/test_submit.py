@@ -92,6 +92,8 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
         assert len(output.splitlines()) == 1
         assert complaint in output
     dry_run(tmp_path / "run", "--nodes", "1")  # submitted before, and not started yet
+    (tmp_path / "run" / "recipe.yaml").touch()
+    assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
 
 
@@ -157,6 +159,15 @@ def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
     assert module.queued(tmp_path) == ["12_1", "12_3"]
+
+
+@pytest.mark.parametrize("study", [(), ("--vary", "train.seed=1")])
+def test_a_folder_whose_run_slurm_still_has_takes_no_other_job(dry_run, tmp_path, monkeypatch, study):
+    (tmp_path / "run" / "slurm").mkdir(parents=True)
+    (tmp_path / "run" / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
+    monkeypatch.setattr(module, "_ask", lambda command: "12_N/A\n")
+    output = dry_run(tmp_path / "run", *study, code=2)
+    assert output == f"error: {tmp_path / 'run'}: job 12 is queued or running there\n"
 
 
 def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> Word:

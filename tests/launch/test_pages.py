@@ -1,0 +1,64 @@
+"""The pages of launch/README.md are short, and the commands on them and in the README are ones that we know."""
+
+import re
+import shlex
+from argparse import Namespace
+
+import pytest
+from torch.distributed.run import parse_args
+
+from pipeline.cli import COMMANDS
+from pipeline.commands import Exit, Parser, run_command
+from pipeline.recipe import load_recipe
+from pipeline.train import add_arguments
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "launch" / "README.md").read_text()
+CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
+CODE += "\n".join(re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)).splitlines()
+PROGRAM = re.compile(r"\b(widemix|m pipeline\.\w+|module pipeline\.train) (.*)")
+OURS = [match.groups() for line in CODE if (match := PROGRAM.search(line))]
+
+
+def ours() -> Parser:
+    parser = Parser(prog="widemix")
+    commands = parser.add_subparsers(required=True)
+    for add in COMMANDS:
+        add(commands)
+    return parser
+
+
+def trainer() -> Parser:
+    parser = Parser(prog="pipeline.train")
+    add_arguments(parser)
+    return parser
+
+
+def check(arguments: Namespace) -> Exit:
+    """Its recipe is there and has the keys that the command changes."""
+    if getattr(arguments, "recipe", None):
+        load_recipe(arguments.recipe, arguments.overrides)
+    return Exit.DONE
+
+
+@pytest.mark.parametrize(("program", "words"), OURS, ids=[" ".join(both)[:60] for both in OURS])
+def test_a_command_is_one_that_we_know(program, words, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
+    parser = trainer() if program.endswith("train") else ours()
+    assert run_command(parser, check, given) == 0, capsys.readouterr().err
+
+
+def test_torchruns_options_are_ones_that_it_knows():
+    lines = [line.partition("torchrun ")[2] for line in CODE if "torchrun --" in line]
+    assert len(lines) >= 3
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        assert parse_args(words).training_script in ("pipeline.train", "pipeline.cli"), line
+
+
+def test_a_launchers_page_has_at_most_forty_lines():
+    pages = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    anchors = {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")): text for title, text in pages}
+    for link in re.findall(r"\]\(#([\w-]+)\)", PAGE):
+        assert len(anchors[link].strip().splitlines()) <= 40, link
