@@ -13,7 +13,7 @@ from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, GPUS, network_bandwidth
 from pipeline.estimate.network import fake_pass
 from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
-from pipeline.estimate.report import Cluster, estimate
+from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, Cluster, estimate
 from pipeline.estimate.tables import named_rows, pairs_table
 from pipeline.estimate.traffic import Traffic, exposed
 from pipeline.models.registry import build_model
@@ -170,6 +170,12 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
 def test_the_larger_imagenets_hours_are_known_too():
     found = values(("data.num_classes", "21841"), samples=None)
     assert found["steps"] == 14_126_136 // 4096 * 300
+
+
+def test_pictures_and_their_speed_are_the_benchs():
+    table = (ROOT / "pipeline/bench/README.md").read_text()
+    assert f"| **ours, restart markers** | **{IMAGES_PER_CPU:,}** |" in table  # as prep stores them
+    assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
 
 
 def test_pairs_have_the_omega_asked_for_and_the_widest_is_in_the_middle():
