@@ -4,6 +4,7 @@ Containers and batch systems cut a machine by either; `os.cpu_count` knows of ne
 """
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
         if len(words) == 2 and words[0] not in ("max", "-1"):
             quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
+
+
+def cpu_share(seconds: float = 0.5) -> float:
+    """The share of a CPU that a busy thread gets: less than 1 where others use the node, or a limit holds it back."""
+    began, used = time.perf_counter(), time.thread_time()
+    while time.perf_counter() - began < seconds:
+        pass
+    return (time.thread_time() - used) / (time.perf_counter() - began)
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:

@@ -1,11 +1,7 @@
 """The cluster's doctor: ranks that talk over gloo, one of them sick or absent, and judgements by hand."""
 
 import itertools
-import signal
 import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,7 @@ import pytest
 from pipeline.doctor.judge import judge
 from pipeline.doctor.links import pairings
 from pipeline.doctor.survey import health, read_rate
-from tests.conftest import ROOT, Command
+from tests.conftest import Command
 
 
 def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:
@@ -125,20 +121,6 @@ def test_what_nvidia_smi_says() -> None:
     assert health("[N/A], Not Active, 41, 4") == {"celsius": 41, "used_mib": 4}
     assert health("2, Active, 88, 4")["ill"] == "2 uncorrected memory errors"
     assert health("0, Active, 88, 4")["ill"] == "its clock is held down by the hardware at 88 C"
-
-
-def test_a_thread_that_is_held_back_says_so() -> None:
-    """Stopped for most of the time from outside, as a limit of cgroups does."""
-    code = "from pipeline.doctor.survey import cpu_share; print('here', flush=True); print(cpu_share(1.0))"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    process.stdout.readline()
-    while process.poll() is None:
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.08)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.02)
-    assert float(process.stdout.read()) < 0.5
 
 
 def test_reading_the_disk(tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """What cgroups leave a process, read from folders laid out as the kernel's."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from pipeline import limits
 from pipeline.limits import allowed_cpus, cpu_quota, memory_limit, usable_cpus
+from tests.conftest import ROOT
 
 
 def cgroups(root: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
@@ -64,3 +69,18 @@ def test_a_quota_below_the_allowed_cpus_counts(
     monkeypatch.setattr(limits, "cpu_quota", lambda: quota)
     monkeypatch.setattr(limits, "allowed_cpus", lambda: 8)
     assert usable_cpus() == usable
+
+
+def test_a_thread_that_is_held_back_says_so() -> None:
+    """Stopped for most of the time from outside, as a limit of cgroups does."""
+    code = "from pipeline.limits import cpu_share; print('here', flush=True); print(cpu_share(1.0))"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.08)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+        assert float(process.stdout.read()) < 0.5

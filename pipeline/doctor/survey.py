@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pipeline.limits import cpu_share
 from pipeline.topology import Topology
 
 PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv")
@@ -58,14 +59,6 @@ def read_rate(folder: Path, seconds: float = SECONDS) -> float:
         while (piece := file.read(PIECE)) and time.perf_counter() - began < seconds:
             got += len(piece)
         return got / (time.perf_counter() - began)
-
-
-def cpu_share(seconds: float = 0.5) -> float:
-    """The share of a CPU that a busy thread gets: less than 1 where others use the node, or a limit holds it back."""
-    began, used = time.perf_counter(), time.thread_time()
-    while time.perf_counter() - began < seconds:
-        pass
-    return (time.thread_time() - used) / (time.perf_counter() - began)
 
 
 def _versions() -> dict[str, str]:

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 PAGE = (ROOT / "launch" / "README.md").read_text()
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
 CODE += "\n".join(re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)).splitlines()
-PROGRAM = re.compile(r"\b(widemix|m pipeline\.\w+|module pipeline\.train) (.*)")
+PROGRAM = re.compile(r"\b(widemix|m pipeline\.\w+|module pipeline\.train) (\w.*)")
 OURS = [match.groups() for line in CODE if (match := PROGRAM.search(line))]
 
 
