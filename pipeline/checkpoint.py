@@ -78,7 +78,7 @@ class Keep:
 
     def expired(self, run: Path) -> list[Path]:
         """The complete checkpoints that may go."""
-        complete = [path.parent for path in sorted(run.glob(f"checkpoints/*/{MARK}"))]
+        complete = all_complete(run)
         stay = set(complete[-self.newest :])
         if self.every:
             stay |= {path for path in complete if int(path.name) % self.every == 0}
@@ -90,13 +90,13 @@ class Keep:
 def best(run: Path, figure: str) -> Path | None:
     """The complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
     found = []
-    for mark in sorted(run.glob(f"checkpoints/*/{MARK}")):
+    for path in all_complete(run):
         try:
-            value = read(mark.parent).position.figures.get(figure)
+            value = read(path).position.figures.get(figure)
         except InputError:  # damaged: the next start will tell
             continue
         if value is not None:
-            found.append((-value if figure.endswith("loss") else value, mark.parent))
+            found.append((-value if figure.endswith("loss") else value, path))
     return max(found)[1] if found else None
 
 
@@ -141,23 +141,28 @@ def save(run: Path, state: State, position: Position, keep: Keep) -> Path:
     return final
 
 
+def all_complete(run: Path) -> list[Path]:
+    """The complete checkpoints of a run folder, oldest first; folders that someone else has named are not ours."""
+    return sorted(mark.parent for mark in run.glob(f"checkpoints/*/{MARK}") if mark.parent.name.isdecimal())
+
+
 def newest(run: Path) -> Checkpoint | None:
     """The newest complete checkpoint of a run folder."""
-    marks = sorted(run.glob(f"checkpoints/*/{MARK}"))
-    return read(marks[-1].parent) if marks else None
+    complete = all_complete(run)
+    return read(complete[-1]) if complete else None
 
 
 def newest_sound(run: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint whose hashes are right, and what is wrong with newer ones, which lose their mark."""
     complaints: list[str] = []
-    for mark in sorted(run.glob(f"checkpoints/*/{MARK}"), reverse=True):
+    for path in reversed(all_complete(run)):
         try:
-            found = read(mark.parent)
+            found = read(path)
             found.verify()
             return found, complaints
         except InputError as error:
             complaints.append(str(error))
-            retire(mark.parent)
+            retire(path)
     return None, complaints
 
 

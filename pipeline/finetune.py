@@ -20,14 +20,15 @@ from pipeline.models.mixer import Mixer
 
 Weights = Mapping[str, torch.Tensor]
 _TIMM = "timm:"
+_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # how files of torch.save begin: zip archives, before 1.6 pickles
 
 
 def start_from(module: nn.Module, source: str) -> list[str]:
     """Load the weights that `train.init_from` names into a freshly drawn network; what had to be changed, in words.
 
     `source` is a run or checkpoint of ours (its averaged weights where it has them), a .safetensors file, a folder
-    with a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), or timm:NAME for timm's
-    own pretrained weights.
+    with a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), what torch.save wrote of
+    a state_dict or timm's training of a model, or timm:NAME for timm's own pretrained weights.
     """
     weights, told = dict(_read(source)), []
     if isinstance(module, Mixer):
@@ -78,12 +79,27 @@ def _read(source: str) -> Weights:
         try:
             state = checkpoint.find(path).load()
         except InputError as error:
-            raise InputError(f"train.init_from {error}; a .safetensors file or timm:NAME would do too") from None
+            raise InputError(f"train.init_from {error}; a weights file or timm:NAME would do too") from None
         return state.ema or state.model
     try:
-        return load_file(single)
+        with single.open("rb") as file:
+            saved_by_torch = file.read(4) in _TORCH
+        return _of_torch(single) if saved_by_torch else load_file(single)
     except (OSError, SafetensorError) as error:
         raise InputError(f"train.init_from {single}: is no safetensors file ({error})") from None
+
+
+def _of_torch(path: Path) -> Weights:
+    """Weights that torch.save wrote, the averaged ones of timm's checkpoints; nothing that it holds is ever run."""
+    try:
+        found = timm.models.load_state_dict(str(path))
+    except Exception as error:  # whatever a file that is not one makes of the unpickler
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"train.init_from {path}: holds no weights alone ({reason})") from None
+    others = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        raise InputError(f"train.init_from {path}: {others[0]} is no tensor; save the model's state_dict alone")
+    return found
 
 
 def _of_timm(name: str) -> Weights:

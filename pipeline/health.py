@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.recipe.faults import FaultsSection
 
 _REMEMBERED, _ENOUGH = 100, 20  # losses that a spike is held against, and without which none is called one
+_SCALINGS = 20  # times in a row that half precision may halve its loss scale: from 2^16 it is below 1 then
 
 
 class Diverged(RuntimeError):
@@ -37,6 +38,7 @@ class Health:
         self.section, self.fp16 = section, fp16
         self._failed: list[Look] = []  # in a row, up to the last step seen
         self._losses: deque[float] = deque(maxlen=_REMEMBERED)
+        self._scalings = 0  # of half precision, in a row
 
     @property
     def failing(self) -> bool:
@@ -47,6 +49,7 @@ class Health:
         """Begin anew, from an earlier step."""
         self._failed.clear()
         self._losses.clear()
+        self._scalings = 0
 
     def look(self, steps: Sequence[Look]) -> list[dict[str, Any]]:
         """Lines of the record about steps that failed or stand out; `Diverged` when too many failed in a row."""
@@ -74,8 +77,10 @@ class Health:
         raise Diverged(f"the {what} is {value:g} at step {first.step}", first.order, last.order + 1)
 
     def _fails(self, step: Look) -> bool:
-        """Half precision's loss scale is found by gradients that are not finite: those are no fault."""
-        return not math.isfinite(step.loss) or not (self.fp16 or math.isfinite(step.norm))
+        """Half precision's loss scale is found by gradients that are not finite: a few are no fault."""
+        overflows = not math.isfinite(step.norm)
+        self._scalings = self._scalings + 1 if overflows and self.fp16 else 0
+        return not math.isfinite(step.loss) or (overflows and not 0 < self._scalings <= _SCALINGS)
 
     def _spikes(self, loss: float) -> float | None:
         """The mean that a loss stands far above, if it does."""

@@ -185,14 +185,17 @@ class Loop:
 
     def _write(self, values: dict[str, Any]) -> None:
         line = {"step": self.step, "epoch": round(self.step / self.run.train.steps, 4), **values}
-        if self.run.record:
-            self.run.record.write(line)
+        self._record(line)
         self.run.progress.show(line)
+
+    def _record(self, line: dict[str, Any]) -> None:
+        failed = self.run.record.write(line) if self.run.record else None
+        if failed is not None:
+            self.run.progress.say(f"warning: {failed}; its lines wait until it can, training goes on")
 
     def _tell(self, event: dict[str, Any]) -> None:
         """Something that a person may want to know, in the record and on the screen."""
-        if self.run.record:
-            self.run.record.write(event)
+        self._record(event)
         words = (f"{name} {value}" for name, value in event.items() if name not in ("split", "event"))
         self.run.progress.say(f"warning: {event['event']}: {', '.join(words)}; training goes on")
 

@@ -3,7 +3,7 @@
 import json
 import resource
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,9 +12,18 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.recipe import Recipe, dump_recipe
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+_WAITING = 1 << 20  # bytes of lines that a full disk may keep waiting: some 4,000 lines
+
 
 class Record:
-    """Lines of metrics.jsonl and their curves, on rank 0. Lines beyond `step` belong to a run that was cut off."""
+    """Lines of metrics.jsonl and their curves, on rank 0. Lines beyond `step` belong to a run that was cut off.
+
+    Lines that a full disk does not take are written as soon as it does; the curves have a gap then.
+    """
 
     def __init__(self, run: Path, step: int, tensorboard: bool):
         self._run, self._tensorboard = run, tensorboard
@@ -32,19 +41,38 @@ class Record:
             shadow = path.with_name(".metrics.jsonl")
             shadow.write_text("".join(f"{line}\n" for line in kept))
             shadow.rename(path)
-        self._lines = path.open("a", buffering=1)
-        self._board = None
-        if self._tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self._lines = path.open("ab", buffering=_WAITING)
+        self._failed = False
+        self._board = self._opened_board(step + 1 if step else None)
 
-            self._board = SummaryWriter(str(self._run / "tb"), purge_step=step + 1 if step else None)
+    def write(self, line: dict[str, Any]) -> str | None:
+        """Add a line. Why it has to wait, told when the first one does."""
+        before, self._failed = self._failed, False
+        try:
+            self._lines.write(f"{json.dumps(line)}\n".encode())
+            self._lines.flush()
+            self._draw(line)
+        except OSError as error:
+            self._failed = True
+            return None if before else f"{self._run / 'metrics.jsonl'}: cannot be written to ({error.strerror})"
+        return None
 
-    def write(self, line: dict[str, Any]) -> None:
-        self._lines.write(json.dumps(line) + "\n")
-        if self._board and line["split"] != "event":
+    def _draw(self, line: dict[str, Any]) -> None:
+        if self._board is None or line["split"] == "event":
+            return
+        try:
             for name, value in line.items():
                 if name not in ("step", "split", "epoch"):
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
+        except OSError:  # its thread has ended with this, at some line before
+            self._board = self._opened_board(None)
+
+    def _opened_board(self, purge_step: int | None) -> "SummaryWriter | None":
+        if not self._tensorboard:
+            return None
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(self._run / "tb"), purge_step=purge_step)
 
     def describe(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """The recipe and the environment as text."""

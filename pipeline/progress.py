@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -46,7 +47,8 @@ class Progress:
             self.say(f"{text}  {_clock(left)} left")
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False)
+        with suppress(OSError):  # a log on a full disk: no reason to stop
+            self._console.print(text, highlight=False)
 
     def close(self) -> None:
         if self._bar:

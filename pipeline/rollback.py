@@ -48,11 +48,10 @@ class Retreat:
     def _find(self, diverged: Diverged) -> Checkpoint | None:
         """On rank 0: a sound checkpoint. One whose very next steps failed is part of what went wrong."""
         found, _ = checkpoint.newest_sound(self._run)
-        if found is not None and found.position.order == diverged.first:
-            older = list(self._run.glob(f"checkpoints/*/{checkpoint.MARK}"))
-            if len(older) > 1:
-                checkpoint.retire(found.path)
-                found, _ = checkpoint.newest_sound(self._run)
+        older = len(checkpoint.all_complete(self._run)) > 1
+        if found is not None and older and found.position.order == diverged.first:
+            checkpoint.retire(found.path)
+            found, _ = checkpoint.newest_sound(self._run)
         if found is not None:
             stretches = [*self.left_out, (diverged.first, diverged.stop)]
             write_left_out(self._run, stretches)

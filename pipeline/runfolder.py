@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import platform
 import re
 import shutil
@@ -23,6 +24,7 @@ from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse
 from pipeline.topology import Topology
 
 _LEFT_OUT = "left_out.json"
+_BEFORE = (".lock", ".recipe.yaml", "slurm")  # what may be there before there is a recipe
 # What may differ between two starts of one run: nothing here moves a loss by more than rounding.
 _FREE = re.compile(
     r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|batches_ahead|ahead_mib)$"
@@ -66,20 +68,16 @@ def claim(folder: Path, recipe: Recipe, resume: str, topology: Topology) -> tupl
     _refuse_strangers(folder, recipe, resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("a")
+        lock = _locked(folder)
+        origin, complaints = _origin(folder, recipe, resume)
+        finished = _read_json(folder / "done.json")
+        left_out = read_left_out(folder)
+        write_whole(folder / "recipe.yaml", dump_recipe(recipe))
+        here = environment(topology)
+        write_whole(folder / "environment.json", json.dumps(here, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"{folder}: cannot be written to ({error.strerror}); name another with --run-dir") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir") from None
-    origin, complaints = _origin(folder, recipe, resume)
-    done = folder / "done.json"
-    finished = json.loads(done.read_text()) if done.exists() else None
-    write_whole(folder / "recipe.yaml", dump_recipe(recipe))
-    here = environment(topology)
-    write_whole(folder / "environment.json", json.dumps(here, indent=1) + "\n")
-    return Start(folder, origin, finished, here, read_left_out(folder), complaints), lock
+    return Start(folder, origin, finished, here, left_out, complaints), lock
 
 
 def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
@@ -92,9 +90,10 @@ def finish(folder: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, An
 def read_left_out(folder: Path) -> list[tuple[int, int]]:
     """First and stop of each stretch of the data's order that faults have ruled out."""
     path = folder / _LEFT_OUT
+    found = _read_json(path) or []
     try:
-        return [(first, stop) for first, stop in json.loads(path.read_text())] if path.exists() else []
-    except (OSError, ValueError, TypeError) as error:
+        return [(int(first), int(stop)) for first, stop in found]
+    except (ValueError, TypeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
 
 
@@ -123,14 +122,39 @@ def environment(topology: Topology) -> dict[str, Any]:
 def write_whole(path: Path, text: str) -> None:
     """A file that appears whole or not at all."""
     shadow = path.with_name(f".{path.name}")
-    shadow.write_text(text)
+    try:
+        with shadow.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        shadow.unlink(missing_ok=True)
+        raise
     shadow.replace(path)
+
+
+def _read_json(path: Path) -> Any:
+    """What `write_whole` wrote there, or None."""
+    try:
+        return json.loads(path.read_text()) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); remove it and the run goes on") from None
+
+
+def _locked(folder: Path) -> TextIO:
+    """The folder's lock file, ours until it is closed."""
+    lock = (folder / ".lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir") from None
+    return lock
 
 
 def _refuse_strangers(folder: Path, recipe: Recipe, resume: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder with --run-dir")
-    present = [p.name for p in folder.iterdir() if p.name not in (".lock", "slurm")] if folder.exists() else []
+    present = [p.name for p in folder.iterdir() if p.name not in _BEFORE] if folder.exists() else []
     if not present:
         return
     ours = folder / "recipe.yaml"
@@ -157,9 +181,12 @@ def _origin(folder: Path, recipe: Recipe, resume: str) -> tuple[Checkpoint | Non
         return checkpoint.newest_sound(folder)
     found = checkpoint.find(Path(resume))
     theirs = parse_recipe(found.position.recipe, default_origin=str(found.path))
-    if theirs.model != recipe.model:
-        changed = [name for name in differences(theirs, recipe) if name.startswith("model.")]
-        raise InputError(f"{found.path}: is of another model ({', '.join(changed)} differ)")
+    changed = [name for name in differences(theirs, recipe) if name.startswith("model.") or name == "optim.name"]
+    if changed:
+        what = "model" if theirs.model != recipe.model else "optimiser, whose state it holds"
+        raise InputError(
+            f"{found.path}: is of another {what} ({', '.join(changed)} differ); train.init_from takes weights alone"
+        )
     found.verify()
     return found, []
 

@@ -58,6 +58,8 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         if start.done and start.step >= last:
             _say(here, f"{start.folder}: already complete, top-1 {start.done['top1']:.2f} %")
             return Exit.DONE
+        if start.done and here.is_main:  # it goes on: to more steps, or from before a damaged checkpoint
+            (start.folder / "done.json").unlink()
         for complaint in start.complaints:
             _say(here, f"warning: {complaint}; an older checkpoint is taken")
         watch = stack.enter_context(Watch(start.folder, here, store.clone(), recipe.faults.hang))

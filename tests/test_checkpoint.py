@@ -52,3 +52,12 @@ def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call)
     assert failed
     assert folders(tmp_path) == ["00000001", "00000002"]
     assert checkpoint.newest(tmp_path).load().model["fc.bias"].tolist() == [1, 1, 1]
+
+
+def test_folders_that_someone_else_has_named_are_left_alone(tmp_path):
+    copied = checkpoint.save(tmp_path, state(), position(1), Keep(1)).rename(tmp_path / "checkpoints/00000001-good")
+    for step in (2, 3):
+        checkpoint.save(tmp_path, state(), position(step), Keep(1, every=10))
+    assert checkpoint.newest(tmp_path).position.step == 3
+    assert folders(tmp_path) == ["00000001-good", "00000003"]
+    assert checkpoint.find(copied).position.step == 1  # but by its own name

@@ -1,5 +1,6 @@
 """Weights trained before, taken over: from us, from timm, from DeepSpeed's tool; other heads, larger pictures."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,68 @@ def test_timms_own_weights_in_its_own_form(tmp_path):
         start_from(ours, written(theirs, tmp_path / "weights"))
         pictures = torch.randn(1, 3, 224, 224)
         torch.testing.assert_close(ours.eval()(pictures), theirs.eval()(pictures))
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "options"),
+    [
+        pytest.param(lambda weights, _: weights, {}, id="a state_dict"),
+        pytest.param(
+            lambda weights, other: weights, {"_use_new_zipfile_serialization": False}, id="before torch 1.6"
+        ),
+        pytest.param(
+            lambda weights, other: {
+                "epoch": 3,
+                "arch": "mixer",
+                "args": Namespace(lr=0.1),
+                "state_dict": other,
+                "state_dict_ema": {f"module.{name}": value for name, value in weights.items()},
+            },
+            {},
+            id="timm's checkpoint",
+        ),
+        pytest.param(
+            lambda weights, _: {f"_orig_mod.{name}": value for name, value in weights.items()},
+            {},
+            id="of a compiled one",
+        ),
+    ],
+)
+def test_what_torch_save_wrote(tmp_path, wrapped, options):
+    source, target = mixer(seed=1), mixer(seed=2)
+    path = tmp_path / "weights.pth.tar"
+    torch.save(wrapped(source.state_dict(), mixer(seed=3).state_dict()), path, **options)
+    assert start_from(target, str(path)) == []
+    assert same(target, source)
+
+
+class Code:
+    """What pickle would run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (lambda path: {"head.weight": Code(path)}, "holds no weights alone (weights_only=True blocked"),
+        (lambda path: mixer(), "holds no weights alone (weights_only=True blocked"),
+        (lambda path: [torch.ones(2)], "holds no weights alone"),
+        (lambda path: {"epoch": 3}, "epoch is no tensor; save the model's state_dict alone"),
+    ],
+    ids=["code", "a whole model", "a list", "numbers"],
+)
+def test_what_else_torch_save_wrote_is_refused_and_never_run(tmp_path, content, says):
+    torch.save(content(tmp_path / "run"), tmp_path / "weights.pth")
+    with pytest.raises(InputError) as raised:
+        start_from(mixer(), str(tmp_path / "weights.pth"))
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_timms_pretrained_by_name(monkeypatch):

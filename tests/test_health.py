@@ -69,6 +69,15 @@ def test_a_gradient_fails_a_step_but_not_where_half_precision_looks_for_its_scal
         health(skips=0).look(steps)
 
 
+def test_half_precision_that_finds_no_scale_fails():
+    watched = health(fp16=True, skips=2)
+    assert watched.look(looks(*[1] * 41, norms=[*[INF] * 20, 1.0, *[INF] * 20])) == []
+    events = watched.look(looks(1, 1, norms=[INF, INF], first=42))
+    assert [event["step"] for event in events] == [42, 43]
+    with pytest.raises(Diverged, match="the gradient norm is inf at step 42"):
+        watched.look(looks(1, norms=[INF], first=44))
+
+
 def test_a_spike_is_flagged_once_there_is_something_to_hold_it_against():
     calm = [1.0 + 0.1 * (-1) ** i for i in range(30)]  # mean 1, deviation 0.1
     (event,) = health(spike=6).look(looks(5.0, *calm, 1.55, 2.2, 1.0)[1:])

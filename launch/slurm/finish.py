@@ -59,7 +59,8 @@ def _blame(words: list[Word], ranks: int) -> list[str]:
 
 def saved_step(folder: Path) -> int:
     """The newest complete checkpoint's, 0 without one."""
-    return max((int(mark.parent.name) for mark in folder.glob("checkpoints/*/COMPLETE")), default=0)
+    names = (mark.parent.name for mark in folder.glob("checkpoints/*/COMPLETE"))
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _finish(arguments: argparse.Namespace) -> Exit:

@@ -1,8 +1,9 @@
 """The training loop against the forty lines that a textbook would write, on Mixer-S/16, from batches in memory.
 
 Both train with DDP and AdamW, clip, and follow the schedule; on a GPU in bf16, on a CPU in fp32 on one thread. The
-whole loop also seeds, looks for signals and NaN, beats, and writes a line of the record every turn. A second network
-of a few numbers shows what that costs a step in microseconds, where no arithmetic hides it.
+whole loop also seeds, looks for signals and NaN, beats, and writes the record as a recipe that says nothing about it
+would: a round is the steps from one line to the next, and the contestants share it out in short turns. A second
+network of a few numbers shows what that costs a step in microseconds, where no arithmetic hides it.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from pipeline.metrics import Record, peak_memory
 from pipeline.models.registry import build_model
 from pipeline.progress import Progress
 from pipeline.recipe import Recipe
+from pipeline.recipe.train import LogSection
 from pipeline.rollback import Retreat
 from pipeline.saving import Saver
 from pipeline.schedule import build_schedule
@@ -47,8 +49,12 @@ Stretch = Callable[[int], None]  # trains for so many steps
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     gpu = torch.cuda.is_available()
     here = Topology(0, 1, 0, 1, torch.device("cuda", 0) if gpu else torch.device("cpu"))
-    steps = arguments.steps or (50 if gpu else 4)
-    batch = arguments.batch or (256 if gpu else 4)
+    batch = arguments.batch or (256 if gpu else 1)
+    every = LogSection().every
+    contests = [
+        ("Mixer-S/16", S16, 224, 10 if gpu else 1, arguments.rounds),
+        ("a tiny network", SMALL, 8, every, 20 * arguments.rounds),
+    ]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ExitStack() as stack:
@@ -56,28 +62,29 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         store = topology.start(here, timeout=600)
         stack.callback(topology.stop)
         rows = []
-        for name, model, side, length in (("Mixer-S/16", S16, 224, steps), ("a tiny network", SMALL, 8, 50 * steps)):
-            recipe = recipe_of(model, side, batch, length, "bf16" if gpu else "fp32")
+        for name, model, side, turn, rounds in contests:
+            recipe = recipe_of(model, side, batch, "bf16" if gpu else "fp32")
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            times = take_turns(recipe, here, store, folder, length, arguments.rounds)
-            rows += _rows(times, name, batch * length, here, length)
+            turns = take_turns(recipe, here, store, folder, turn, rounds * every // turn)
+            times = {who: np.reshape(found, (rounds, -1)).sum(axis=1).tolist() for who, found in turns.items()}
+            rows += _rows(times, name, batch, here, every)
         return rows
 
 
-def recipe_of(model: dict[str, Any], side: int, batch: int, every: int, precision: str) -> Recipe:
+def recipe_of(model: dict[str, Any], side: int, batch: int, precision: str, **log: Any) -> Recipe:
     return Recipe.model_validate(
         {
             "data": {"path": "memory", "num_classes": 1000, "image_size": side},
             "model": {"kind": "mixer", **model},
             "optim": {"lr": 1e-3, "weight_decay": 0.1, "clip_grad": 1.0},
             "train": {"epochs": 1, "global_batch": batch, "precision": precision},
-            "log": {"every": every, "images": 0},
+            "log": {"images": 0, **log},
         }
     )
 
 
 class _Over(Exception):
-    """All rounds have been run."""
+    """All turns have been taken."""
 
 
 class Turns:
@@ -86,9 +93,9 @@ class Turns:
     steps = _FOREVER  # of an epoch
     waited = 0.0
 
-    def __init__(self, batch: Batch, others: dict[str, Stretch], length: int, rounds: int):
+    def __init__(self, batch: Batch, others: dict[str, Stretch], length: int, turns: int):
         self._batch, self._others, self._length = batch, others, length
-        self._left = rounds + 1  # the first allocates, and is not counted
+        self._left = turns + 1  # the first allocates, and is not counted
         self._taken, self._began = 0, 0.0
         self.times: dict[str, list[float]] = {name: [] for name in (*others, LOOP)}
 
@@ -133,9 +140,9 @@ def _clock() -> float:
 
 
 def take_turns(
-    recipe: Recipe, here: Topology, store: torch.distributed.Store, folder: Path, length: int, rounds: int
+    recipe: Recipe, here: Topology, store: torch.distributed.Store, folder: Path, length: int, turns: int
 ) -> dict[str, list[float]]:
-    """Seconds that each contestant took for each stretch."""
+    """Seconds that each contestant took for each of its turns, of `length` steps."""
     numbers = torch.Generator().manual_seed(0)
     batch, side = recipe.train.global_batch, recipe.data.image_size
     inputs = torch.randn(batch, 3, side, side, generator=numbers).contiguous(memory_format=torch.channels_last)
@@ -151,7 +158,7 @@ def take_turns(
         return build_engine(recipe.engine, network(), recipe.optim, recipe.train, here)
 
     others = {PLAIN: _plain(network(), data, schedule, recipe), ENGINE: _engine_alone(engine(), data, schedule)}
-    turns = Turns(data, others, length, rounds)
+    loader = Turns(data, others, length, turns)
     with ExitStack() as stack:
         watch = stack.enter_context(Watch(folder, here, store.clone(), 3600))
         stop = stack.enter_context(StopRequest())
@@ -161,7 +168,7 @@ def take_turns(
             recipe=recipe,
             topology=here,
             engine=engine(),
-            train=cast(TrainLoader, turns),
+            train=cast(TrainLoader, loader),
             evaluation=cast(EvalLoader, None),  # nothing is evaluated: the run never comes to its end
             schedule=schedule,
             record=record,
@@ -176,7 +183,7 @@ def take_turns(
             loop.fit()
             raise KeyboardInterrupt  # which the loop takes for a wish to stop
         loop.agreement.finish()
-    return {name: times[1:] for name, times in turns.times.items()}
+    return {name: times[1:] for name, times in loader.times.items()}
 
 
 def _plain(module: nn.Module, batch: Batch, schedule: Callable[[int], float], recipe: Recipe) -> Stretch:
@@ -221,14 +228,14 @@ def _engine_alone(engine: Engine, batch: Batch, schedule: Callable[[int], float]
 
 
 def _rows(
-    times: dict[str, list[float]], network: str, pictures: int, here: Topology, steps: int
+    times: dict[str, list[float]], network: str, batch: int, here: Topology, steps: int
 ) -> list[dict[str, Any]]:
-    """Medians over rounds; `ratio` of speeds and `us_more` a step are those of the pairs in a round."""
+    """Medians over rounds of `steps`; `ratio` of speeds and `us_more` a step are those of the pairs in a round."""
     rate = "images_per_s" if here.device.type == "cuda" else "images_per_cpu_s"
     return [
         {
             "name": f"{name}, {network}",
-            rate: round(pictures / statistics.median(found), 1),
+            rate: round(batch * steps / statistics.median(found), 1),
             "ratio": round(statistics.median(b / a for a, b in zip(found, times[PLAIN], strict=True)), 4),
             "us_more": round(
                 1e6 / steps * statistics.median(a - b for a, b in zip(found, times[PLAIN], strict=True))

@@ -49,8 +49,7 @@ def add_bench(commands) -> None:
                 "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
             )
         if name == "step":
-            add("--batch", type=int, metavar="N", help="pictures a step (default: 256 on a GPU, 4 on a CPU)")
-            add("--steps", type=int, metavar="N", help="steps a turn (default: 50 on a GPU, 4 on a CPU)")
+            add("--batch", type=int, metavar="N", help="pictures a step (default: 256 on a GPU, 1 on a CPU)")
         bench.set_defaults(command=_bench, bench=name)
     add_scale(benches)
 
@@ -108,7 +107,7 @@ def _scale(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> Exit:
     if arguments.rounds < 1:
         raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
-    for name in ("samples", "batch", "steps"):
+    for name in ("samples", "batch"):
         value = getattr(arguments, name, None)
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: must be at least 1")

@@ -30,7 +30,8 @@ class TrainSection(Section):
     deterministic: bool = key(False, "the same bits from every run on the same number of ranks, at the cost of speed")
     init_from: str | None = key(
         None,
-        "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, or timm:NAME; "
+        "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, a state_dict that "
+        "torch.save wrote, or timm:NAME; "
         "a head for other classes is drawn anew, a Mixer for larger pictures grown",
     )
     freeze: Annotated[tuple[str, ...], Field(strict=False)] = key(

@@ -111,6 +111,13 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
     refused(
         train("fresh", "--resume", str(run), "--model.channels", "32"), "is of another model (model.channels differ)"
     )
+    refused(
+        train("fresh", "--resume", str(run), "--optim.name", "sgd"),
+        "of another optimiser, whose state it holds (optim",
+    )
+    (run / "done.json").write_text("")
+    before[run / "done.json"] = b""
+    refused(train("run", *short), "done.json: cannot be read")
     assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file()} == before
 
 

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
+from tests.faults.faulty import train_with
+from tests.forks import Forks
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every", "2")
 LAST = 4 * (1437 // 64)
@@ -120,6 +122,16 @@ def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path):
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_complete_run_that_goes_on_is_no_longer_complete(train, tmp_path):
+    run = tmp_path / "run"
+    finish(train("run", *EPOCHS, "--train.max_steps", "2"))
+    assert (run / "done.json").exists()
+    command = train("run", *EPOCHS)
+    command.wait_for_step(run, 4)
+    assert not (run / "done.json").exists()
+    command.kill()
+
+
 def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
@@ -172,20 +184,41 @@ def test_python_m_starts_need_no_launcher():
     assert "--train.global_batch" in output
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1400k", "tmpfs", disk], check=False).returncode:
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of a few megabytes."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3000k", "tmpfs", folder], check=False).returncode:
         pytest.skip("this machine does not let root mount a tmpfs")
-    try:
-        code, output = train(str(disk / "run"), *EPOCHS).wait()
-        assert code == 1
-        assert "the checkpoint could not be written" in output
-        assert "training goes on" in output
-        assert "Traceback" not in output
-        complete = sorted(path.parent.name for path in disk.glob("run/checkpoints/*/COMPLETE"))
-        assert complete
-        assert sorted(path.name for path in (disk / "run/checkpoints").iterdir()) == complete
-    finally:
-        subprocess.run(["umount", disk], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
+    (disk / "others").write_bytes(bytes(1_600_000))
+    code, output = train(str(disk / "run"), *EPOCHS).wait()
+    assert code == 1
+    assert "the checkpoint could not be written" in output
+    assert "training goes on" in output
+    assert "Traceback" not in output
+    complete = sorted(path.parent.name for path in disk.glob("run/checkpoints/*/COMPLETE"))
+    assert complete
+    assert sorted(path.name for path in (disk / "run/checkpoints").iterdir()) == complete
+
+
+def test_a_disk_that_is_full_for_a_while_costs_nothing(digits, undisturbed, disk, tmp_path):
+    run, log = disk / "run", tmp_path / "log"
+    words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
+    often = ("--train.save_every", "5", "--log.tensorboard", "true")
+    codes, said = Forks(train_with, "fill@22-64", *words, *often, log=log).wait()
+    assert codes == [0], said
+    assert said.count("metrics.jsonl: cannot be written to (No space left on device)") == 1
+    assert "Traceback" not in said
+    assert_same_curve(run, undisturbed, 1e-4)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    events = [line for line in lines if line["split"] == "event"]
+    assert {line["event"] for line in events} == {"save failed"}
+    assert "No space left on device" in events[0]["reason"]

@@ -9,6 +9,7 @@ loader@S:R   rank R's loader never delivers step S of the first epoch
 stuck@S:R    rank R never comes to step S + 1
 silent@S:R   rank R stands still after step S, all of its threads, as if its machine had gone
 full@A-B     the disk is full for saves at steps A to B
+fill@A-B     somebody takes all space on the run folder's disk after step A, and gives it back after step B
 term@S       rank 0 is asked to stop while the save of step S is being written
 """
 
@@ -19,6 +20,8 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from pipeline import checkpoint, runfolder
 from pipeline.data.loader import TrainLoader
@@ -43,28 +46,38 @@ def left_out(first: int, last: int) -> None:
 
 
 def after(step: int, rank: int, action) -> None:
-    """Do something between the steps of one rank."""
+    """Do something between the steps of one rank, with its run folder."""
     between_steps = Loop._between_steps
 
     def faulty(self, epoch):
         stopping = between_steps(self, epoch)
         if (self.step, self.run.topology.rank) == (step, rank):
-            action()
+            action(self.run.saver._run)
         return stopping
 
     Loop._between_steps = faulty
 
 
 def die(step: int, rank: int) -> None:
-    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def stuck(step: int, rank: int) -> None:
-    after(step, rank, lambda: time.sleep(3600))
+    after(step, rank, lambda run: time.sleep(3600))
 
 
 def silent(step: int, rank: int) -> None:
-    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def fill(first: int, last: int) -> None:
+    def take(run: Path) -> None:
+        with run.with_name("others").open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    after(first, 0, take)
+    after(last, 0, lambda run: run.with_name("others").unlink())
 
 
 def within_loader(step: int, rank: int, action) -> None:
@@ -131,6 +144,7 @@ FAULTS = {
     "raise": raise_,
     "loader": loader,
     "full": full,
+    "fill": fill,
     "term": term,
 }
 
