@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     here = Topology(0, 1, 0, 1, torch.device("cuda", 0) if gpu else torch.device("cpu"))
     batch = arguments.batch or (256 if gpu else 1)
     every = LogSection().every
-    contests = [
+    contests: list[tuple[str, dict[str, Any], int, int, int]] = [  # name, model, side, steps a turn, rounds
         ("Mixer-S/16", S16, 224, 10 if gpu else 1, arguments.rounds),
         ("a tiny network", SMALL, 8, every, 20 * arguments.rounds),
     ]
