@@ -36,6 +36,7 @@ PREPARE = """
     write.SHARD = int(sys.argv[3])
     journal.Journal.append = append_and_wait
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin by ignoring it
         try:
             prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=2)
         except RuntimeError as error:
