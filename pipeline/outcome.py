@@ -27,13 +27,17 @@ class Word:
     time: float  # seconds since 1970
 
 
+def node_name() -> str:
+    """What the batch system calls this node, or it itself."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
+
+
 def leave_word(code: int | None, message: str = "") -> int:
     """Leave this rank's word, if anybody asked for it; the exit code that its launcher should see."""
     folder, rank = os.environ.get(VARIABLE), os.environ.get("RANK")
     if not folder or not rank:
         return code or 0
-    host = os.environ.get("SLURMD_NODENAME") or platform.node()
-    word = Word(int(rank), host, code, message, time.time())
+    word = Word(int(rank), node_name(), code, message, time.time())
     path = Path(folder) / f"rank-{rank}.json"
     shadow = path.with_name(f".{path.name}")
     try:

@@ -68,15 +68,21 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     step = saved_step(folder)
     earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
     words = read_words(logs)
+    refused = [path.read_text().strip() for path in sorted(logs.glob("node-*.error"))]
     sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
     if sick and not words:
         verdict = Verdict(Exit.AGAIN, [f"left out: {', '.join(sick)}, for what the preflight found"])
+    elif refused and not words:
+        others = len(refused) - 1
+        more = [f"on {others} other node{'s' * (others > 1)} the same or the like"] if others else []
+        verdict = Verdict(Exit.WRONG_INPUT, [refused[0], *more])
     else:
         verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     hosts = sorted({word.host for word in words})
-    minutes = (time.time() - _began(logs)) / 60
+    now = time.time()
+    minutes = (now - _began(logs, now)) / 60
     summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts, "minutes": round(minutes, 2)}
     (logs / "summary.json").write_text(json.dumps(summary | result, indent=1) + "\n")
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
@@ -85,9 +91,9 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     return verdict.code
 
 
-def _began(logs: Path) -> float:
+def _began(logs: Path, now: float) -> float:
     """When the first node started torchrun."""
-    return min((path.stat().st_mtime for path in logs.glob("node-*.json")), default=time.time())
+    return min((path.stat().st_mtime for path in logs.glob("node-*.json")), default=now)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from launch.stage import stage
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
 from pipeline.launchers import PORTS, route_from
-from pipeline.outcome import VARIABLE
+from pipeline.outcome import VARIABLE, node_name
 from pipeline.recipe import load_recipe
 
 # Each has a port of its own: a node may begin the one while others end the other.
@@ -88,6 +88,15 @@ def _number(host: str) -> str:
 
 
 def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
+    """Run this node's part of the job. Why it could not begin is left in the logs too, for the job's verdict."""
+    try:
+        return _run(arguments, train)
+    except InputError as error:
+        (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.error").write_text(f"{node_name()}: {error}\n")
+        raise
+
+
+def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
     data = Path(load_recipe(train[0], overrides).data.path)
     if arguments.stage:

@@ -198,7 +198,9 @@ def submit(arguments: argparse.Namespace) -> Exit:
     notes = submission.folder / "slurm"
     notes.mkdir(parents=True, exist_ok=True)
     if submission.cells:
-        (submission.folder / TABLE).write_text("".join(f"{line}\n" for line in submission.cells))
+        shadow = submission.folder / f".{TABLE}"  # cells that run already read the table
+        shadow.write_text("".join(f"{line}\n" for line in submission.cells))
+        shadow.replace(submission.folder / TABLE)
     print(text)
     job = _ask(submission.command).strip().partition(";")[0]
     with (notes / "jobs.jsonl").open("a") as record:

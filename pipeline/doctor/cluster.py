@@ -22,8 +22,9 @@ from rich.table import Table
 
 from pipeline.doctor.judge import Complaint, judge
 from pipeline.doctor.links import measure_links
-from pipeline.doctor.survey import node_name, survey
+from pipeline.doctor.survey import survey
 from pipeline.errors import InputError
+from pipeline.outcome import node_name
 from pipeline.topology import Topology, name_interface, read_topology, share_cpus
 
 EXPECTED = 0.5  # of the network's rated bandwidth, for an all-reduce not to be remarked on

@@ -5,7 +5,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.limits import cpu_share
+from pipeline.outcome import node_name
 from pipeline.topology import Topology
 
 PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv")
@@ -41,11 +41,6 @@ def survey(topology: Topology, data: Path | None) -> dict[str, Any]:
     if data and topology.local_rank == 0:
         facts["disk"] = read_rate(data)
     return facts
-
-
-def node_name() -> str:
-    """What the batch system calls this node, or it itself."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def read_rate(folder: Path, seconds: float = SECONDS) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
-from launch.slurm.finish import judge
+from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _start, meet, torchrun_command
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
@@ -109,11 +109,22 @@ def test_slurms_own_complaint_is_the_line(tmp_path, monkeypatch):
         module._ask(["no-sbatch"])
 
 
-def test_a_stage_folder_whose_variable_the_node_lacks_is_refused(digits, tmp_path, monkeypatch):
+def test_a_stage_folder_whose_variable_the_node_lacks_is_the_jobs_verdict(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
-    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=tmp_path)
-    with pytest.raises(InputError, match="is the variable set there"):
-        _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
+    logs = tmp_path / "slurm" / "7.0"
+    logs.mkdir(parents=True)
+    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs)
+    for node in ("0", "1"):
+        monkeypatch.setenv("SLURM_NODEID", node)
+        monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")
+        with pytest.raises(InputError, match="is the variable set there"):
+            _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
+    assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=2, asked=False)) == Exit.WRONG_INPUT
+    verdict, after = capsys.readouterr().out.splitlines()
+    given = "$WIDEMIX_NONE/x"
+    complaint = f"n0: --stage-to {given}: is {given} on this node; is the variable set there?"
+    assert verdict == f"7.0: {complaint}; on 1 other node the same or the like"
+    assert after == "7.0: step 0, 0.0 min on no node"
 
 
 def test_nodes_wait_for_the_last_however_long_it_stages():
