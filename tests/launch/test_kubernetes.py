@@ -1,6 +1,8 @@
 """The manifests against Kubernetes' and Kubeflow's published schemas, and their commands against ours."""
 
+import re
 import shlex
+from types import ModuleType
 
 import pytest
 import yaml
@@ -89,3 +91,27 @@ def test_kubeflows_models_accept_the_job_and_its_runtime():
     ):
         document = manifests()[kind]
         assert model.from_dict(document).to_dict() == document
+
+
+@pytest.mark.cluster
+def test_the_training_operators_models_accept_the_older_job():
+    """`pip install kubeflow-training`: every key of the PyTorchJob, down to its pods, which are checked above."""
+    models = pytest.importorskip("kubeflow.training.models")
+    job = manifests()["PyTorchJob"]
+    assert unknown(job, "KubeflowOrgV1PyTorchJob", models) == []
+    job["spec"]["runPolicy"]["backofLimit"] = 3
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replica"] = 3
+    assert sorted(unknown(job, "KubeflowOrgV1PyTorchJob", models)) == ["backofLimit", "replica"]
+
+
+def unknown(document: dict, name: str, models: ModuleType) -> list[str]:
+    """Keys that a model of Kubeflow's, or one within it, does not have."""
+    model = getattr(models, name)
+    kinds = {theirs: model.openapi_types[ours] for ours, theirs in model.attribute_map.items()}
+    found = [key for key in document if key not in kinds]
+    for key, kind in kinds.items():
+        inner = re.search(r"Kubeflow\w+", kind)
+        if inner and key in document:
+            parts = document[key].values() if kind.startswith("dict") else [document[key]]
+            found += [each for part in parts for each in unknown(part, inner[0], models)]
+    return found
