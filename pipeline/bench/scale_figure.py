@@ -27,7 +27,7 @@ def draw_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
         speed.annotate(text, (row["ranks"], row["images_per_s"]), (8, -10), textcoords="offset points", fontsize=8)
     speed.set(xscale="log", yscale="log", xlabel="ranks", ylabel="pictures/s")
     speed.set_xticks(ranks, [str(count) for count in ranks])
-    speed.set_yticks(rates, [f"{rate:,.0f}" for rate in rates])
+    speed.set_yticks(rates, [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates])
     speed.minorticks_off()
     speed.margins(0.14)
     speed.legend(frameon=False, fontsize=8, loc="upper left")
