@@ -8,7 +8,7 @@ from pathlib import Path
 
 from data_prep.image_folder import class_folders, read_splits, split_folders
 from data_prep.imagenet_tars import read_tars, tars_in
-from data_prep.samples import Dataset
+from data_prep.samples import Dataset, FileSlice
 from pipeline.errors import InputError
 
 WNID = re.compile(r"n\d{8}")
@@ -41,8 +41,9 @@ def _listed(path: Path) -> list[str] | None:
     if not path.exists():
         return None
     try:
-        wnids = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        text = FileSlice(str(path)).read().decode("utf-8")
+        wnids = [line.split()[0] for line in text.splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
     wrong = [wnid for wnid in wnids if not WNID.fullmatch(wnid)]
     twice = {wnid for wnid in wnids if wnids.count(wnid) > 1} if len(set(wnids)) < len(wnids) else set()

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from pipeline.errors import InputError
 from pipeline.limits import usable_cpus
@@ -16,17 +18,25 @@ NAME = "manifest.json"
 BLOCK = 64 << 20  # bytes that one hash covers
 PIECE = 4 << 20  # bytes read at a time
 
+FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # in the folder itself
+
 
 class Split(BaseModel):
     """One .beton: its size, fields and samples, and the BLAKE2b-128 of each 64 MiB block."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    file: str
+    file: FileName
     bytes: int
     samples: int
     per_class: tuple[int, ...]  # samples, in label order; those without a label (-1) are in none
     fields: dict[str, str]  # name -> FFCV's type
     blocks: tuple[str, ...]
+
+    @model_validator(mode="after")
+    def _blocks_cover_the_file(self) -> "Split":
+        if len(self.blocks) != -(-self.bytes // BLOCK):
+            raise ValueError(f"{len(self.blocks)} blocks do not cover {self.bytes} bytes")
+        return self
 
 
 class Manifest(BaseModel):
@@ -40,15 +50,17 @@ class Manifest(BaseModel):
     splits: dict[str, Split]
     settings: dict[str, Any]  # of the preparation: sizes, quality, ...
     versions: dict[str, str]  # of the packages that touched the pixels
-    files: dict[str, str] = {}  # BLAKE2b-128 of what else belongs to the folder, such as tokenizer.json
+    files: dict[FileName, str] = {}  # BLAKE2b-128 of what else belongs to the folder, such as tokenizer.json
     exceptions: tuple[dict[str, str], ...] = ()  # pictures that took a rule: {"file", "rule"}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder, or `InputError`."""
     path = folder / NAME
+    if path.exists() and not path.is_file():  # reading a FIFO would wait for ever
+        raise InputError(f"{path}: is no file; prepare the folder again")
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate(json.loads(path.read_bytes()))  # whose names may hold bytes that are no UTF-8
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
         raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
@@ -60,6 +72,8 @@ def read_manifest(folder: Path) -> Manifest:
         first = error.errors()[0]
         where = "".join(f"{name}: " for name in first["loc"][:2])
         raise InputError(f"{path}: not a manifest ({where}{first['msg']}); prepare it again") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not a manifest (not JSON: {error}); prepare it again") from None
 
 
 def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
@@ -68,8 +82,6 @@ def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
         raise InputError(f"{folder}: no split {name!r}; it has {', '.join(manifest.splits)}")
     split = manifest.splits[name]
     path = folder / split.file
-    if path.resolve().parent != folder.resolve():
-        raise InputError(f"{folder / NAME}: the file {split.file!r} of split {name} leaves the folder")
     size = path.stat().st_size if path.is_file() else None
     if size is None:
         raise InputError(f"{path}: is missing; prepare the folder again")
@@ -96,9 +108,22 @@ def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
 
 
 def hash_blocks(path: Path) -> tuple[str, ...]:
-    """BLAKE2b-128 of each 64 MiB block of a file, by as many threads as there are usable CPUs."""
-    with ThreadPoolExecutor(usable_cpus()) as pool:
-        return tuple(pool.map(lambda block: hash_block(path, block), range(-(-path.stat().st_size // BLOCK))))
+    """BLAKE2b-128 of each 64 MiB block of a file."""
+    with of_blocks(lambda block: hash_block(path, block), -(-path.stat().st_size // BLOCK)) as digests:
+        return tuple(digests)
+
+
+@contextmanager
+def of_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[Any]]:
+    """What the function makes of each block's number, by as many threads as there are usable CPUs.
+
+    Whatever ends the context, Ctrl-C too, waits for the blocks under way only.
+    """
+    pool = ThreadPoolExecutor(usable_cpus())
+    try:
+        yield pool.map(function, range(count))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def hash_bytes(data: bytes) -> str:

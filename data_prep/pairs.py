@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.official import Note
-from data_prep.samples import Dataset
+from data_prep.samples import Dataset, FileSlice
 from pipeline.errors import InputError
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -107,8 +107,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
+    data = FileSlice(str(path)).read()
     try:
-        data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); fetch it again") from None

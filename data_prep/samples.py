@@ -1,5 +1,7 @@
 """What a source hands to the writer: pictures with labels, split by split, none of them read yet."""
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,20 @@ class FileSlice(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        """The bytes, or `InputError`; fewer than `size` of them is an error too."""
+        """The bytes, or `InputError`, for fewer than there should be and for what is no file, too."""
         try:
-            with open(self.path, "rb") as file:
-                file.seek(self.offset)
-                data = file.read(self.size)
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for who may write to a FIFO
+            try:
+                status = os.fstat(file)
+                if not stat.S_ISREG(status.st_mode):
+                    raise InputError(f"{self.path}: is no file")
+                size = self.size if self.size >= 0 else max(0, status.st_size - self.offset)
+                data = os.pread(file, size, self.offset)
+            finally:
+                os.close(file)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
-        if self.size >= 0 and len(data) < self.size:
+        if len(data) < size:
             raise InputError(f"{self.path}: ends at {self.offset + len(data)} bytes, within a picture")
         return data
 

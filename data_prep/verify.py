@@ -1,17 +1,15 @@
 """Every byte of a prepared folder against its manifest: FFCV's files carry no checksum of their own."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import BLOCK, Split, check_counts, hash_block, hash_bytes, read_manifest
+from data_prep.manifest import BLOCK, Split, check_counts, hash_block, hash_bytes, of_blocks, read_manifest
 from data_prep.progress import progress
 from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError
-from pipeline.limits import usable_cpus
 
 Opening = Callable[[Path], Beton | TextBeton]
 RANGES = 10  # of sample numbers, in one line
@@ -43,8 +41,7 @@ def _verify(path: Path, name: str, split: Split, opening: Opening) -> list[str]:
         check_counts(path, beton.label, split)
     except InputError as error:
         lines.append(str(error))
-    with ThreadPoolExecutor(usable_cpus()) as pool:
-        found = pool.map(lambda block: _hash(path, block), range(len(split.blocks)))
+    with of_blocks(lambda block: _hash(path, block), len(split.blocks)) as found:
         for block, digest in enumerate(progress(found, len(split.blocks), name, "blocks")):
             if digest != split.blocks[block]:
                 lines.append(_damage(path, block, digest, beton))

@@ -18,6 +18,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def load_tokenizer(vocabulary: Path, length: int) -> Any:
     """BERT's lower-case WordPiece over the words of a vocab.txt, one a line. Pairs are cut to `length` tokens."""
+    if vocabulary.exists() and not vocabulary.is_file():
+        raise InputError(f"{vocabulary}: is no file")
     try:
         return _cut(_wordpiece()(str(vocabulary), lowercase=True), length)
     except Exception as error:  # the library raises plain Exception for a missing or damaged file

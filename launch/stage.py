@@ -5,7 +5,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,12 +18,13 @@ from data_prep.manifest import (
     hash_blocks,
     hash_bytes,
     manifest_json,
+    of_blocks,
     read_manifest,
     split_path,
 )
 from data_prep.progress import progress, say
+from data_prep.samples import FileSlice
 from pipeline.errors import InputError
-from pipeline.limits import usable_cpus
 
 
 def stage(folder: Path, local: Path) -> Path:
@@ -93,7 +93,7 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
     for name, split in manifest.splits.items():
         _copy_split(folder / split.file, beside / split.file, name, split)
     for name, digest in manifest.files.items():
-        data = (folder / name).read_bytes()
+        data = FileSlice(str(folder / name)).read()
         if hash_bytes(data) != digest:
             raise InputError(f"{folder / name}: is damaged; prepare the folder again")
         (beside / name).write_bytes(data)
@@ -104,10 +104,9 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
 def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
     with target.open("r+b" if target.exists() else "w+b") as file:
         file.truncate(split.bytes)
-        blocks = range(len(split.blocks))
-        with ThreadPoolExecutor(usable_cpus()) as pool:
-            copied = pool.map(lambda block: _copy_block(source, target, file.fileno(), block, split), blocks)
-            for _ in progress(copied, len(blocks), name, "blocks"):
+        count = len(split.blocks)
+        with of_blocks(lambda block: _copy_block(source, target, file.fileno(), block, split), count) as copied:
+            for _ in progress(copied, count, name, "blocks"):
                 pass
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what is verified comes from the disk

@@ -1,5 +1,6 @@
 """The command `widemix`. What a command needs is imported when it runs, so that help and mistakes come at once."""
 
+import io
 import sys
 
 from pipeline.cli import analyse, bench, data, machine, runs, study, submit
@@ -22,6 +23,8 @@ COMMANDS = (
 
 
 def main() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names go out as the bytes that they are on disk
+        sys.stdout.reconfigure(errors="surrogateescape")
     parser = Parser(
         prog="widemix",
         description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",

@@ -1,17 +1,19 @@
 """Real processes: a worker killed, the parent interrupted or killed, the disk full."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 import pytest
 
-from data_prep import write
+from data_prep import encode, write
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
@@ -33,6 +35,7 @@ PREPARE = """
         journal.Journal.append = append
         os.kill(os.getpid(), signal.SIGSTOP)
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
     write.SHARD = int(sys.argv[3])
     journal.Journal.append = append_and_wait
     if __name__ == "__main__":
@@ -102,6 +105,29 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
     assert errors.splitlines() == ["a process that encodes pictures was killed (out of memory?); start again"]
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
+
+
+def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkeypatch):
+    """And does not leave the rest of the answer to be waited for."""
+
+    def kill_and_wait(lines):
+        ready = wait(lines)  # the first of an answer is there: 16 pictures are more than any pipe holds
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        return ready
+
+    monkeypatch.setattr(encode, "wait", kill_and_wait)
+    with pytest.raises(RuntimeError, match="a process that encodes pictures was killed"):
+        prepare(
+            "image-folder",
+            slow_folder,
+            tmp_path / "out",
+            PrepSettings(max_size=0, restart_markers=False),
+            processes=2,
+        )
+    assert multiprocessing.active_children() == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):

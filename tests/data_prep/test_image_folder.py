@@ -1,5 +1,7 @@
 """What class folders become."""
 
+import os
+
 import pytest
 
 from data_prep import image_folder, imagenet
@@ -55,6 +57,17 @@ def test_empty_folders_are_refused(tmp_path, make, word):
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(InputError, match=word):
         image_folder.read(tmp_path)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path, fill):
+    fill("train/n00000001/a.JPEG")
+    os.mkfifo(tmp_path / "train/n00000001/b.JPEG")
+    samples = imagenet.read(tmp_path).splits["train"]
+    with pytest.raises(InputError, match=r"b\.JPEG: is no file"):
+        samples[1].picture.read()
+    os.mkfifo(tmp_path / "wnids.txt")
+    with pytest.raises(InputError, match=r"wnids\.txt: is no file"):
+        imagenet.read(tmp_path)
 
 
 def test_imagenet_follows_wnids_txt(tmp_path, fill):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -173,6 +174,15 @@ def test_a_wrong_vocabulary_is_named(tmp_path, folder, words):
     with pytest.raises(InputError, match=r"words\.txt: is no WordPiece vocabulary|the vocabulary lacks \[PAD\]"):
         prepare("mnli", folder, tmp_path / "out", PrepSettings(vocab=str(tmp_path / "words.txt")))
     assert not (tmp_path / "out").exists()
+
+
+@tokenizers
+@pytest.mark.parametrize("name", ["train.tsv", "vocab.txt"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, folder, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(InputError, match=rf"{name}: is no file"):
+        prepare("mnli", folder, tmp_path / "out", PrepSettings())
 
 
 @tokenizers

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from data_prep.prepare import SOURCES, prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
 
 
@@ -48,6 +52,29 @@ def test_the_same_bytes_for_any_number_of_processes(tmp_path, folder, picture):
     prepare("image-folder", folder, one, PrepSettings(max_size=32), processes=1)
     prepare("image-folder", folder, two, PrepSettings(max_size=32), processes=2)
     assert contents(one) == contents(two)
+
+
+def test_names_of_any_bytes(tmp_path, picture):
+    """Spaces, line breaks, and what is no UTF-8; on a terminal whose encoding is strict."""
+    root = tmp_path / os.fsdecode(b"p\xff\nq r")
+    for name in (b"a\xfe/x\xfd.jpg", b"b\nc/y.jpg", b"b\nc/bad\xfc.jpg"):
+        path = root / "train" / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(0).save(path)
+    path.write_bytes(b"no picture")
+    out = tmp_path / os.fsdecode(b"out\xff")
+    prep = ["prep", "image-folder", "--from", root, "--to", out]
+    for words in (prep, prep, ["verify", out], ["stage", out, "--to", tmp_path / os.fsdecode(b"\xfe")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
+            capture_output=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert os.fsencode(out.name) in done.stdout
+    manifest = read_manifest(out)
+    assert (manifest.origin, manifest.classes) == (str(root), (os.fsdecode(b"a\xfe"), "b\nc"))
+    assert manifest.exceptions[0]["file"] == os.fsdecode(b"train/b\nc/bad\xfc.jpg")
 
 
 def test_digits_are_the_same_every_time(tmp_path):

@@ -1,15 +1,18 @@
 """Damage of every kind is named by `verify`, and what sizes, layout and counts show is refused at opening."""
 
+import json
+import os
 import random
 import re
 import shutil
+import time
 
 import numpy as np
 import pytest
 
 from data_prep.beton import ALLOCATION, FIELD, HEADER, open_beton
 from data_prep.beton import SEGMENTED as SAMPLE
-from data_prep.manifest import read_manifest
+from data_prep.manifest import of_blocks, read_manifest
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.verify import verify
@@ -45,13 +48,62 @@ def test_what_is_no_manifest_is_named(prepared):
         verify(path)
     whole = path.read_bytes()
     for data, words in (
-        (whole[: len(whole) // 2], "Invalid JSON: EOF"),
+        (whole[: len(whole) // 2], "not JSON: "),
         (b"{}", "source: Field required"),
         (whole.replace(b'"samples"', b'"sampels"'), "splits: train: Field required"),
     ):
         path.write_bytes(data)
         with pytest.raises(InputError, match=rf"not a manifest \({words}.*prepare it again"):
             verify(prepared)
+
+
+def special(path, kind):
+    """In place of a file: what would be waited for, read without end, or led around in a circle."""
+    path.unlink(missing_ok=True)
+    {
+        "FIFO": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "loop": lambda: path.symlink_to(path),
+    }[kind]()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "device", "loop"])
+def test_what_is_no_file_is_not_read(prepared, kind):
+    special(prepared / "train.beton", kind)
+    assert verify(prepared) == [f"{prepared / 'train.beton'}: is missing"]
+    section = DataSection(path=str(prepared), num_classes=3)
+    with pytest.raises(InputError, match=r"train\.beton: is missing"):
+        open_split(section, "train", open_beton)
+    special(prepared / "manifest.json", kind)
+    with pytest.raises(InputError, match=r"manifest\.json: (is no file|cannot be read)"):
+        verify(prepared)
+
+
+def test_a_manifest_that_names_other_folders_or_too_few_blocks_is_refused(prepared):
+    path = prepared / "manifest.json"
+    whole = path.read_text()
+    for old, new in (('"train.beton"', '"../train.beton"'), ('"files": {}', '"files": {"/etc/hosts": ""}')):
+        path.write_text(whole.replace(old, new))
+        with pytest.raises(InputError, match=r"not a manifest .*String should match pattern"):
+            read_manifest(prepared)
+    manifest = json.loads(whole)
+    manifest["splits"]["train"]["blocks"].pop()
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"not a manifest .*blocks do not cover"):
+        read_manifest(prepared)
+
+
+def test_what_is_ended_early_reads_no_further_blocks():
+    begun = []
+
+    def one(block):
+        begun.append(block)
+        time.sleep(0.01)
+
+    with of_blocks(one, 1000) as found:
+        next(found)
+    assert len(begun) < 1000
 
 
 def test_blocks_cover_the_file(prepared):
