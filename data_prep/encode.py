@@ -94,9 +94,10 @@ def _in_order(samples: Sequence[Sample], start: int, lines: list[Connection]) ->
             while free and under_way + len(done) < len(lines) * AHEAD and (first := next(tasks, None)) is not None:
                 free.pop(0).send((first, [samples[i] for i in range(first, min(first + CHUNK, len(samples)))]))
                 under_way += 1
-            for line in wait(lines):
-                number, records = line.recv()
-                done[number] = records
+            ready = wait(lines)
+            for line in (line for line in lines if line in ready):
+                number, answer = line.recv()
+                done[number] = answer
                 free.append(line)
                 under_way -= 1
         records = done.pop(turn)

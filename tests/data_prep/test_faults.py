@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -84,9 +85,10 @@ def start(tmp_path, folder):
     process = launch(tmp_path, folder)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        workers = [p for p in workers_of(process) if p.cpu_times().user > 0.5]
-        if len(workers) == 2:
-            return process, workers
+        with suppress(psutil.NoSuchProcess):  # the compiler is asked for its version on the way
+            workers = [p for p in workers_of(process) if p.cpu_times().user > 0.5]
+            if len(workers) == 2:
+                return process, workers
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     raise AssertionError("the workers never started")
