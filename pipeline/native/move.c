@@ -25,9 +25,9 @@ static inline four cubic_of(four v0, four v1, four v2, four v3, double x) {
 static inline uint8_t cut(double value) { return (uint8_t)(value <= 0.0 ? 0 : value >= 255.0 ? 255 : (int)value); }
 
 /* All taps are the same pixel, as in an overexposed sky: what they give is known. */
-static bool flat(const uint8_t *pixel, size_t stride, int taps) {
-    for (int row = 0; row < taps; row++, pixel += stride)
-        if (memcmp(pixel, pixel + 4, 4 * (size_t)(taps - 1)) || (row && memcmp(pixel, pixel - stride, 4)))
+static bool flat(const uint8_t *pixel, size_t stride, size_t depth, size_t taps) {
+    for (size_t row = 0; row < taps; row++, pixel += stride)
+        if (memcmp(pixel, pixel + depth, depth * (taps - 1)) || (row && memcmp(pixel, pixel - stride, depth)))
             return false;
     return true;
 }
@@ -35,9 +35,9 @@ static bool flat(const uint8_t *pixel, size_t stride, int taps) {
 void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     double x = place(move, 0, row, column), y = place(move, 1, row, column), left = floor(x), top = floor(y);
     const uint8_t *pixel = pixel_at(move, (int)top - move->cubic, (int)left - move->cubic);
-    size_t stride = move->stride;
-    if (flat(pixel, stride, move->cubic ? 4 : 2)) {
-        memcpy(to, pixel, 4);
+    size_t stride = move->stride, depth = (size_t)move->depth;
+    if (flat(pixel, stride, depth, move->cubic ? 4 : 2)) {
+        memcpy(to, pixel, 3);
         return;
     }
     x -= left;
@@ -46,14 +46,14 @@ void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     if (move->cubic) {
         four rows[4];
         for (int r = 0; r < 4; r++, pixel += stride)
-            rows[r] = cubic_of(reals(pixel), reals(pixel + 4), reals(pixel + 8), reals(pixel + 12), x);
+            rows[r] = cubic_of(reals(pixel), reals(pixel + depth), reals(pixel + 2 * depth), reals(pixel + 3 * depth), x);
         made = cubic_of(rows[0], rows[1], rows[2], rows[3], y);
     } else {
-        four a = reals(pixel), b = reals(pixel + 4), c = reals(pixel + stride), d = reals(pixel + stride + 4);
+        four a = reals(pixel), b = reals(pixel + depth), c = reals(pixel + stride), d = reals(pixel + stride + depth);
         four above = a + (b - a) * x, below = c + (d - c) * x;
         made = above + (below - above) * y;
     }
-    for (int c = 0; c < 4; c++)
+    for (int c = 0; c < 3; c++)
         to[c] = cut(made[c]);
 }
 
@@ -90,25 +90,32 @@ static void span(const struct move *move, int row, int *first, int *last) {
     *last = end;
 }
 
-static void pad(const struct move *move, const uint8_t *picture) {
+static void spread(const uint8_t *row, int width, uint8_t *to) {
     const sixteen order = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
-    int width = move->width, height = move->height;
+    int x = 0;
+    for (; x + 6 <= width; x += 4) {
+        sixteen bytes;
+        memcpy(&bytes, row + 3 * x, sizeof bytes);
+        bytes = __builtin_shuffle(bytes, order);
+        memcpy(to + 4 * x, &bytes, sizeof bytes);
+    }
+    for (; x < width; x++) {
+        memcpy(to + 4 * x, row + 3 * x, 3);
+        to[4 * x + 3] = 0;
+    }
+}
+
+static void pad(const struct move *move, const uint8_t *picture) {
+    int width = move->width, height = move->height, depth = move->depth;
     for (int y = 0; y < height; y++, picture += 3 * (size_t)width) {
-        uint8_t *row = pixel_at(move, y, 0);
-        int x = 0;
-        for (; x + 6 <= width; x += 4) {
-            sixteen bytes;
-            memcpy(&bytes, picture + 3 * x, sizeof bytes);
-            bytes = __builtin_shuffle(bytes, order);
-            memcpy(row + 4 * x, &bytes, sizeof bytes);
-        }
-        for (; x < width; x++) {
-            memcpy(row + 4 * x, picture + 3 * x, 3);
-            row[4 * x + 3] = 0;
-        }
+        uint8_t *row = pixel_at(move, y, 0), *last = pixel_at(move, y, width - 1);
+        if (depth == SLID)
+            memcpy(row, picture, 3 * (size_t)width);
+        else
+            spread(picture, width, row);
         for (int k = 1; k <= EDGE; k++) {
-            memcpy(row - 4 * k, row, 4);
-            memcpy(row + 4 * (width - 1 + k), row + 4 * (width - 1), 4);
+            memcpy(row - depth * k, row, (size_t)depth);
+            memcpy(last + depth * k, last, (size_t)depth);
         }
     }
     for (int k = 1; k <= EDGE; k++) {
@@ -117,9 +124,9 @@ static void pad(const struct move *move, const uint8_t *picture) {
     }
 }
 
-static void fill_line(const struct move *move, int first, int last, uint32_t fill) {
-    for (int x = first; x < last; x++)
-        memcpy(move->line + 4 * x, &fill, sizeof fill);
+static void fill_line(const struct move *move, int first, int last) {
+    if (first < last)
+        memcpy(move->line + move->depth * first, move->blank, (size_t)(move->depth * (last - first)));
 }
 
 static void unpack(const uint8_t *line, int width, uint8_t *row) {
@@ -144,21 +151,26 @@ static bool lay_out(struct move *move, struct buffer *buffer) {
     } parts[] = {
         {&move->padded, ((size_t)move->height + 2 * EDGE) * move->stride},
         {&move->line, 4 * width},
+        {&move->blank, 4 * width},
         {&move->doubt, 4 * width},
-        {&move->across[0], 4 * width},
-        {&move->across[1], 4 * width},
+        {&move->across[0], 8 * width},
+        {&move->across[1], 8 * width},
         {&move->at, 4 * width},
+        {&move->x, 4 * width},
+        {&move->y, 4 * width},
+        {&move->above, 8 * width},
+        {&move->below, 8 * width},
         {&move->weights_x, 16 * width},
         {&move->weights_y, 16 * width},
         {&move->sums, 16 * width},
-        {&move->weights[0], 16 * width},
-        {&move->weights[1], 16 * width},
-        {&move->weights[2], 16 * width},
-        {&move->shift, 32 * width},
-        {&move->shifted[0], 4 * width},
-        {&move->shifted[1], 4 * width},
-        {&move->shifted[2], 4 * width},
-        {&move->shifted[3], 4 * width},
+        {&move->weights[0], 12 * width},
+        {&move->weights[1], 12 * width},
+        {&move->weights[2], 12 * width},
+        {&move->shift, 24 * width},
+        {&move->shifted[0], 3 * width},
+        {&move->shifted[1], 3 * width},
+        {&move->shifted[2], 3 * width},
+        {&move->shifted[3], 3 * width},
         {&move->runs[0], 4 * width + 4},
         {&move->runs[1], 4 * width + 4},
     };
@@ -182,25 +194,30 @@ int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, d
                     double f, int64_t cubic, int64_t fill) {
     const double matrix[] = {a, b, c, d, e, f};
     struct move move = {.height = (int)height, .width = (int)width, .matrix = matrix, .cubic = cubic};
-    move.stride = 4 * ((size_t)width + 2 * EDGE);
+    bool slide = a == 1.0 && e == 1.0 && (d == 0.0 && f == 0.0 ? true : b == 0.0 && c == 0.0);
+    move.depth = slide ? SLID : ROTATED;
+    move.stride = (size_t)move.depth * ((size_t)width + 2 * EDGE);
     struct scratch *scratch = own_scratch();
     if (!scratch || !lay_out(&move, &scratch->moving))
         return false;
-    bool slide = a == 1.0 && e == 1.0 && (d == 0.0 && f == 0.0 ? true : b == 0.0 && c == 0.0);
-    bool large = height > LARGEST || width > LARGEST;
+    bool large = ((size_t)height + 2 * EDGE) * move.stride > INT32_MAX;
+    uint8_t *line = move.line;
+    for (int x = 0; x < width; x++)
+        memcpy(move.blank + move.depth * x, &fill, (size_t)move.depth);
     pad(&move, picture);
-    if (!large)
-        (slide ? begin_slide : begin_rotation)(&move);
+    (slide ? begin_slide : begin_rotation)(&move);
     for (int row = 0; row < height; row++, picture += 3 * (size_t)width) {
         int first, last;
         span(&move, row, &first, &last);
+        move.line = slide ? picture : line;
         if (!large)
             (slide ? slide_row : rotate_row)(&move, row, first, last);
         for (int x = first; large && x < last; x++)
-            move_exactly(&move, row, x, move.line + 4 * x);
-        fill_line(&move, 0, first, (uint32_t)fill);
-        fill_line(&move, last, (int)width, (uint32_t)fill);
-        unpack(move.line, (int)width, picture);
+            move_exactly(&move, row, x, move.line + move.depth * x);
+        fill_line(&move, 0, first);
+        fill_line(&move, last, (int)width);
+        if (!slide)
+            unpack(line, (int)width, picture);
     }
     return true;
 }

@@ -6,32 +6,38 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EDGE 2       /* pixels repeated on every side */
-#define LARGEST 2000 /* pixels of a side for which coordinates fit into 12 bits, the sign included */
+#define EDGE 2    /* pixels repeated on every side */
+#define SLID 3    /* bytes of a pixel of a shear or translation, whose values are all alike */
+#define ROTATED 4 /* and of a rotation, where a pixel is a vector: R, G, B, unused */
 
 struct move {
     int height, width;
     const double *matrix; /* output (x, y) reads from (ax + by + c, dx + ey + f) */
     bool cubic;
-    uint8_t *padded; /* R, G, B, unused */
+    int depth;       /* bytes of a pixel */
+    uint8_t *padded; /* the picture before, its edges repeated */
     size_t stride;
-    uint8_t *line, *doubt; /* [4 width]: a row of output; which of its values rounding decides */
+    uint8_t *line;  /* a row of output */
+    uint8_t *blank; /* a row of the colour that fills */
     /* Of a rotation, for each column. */
-    uint32_t *across[2];        /* ax and dx */
-    int32_t *at;                /* where in `padded` a row's first tap lies */
-    float *weights_x, *weights_y; /* [4 width] */
-    float *sums;                /* [4 width] */
-    /* Of a line. */
-    int32_t *weights[3]; /* [4 width]: of the differences that the other taps make */
-    double *shift;       /* [4 width]: fractions of a pixel */
-    uint8_t *shifted[4]; /* [4 width]: rows of which each column has moved by whole pixels */
+    double *across[2];            /* ax and dx */
+    int32_t *at;                  /* where in `padded` a row's first tap lies */
+    float *x, *y;                 /* how far its point is from the pixel before it to the next */
+    uint32_t *above, *below;      /* [2 width]: linear, the four pixels around it */
+    float *weights_x, *weights_y; /* [4 width]: cubic, as are the sums */
+    float *sums;                  /* [4 width] */
+    uint8_t *doubt;               /* [4 width]: which values rounding decides */
+    /* Of a shear or translation. */
+    int32_t *weights[3]; /* [3 width]: of the differences that the other taps make */
+    double *shift;       /* [3 width]: fractions of a pixel */
+    uint8_t *shifted[4]; /* [3 width]: rows of which each column has moved by whole pixels */
     int32_t *runs[2];    /* of columns that move alike: where they begin, and how far */
     int run_count;
-    bool uneven;         /* a column's fraction is so small that whole pixels are not sure */
+    bool uneven; /* a column's fraction is so small that whole pixels are not sure */
 };
 
 static inline uint8_t *pixel_at(const struct move *move, int y, int x) {
-    return move->padded + (ptrdiff_t)(y + EDGE) * (ptrdiff_t)move->stride + 4 * (x + EDGE);
+    return move->padded + (ptrdiff_t)(y + EDGE) * (ptrdiff_t)move->stride + move->depth * (x + EDGE);
 }
 
 /* A column's source along x (0) or y (1), as Pillow rounds it; pixel centres are whole numbers. */

@@ -28,8 +28,8 @@ static void weigh(const struct move *move, int first, int last) {
 static void find_shifts(const struct move *move, int axis, int row, int first, int last) {
     for (int i = first; i < last; i++) {
         double at = place(move, axis, row, i), shift = at - floor(at);
-        for (int c = 0; c < 4; c++)
-            move->shift[4 * i + c] = shift;
+        for (int c = 0; c < SLID; c++)
+            move->shift[SLID * i + c] = shift;
     }
 }
 
@@ -41,10 +41,10 @@ void begin_slide(struct move *move) {
     if (!shears_y(move))
         return;
     find_shifts(move, 1, 0, 0, move->width);
-    weigh(move, 0, 4 * move->width);
+    weigh(move, 0, SLID * move->width);
     for (int i = 0; i < move->width; i++) {
         int whole = (int)floor(place(move, 1, 0, i)), n = move->run_count;
-        move->uneven |= uneven(move->shift[4 * i]);
+        move->uneven |= uneven(move->shift[SLID * i]);
         if (!n || whole != move->runs[1][n - 1]) {
             move->runs[0][n] = i;
             move->runs[1][n] = whole;
@@ -61,7 +61,7 @@ static const uint8_t *shifted(const struct move *move, int y, bool make) {
         int begin = move->runs[0][n], end = move->runs[0][n + 1], from = y + move->runs[1][n];
         from = from < -EDGE ? -EDGE : from > move->height + EDGE - 1 ? move->height + EDGE - 1 : from;
         const uint8_t *pixel = pixel_at(move, from, begin);
-        for (int i = 4 * begin; i < 4 * end; i += 16, pixel += 16)
+        for (int i = SLID * begin; i < SLID * end; i += 16, pixel += 16)
             memcpy(to + i, pixel, 16); /* what is too much the next run overwrites */
     }
     return to;
@@ -86,8 +86,9 @@ static inline __attribute__((always_inline)) bool between(const struct move *mov
         }
         doubt |= ((sum + DOUBT) & mask) < 2 * DOUBT ? change : 0; /* no change, no doubt */
         value += sum >> BITS;
-        value = value < 0 ? 0 : value;
-        line[i] = (uint8_t)(value > 255 ? 255 : value);
+        if (cubic)
+            value = value < 0 ? 0 : value > 255 ? 255 : value;
+        line[i] = (uint8_t)value;
     }
     return doubt != 0;
 }
@@ -111,7 +112,7 @@ static void between_exactly(const struct move *move, const uint8_t *const rows[4
 void slide_row(const struct move *move, int row, int first, int last) {
     const uint8_t *rows[4];
     bool sheared = shears_y(move), along_x = !sheared && move->matrix[5] == 0.0, doubt;
-    int axis = !along_x, begin = 4 * first, end = 4 * last;
+    int axis = !along_x, begin = SLID * first, end = SLID * last;
     bool sure = !move->uneven;
     if (sheared) {
         for (int k = 0; k < 4; k++)
@@ -128,7 +129,7 @@ void slide_row(const struct move *move, int row, int first, int last) {
         return;
     if (!sure) {
         for (int i = first; i < last; i++)
-            move_exactly(move, row, i, move->line + 4 * i);
+            move_exactly(move, row, i, move->line + SLID * i);
         return;
     }
     if (sheared)

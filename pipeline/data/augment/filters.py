@@ -8,34 +8,37 @@ from pipeline.data.compiled import pixels
 
 
 @pixels
-def sharpness(picture, factor, rows):
-    """Away from a 3 x 3 mean or towards it, `ImageEnhance.Sharpness`; the outermost pixels stay. Rows [2, 3 W]."""
+def sharpness(picture, factor, rows, columns):
+    """Away from a 3 x 3 mean or towards it, `ImageEnhance.Sharpness`; the outermost pixels stay.
+
+    Rows uint8 [2, 3 W] and columns uint16 [3 W] are scratch.
+    """
     height, width = picture.shape
     if height < 3 or width < 9:
         return
     copy_values(picture[0], rows[0])
-    inner = width - 6
     for y in range(1, height - 1):
         above, here, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]
         copy_values(picture[y], here)
-        # Nine shifted views: with i - 3 as index numba would test for negative ones and LLVM not vectorise.
-        _sharpen(
-            *(above[:inner], above[3:-3], above[6:]),
-            *(here[:inner], here[3:-3], here[6:]),
-            *(below[:inner], below[3:-3], below[6:]),
-            *(picture[y, 3:-3], np.float32(factor)),
-        )
+        _add_three(above, here, below, columns)
+        # Shifted views: with i - 3 as index numba would test for negative ones and LLVM not vectorise.
+        sides = columns[: width - 6], columns[3:-3], columns[6:width]
+        _sharpen(sides[0], sides[1], sides[2], here[3:-3], picture[y, 3:-3], np.float32(factor))
 
 
 @pixels
-def _sharpen(a, b, c, d, e, f, g, h, k, out, factor):
+def _add_three(above, here, below, columns):
+    for i in range(here.size):
+        columns[i] = np.uint16(above[i]) + np.uint16(here[i]) + np.uint16(below[i])
+
+
+@pixels
+def _sharpen(left, middle, right, here, out, factor):
     for i in range(out.size):
-        around = np.int32(a[i]) + np.int32(b[i]) + np.int32(c[i]) + np.int32(d[i]) + np.int32(f[i])
-        around += np.int32(g[i]) + np.int32(h[i]) + np.int32(k[i])
-        total = around + np.int32(5) * np.int32(e[i])
-        # total / 13 to the nearest integer, as Pillow's float kernel gives it: exact up to 13 x 255
-        mean = (np.int32(2) * total + np.int32(13)) * np.int32(40330) >> np.int32(20)
-        out[i] = blended(mean, np.int32(e[i]) - mean, factor)
+        # (nine + four times the middle) / 13, rounded, as Pillow's kernel gives it: exact up to 13 x 255
+        twice = np.uint16(np.uint16(2) * (left[i] + middle[i] + right[i] + np.uint16(4) * here[i]) + np.uint16(13))
+        mean = np.int32(np.uint16(np.uint32(twice) * np.uint32(40330) >> np.uint32(16)) >> np.uint16(4))
+        out[i] = blended(mean, np.int32(here[i]) - mean, factor)
 
 
 @pixels

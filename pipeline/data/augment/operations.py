@@ -91,7 +91,7 @@ def _change_pixels(rows, values, operation, argument, cubic, fill, scratch):
     elif operation == CONTRAST:
         contrast(values, argument)
     elif operation == SHARPNESS:
-        sharpness(rows, argument, scratch.rows)
+        sharpness(rows, argument, scratch.rows, scratch.columns)
     elif operation == BLUR:
         gaussian_blur(rows, argument, scratch.sums, scratch.rows, scratch.copy)
     elif operation != ROTATE or argument % 360.0 != 0.0:

@@ -16,6 +16,7 @@ class Scratch(NamedTuple):
     seen: np.ndarray  # int32 [256]
     table: np.ndarray  # uint8 [256]
     rows: np.ndarray  # uint8 [2, 3 W]
+    columns: np.ndarray  # uint16 [3 W]: sums of three rows
     sums: np.ndarray  # uint32 [3 W]
     weighted: np.ndarray  # float32 [3 W]
     wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
@@ -34,6 +35,7 @@ def scratch_for(height, width):
         np.empty(256, np.int32),
         np.empty(256, np.uint8),
         np.empty((2, 3 * width), np.uint8),
+        np.empty(3 * width, np.uint16),
         np.empty(3 * width, np.uint32),
         np.empty(3 * width, np.float32),
         np.empty(3 * (width + 2 * REACH), np.float32),

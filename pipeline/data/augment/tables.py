@@ -1,12 +1,14 @@
 """Operations on each value alone: in place on uint8 values, bit-identical to Pillow 13 as timm calls it.
 
 Where a value's image is arithmetic it is computed: eight to sixty-four values at a time, several times faster than
-a table. Autocontrast and equalize look at the whole picture first and then need one.
+a table. Autocontrast and equalize look at the whole picture first and then need one (pipeline/native/tables.c looks
+it up; `look_up_plainly` where that cannot be built).
 """
 
 import numpy as np
+from numba import types
 
-from pipeline.data.compiled import pixels
+from pipeline.data.compiled import jit, native_symbol, pixels
 
 
 @pixels
@@ -145,10 +147,21 @@ def _equal_table(count, table):
 
 
 @pixels
-def look_up(values, tables):
+def look_up_plainly(values, tables):
     red, green, blue = tables[0], tables[1], tables[2]
     for i in range(0, values.size, 3):
         values[i], values[i + 1], values[i + 2] = red[values[i]], green[values[i + 1]], blue[values[i + 2]]
+
+
+_look_up_values = native_symbol("look_up_values", types.void(types.intp, types.int64, types.intp))
+
+
+@jit
+def _look_up_natively(values, tables):
+    _look_up_values(values.ctypes.data, values.size, tables.ctypes.data)
+
+
+look_up = _look_up_natively if _look_up_values else look_up_plainly
 
 
 @pixels

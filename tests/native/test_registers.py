@@ -1,0 +1,57 @@
+"""What is written for wide registers gives the same numbers on processors that have narrower ones."""
+
+import ctypes
+import math
+import platform
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.native import build
+
+HEIGHT, WIDTH = 67, 90
+GREY = 0x7F7F7F
+
+
+@pytest.fixture(scope="module", params=["x86-64-v2", "x86-64-v3"])
+def library(request, tmp_path_factory) -> ctypes.CDLL:
+    """Compiled for processors with registers of 16 and of 32 bytes; other tests have this machine's."""
+    if platform.machine() != "x86_64":
+        pytest.skip("kinds of processors are known by name on x86-64 alone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(build, "_NATIVE", {"x86_64": f"-march={request.param}"})
+        library = ctypes.CDLL(str(build.compiled()))
+    reals, whole = ctypes.c_double, ctypes.c_int64
+    library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]
+    library.look_up_values.argtypes = [ctypes.c_void_p, whole, ctypes.c_void_p]
+    return library
+
+
+@pytest.mark.parametrize("cubic", [False, True])
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        (math.cos(0.3), math.sin(0.3), -9.0, -math.sin(0.3), math.cos(0.3), 12.0),
+        (1.0, 0.2712, 0.0, 0.0, 1.0, 0.0),
+        (1.0, 0.0, 0.0, -0.1234, 1.0, 0.0),
+        (1.0, 0.0, 21.37, 0.0, 1.0, 0.0),
+    ],
+)
+def test_moved_as_pillow_does(library, cubic, matrix):
+    picture = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    way = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
+    whole = Image.fromarray(picture)
+    expected = whole.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, matrix, way, fillcolor=(127, 127, 127))
+    library.move_pixels(picture.ctypes.data, HEIGHT, WIDTH, *matrix, cubic, GREY)
+    assert np.array_equal(picture, np.asarray(expected))
+
+
+@pytest.mark.parametrize("pixels", [1, 63, 64, 65, 1000])
+def test_each_value_is_looked_up_in_its_channels_table(library, pixels):
+    rng = np.random.default_rng(pixels)
+    values, tables = rng.integers(0, 256, (pixels, 3), np.uint8), rng.integers(0, 256, (3, 256), np.uint8)
+    expected = tables[np.arange(3), values]
+    library.look_up_values(values.ctypes.data, values.size, tables.ctypes.data)
+    assert np.array_equal(values, expected)
