@@ -10,10 +10,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "pixels.h"
 #include "scratch.h"
 
 typedef double four __attribute__((vector_size(32)));
-typedef uint8_t sixteen __attribute__((vector_size(16)));
 
 static inline four reals(const uint8_t *pixel) { return (four){pixel[0], pixel[1], pixel[2], pixel[3]}; }
 
@@ -46,7 +46,8 @@ void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     if (move->cubic) {
         four rows[4];
         for (int r = 0; r < 4; r++, pixel += stride)
-            rows[r] = cubic_of(reals(pixel), reals(pixel + depth), reals(pixel + 2 * depth), reals(pixel + 3 * depth), x);
+            rows[r] = cubic_of(reals(pixel), reals(pixel + depth), reals(pixel + 2 * depth),
+                               reals(pixel + 3 * depth), x);
         made = cubic_of(rows[0], rows[1], rows[2], rows[3], y);
     } else {
         four a = reals(pixel), b = reals(pixel + depth), c = reals(pixel + stride), d = reals(pixel + stride + depth);
@@ -90,21 +91,6 @@ static void span(const struct move *move, int row, int *first, int *last) {
     *last = end;
 }
 
-static void spread(const uint8_t *row, int width, uint8_t *to) {
-    const sixteen order = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
-    int x = 0;
-    for (; x + 6 <= width; x += 4) {
-        sixteen bytes;
-        memcpy(&bytes, row + 3 * x, sizeof bytes);
-        bytes = __builtin_shuffle(bytes, order);
-        memcpy(to + 4 * x, &bytes, sizeof bytes);
-    }
-    for (; x < width; x++) {
-        memcpy(to + 4 * x, row + 3 * x, 3);
-        to[4 * x + 3] = 0;
-    }
-}
-
 static void pad(const struct move *move, const uint8_t *picture) {
     int width = move->width, height = move->height, depth = move->depth;
     for (int y = 0; y < height; y++, picture += 3 * (size_t)width) {
@@ -112,7 +98,7 @@ static void pad(const struct move *move, const uint8_t *picture) {
         if (depth == SLID)
             memcpy(row, picture, 3 * (size_t)width);
         else
-            spread(picture, width, row);
+            spread_row(picture, width, row);
         for (int k = 1; k <= EDGE; k++) {
             memcpy(row - depth * k, row, (size_t)depth);
             memcpy(last + depth * k, last, (size_t)depth);
@@ -127,19 +113,6 @@ static void pad(const struct move *move, const uint8_t *picture) {
 static void fill_line(const struct move *move, int first, int last) {
     if (first < last)
         memcpy(move->line + move->depth * first, move->blank, (size_t)(move->depth * (last - first)));
-}
-
-static void unpack(const uint8_t *line, int width, uint8_t *row) {
-    const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
-    int x = 0;
-    for (; x + 6 <= width; x += 4) {
-        sixteen bytes;
-        memcpy(&bytes, line + 4 * x, sizeof bytes);
-        bytes = __builtin_shuffle(bytes, order);
-        memcpy(row + 3 * x, &bytes, sizeof bytes);
-    }
-    for (; x < width; x++)
-        memcpy(row + 3 * x, line + 4 * x, 3);
 }
 
 /* Cut `buffer` into the arrays of a move, each with room to read and write whole vectors at its end. */
@@ -217,7 +190,7 @@ int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, d
         fill_line(&move, 0, first);
         fill_line(&move, last, (int)width);
         if (!slide)
-            unpack(line, (int)width, picture);
+            pack_row(line, (int)width, picture);
     }
     return true;
 }

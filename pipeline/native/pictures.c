@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "crop.h"
+#include "pixels.h"
 #include "resize.h"
 
 #define JPEG 0
@@ -99,8 +100,7 @@ static bool pixels_of(struct scratch *scratch, const struct sample *sample, int 
         return false;
     *pixels = (struct pixels){to, 4 * (size_t)width, height, width};
     for (int y = 0; y < height; y++)
-        for (int x = 0; x < width; x++, to += 4)
-            memcpy(to, bytes + (size_t)y * row + 3 * (size_t)(left + x), 3);
+        spread_row(bytes + (size_t)y * row + 3 * (size_t)left, width, to + 4 * (size_t)y * (size_t)width);
     return true;
 }
 

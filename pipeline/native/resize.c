@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "lanes.h"
+#include "pixels.h"
 
 #define BITS 22 /* of a weight's fraction; Pillow's Resample.c: 32 less 8 of the values less 2 of headroom */
 
@@ -97,11 +98,6 @@ static void down(const uint8_t *from, size_t stride, size_t size, const struct a
     }
 }
 
-static void pack(const uint8_t *from, int side, uint8_t *to) {
-    for (int x = 0; x < side; x++, to += 3)
-        memcpy(to, from + 4 * x, 3);
-}
-
 static size_t strips(int width) { return (4 * (size_t)width + STRIP - 1) / STRIP * STRIP; }
 
 bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int side, bool cubic, bool flip) {
@@ -125,7 +121,7 @@ bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int s
         } else {
             down(passed, wide, wide, &y, row, line);
         }
-        pack(line, side, picture);
+        pack_row(line, side, picture);
     }
     return true;
 }

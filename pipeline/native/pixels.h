@@ -1,0 +1,39 @@
+/* Rows of pixels of three bytes and of four (R, G, B, unused), and from one to the other. */
+#ifndef PIXELS_H
+#define PIXELS_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef uint8_t sixteen __attribute__((vector_size(16)));
+
+/* Four pixels at a time, as long as the 16 bytes that are read and written belong to the rows. */
+static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
+    const sixteen order = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
+    int x = 0;
+    for (; x + 6 <= width; x += 4) {
+        sixteen bytes;
+        memcpy(&bytes, from + 3 * x, sizeof bytes);
+        bytes = __builtin_shuffle(bytes, order);
+        memcpy(to + 4 * x, &bytes, sizeof bytes);
+    }
+    for (; x < width; x++) {
+        memcpy(to + 4 * x, from + 3 * x, 3);
+        to[4 * x + 3] = 0;
+    }
+}
+
+static inline void pack_row(const uint8_t *from, int width, uint8_t *to) {
+    const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
+    int x = 0;
+    for (; x + 6 <= width; x += 4) {
+        sixteen bytes;
+        memcpy(&bytes, from + 4 * x, sizeof bytes);
+        bytes = __builtin_shuffle(bytes, order);
+        memcpy(to + 3 * x, &bytes, sizeof bytes);
+    }
+    for (; x < width; x++)
+        memcpy(to + 3 * x, from + 4 * x, 3);
+}
+
+#endif
