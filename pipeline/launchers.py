@@ -13,6 +13,7 @@ from contextlib import suppress
 from pipeline.errors import InputError
 
 PORTS = range(20_000, 32_000)  # below those that Linux hands out by itself
+USES = ("train", "preflight", "meeting")  # a node may begin the one while others end the other
 
 
 def adopt(environ: MutableMapping[str, str] = os.environ) -> bool:
@@ -46,7 +47,7 @@ def _from_openmpi(environ: Mapping[str, str]) -> dict[str, str]:
         raise InputError("MASTER_ADDR is not set: on several nodes mpirun needs `-x MASTER_ADDR=$(hostname)`")
     # Every rank has the same job id and must come to the same port.
     job = int(re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", "")) or "0")
-    return words | {"MASTER_PORT": environ.get("MASTER_PORT", str(PORTS[job % len(PORTS)]))}
+    return words | {"MASTER_PORT": environ.get("MASTER_PORT", str(job_port(job)))}
 
 
 def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
@@ -57,8 +58,13 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": environ["SLURM_LOCALID"],
         "LOCAL_WORLD_SIZE": str(tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
         "MASTER_ADDR": environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"])),
-        "MASTER_PORT": environ.get("MASTER_PORT", str(PORTS[int(environ["SLURM_JOB_ID"]) % len(PORTS)])),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(job_port(int(environ["SLURM_JOB_ID"])))),
     }
+
+
+def job_port(job: int, use: str = "train") -> int:
+    """The port of one use of a job; others have others, as have 4,000 jobs in a row, which may share a node."""
+    return PORTS[(len(USES) * job + USES.index(use)) % len(PORTS)]
 
 
 def tasks_per_node(text: str) -> list[int]:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pipeline.errors import InputError
-from pipeline.launchers import first_host, route_from, tasks_per_node, translate
+from pipeline.launchers import USES, first_host, job_port, route_from, tasks_per_node, translate
 from pipeline.outcome import Word, leave_word, read_words
 from pipeline.topology import name_interface, read_topology
 from tests.conftest import ROOT, Command
@@ -50,6 +50,13 @@ def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
 
     assert port("2094661633", "0") == port("2094661633", "3") != port("2094661634", "0")
     assert translate(SRUN)["MASTER_PORT"] != translate(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
+
+
+def test_no_two_jobs_that_may_share_a_node_share_a_port():
+    ports = [job_port(job, use) for job in range(9_000, 13_000) for use in USES]
+    assert len(set(ports)) == len(ports)
+    assert min(ports) >= 20_000
+    assert max(ports) < 32_000
 
 
 def test_torchruns_words_stand_before_those_of_the_launcher_around_it():

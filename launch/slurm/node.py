@@ -17,12 +17,10 @@ from launch.slurm.finish import SICK
 from launch.stage import stage
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
-from pipeline.launchers import PORTS, route_from
+from pipeline.launchers import job_port, route_from
 from pipeline.outcome import VARIABLE, node_name
 from pipeline.recipe import load_recipe
 
-# Each has a port of its own: a node may begin the one while others end the other.
-_USES = ("train", "preflight", "meeting")
 if TYPE_CHECKING:  # importing torch takes seconds, in which a node can stage
     from torch.distributed import Store
 
@@ -43,7 +41,7 @@ def torchrun_command(
     if own is None:
         raise InputError(f"node {node}: no network leads to {arguments.head if node else arguments.second}")
     host = f"[{head}]" if ":" in head else head
-    port = _port(job, use)
+    port = job_port(job, use)
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"),
@@ -56,10 +54,6 @@ def torchrun_command(
     ]
 
 
-def _port(job: int, use: str) -> int:
-    return PORTS[(job + _USES.index(use)) % len(PORTS)]
-
-
 def meet(arguments: argparse.Namespace, environ: Mapping[str, str]) -> "Store":
     """Wait for all nodes: one may stage for longer than the minute that torchrun waits. If one fails, srun ends all.
 
@@ -68,7 +62,7 @@ def meet(arguments: argparse.Namespace, environ: Mapping[str, str]) -> "Store":
     from torch.distributed import TCPStore
 
     node, nodes = int(environ["SLURM_NODEID"]), int(environ["SLURM_STEP_NUM_NODES"])
-    port = _port(int(environ["SLURM_JOB_ID"]), "meeting")
+    port = job_port(int(environ["SLURM_JOB_ID"]), "meeting")
     store = TCPStore(_number(arguments.head), port, nodes, is_master=node == 0, timeout=timedelta(days=1))
     if node == 0:  # the others are through with connecting as soon as this one is there
         store.set("all", "here")

@@ -61,7 +61,7 @@ class Slurm:
     """The daemons, and Slurm's commands spoken to them."""
 
     def __init__(self, folder: Path, nodes: int):
-        port = 20_000 + os.getpid() % 10_000
+        port = 10_000 + os.getpid() % 9_000  # below those of the jobs
         host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
         self.folder = folder
         places = {"port": port, "first": port + 1, "end": port + nodes, "last": nodes - 1}

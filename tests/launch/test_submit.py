@@ -207,7 +207,7 @@ def test_the_verdict(words, asked, progress, code, said):
     assert re.search(said, "; ".join(verdict.lines))
 
 
-@pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20005"), ("::1", "[::1]:20005")])
+@pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20015"), ("::1", "[::1]:20015")])
 def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import parse_args
@@ -217,6 +217,6 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     parsed = parse_args(torchrun_command(arguments, ["pipeline.train", "r.yaml"], environ))
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
     assert parsed.rdzv_endpoint == endpoint
-    assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20005)
+    assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
     assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
