@@ -25,7 +25,7 @@ from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import survey
 from pipeline.errors import InputError
 from pipeline.outcome import node_name
-from pipeline.topology import Topology, name_interface, read_topology, share_cpus
+from pipeline.topology import Topology, name_interface, read_topology
 
 EXPECTED = 0.5  # of the network's rated bandwidth, for an all-reduce not to be remarked on
 
@@ -37,7 +37,7 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
     for the sick nodes' names; `patience`: seconds that a rank has to answer, and again for the network.
     """
     here = read_topology()
-    torch.set_num_threads(share_cpus(here))
+    torch.set_num_threads(1)  # where CPUs are short a second thread would keep the first waiting
     store = _store(here, patience)
     store.set(f"host/{here.rank}", node_name())
     facts = survey(here, data)

@@ -27,7 +27,7 @@ def judge(surveys: Sequence[dict[str, Any]]) -> list[Complaint]:
     """All complaints, sick nodes first. `surveys` are the ranks' in order; ranks that are missing are not here."""
     complaints = [*_odd(surveys), *_ill(surveys), *_small(surveys)]
     complaints += _slow(surveys, "computing", "flops", SLOW, lambda v: f"{v / 1e9:,.0f} GFLOP/s")
-    complaints += _slow(surveys, "CPU", "cpu", SLOW, lambda v: f"a busy thread gets {v:.0%} of one", "note")
+    complaints += _slow(surveys, "CPU", "cpu", SLOW, lambda v: f"{v:.0%} of one for a busy thread", "note")
     for survey in surveys:
         if survey.get("disk") == 0:
             complaints.append(Complaint(survey["host"], "disk", "the folder of --data has no .beton here"))
@@ -72,10 +72,10 @@ def _ill(surveys: Sequence[dict[str, Any]]) -> list[Complaint]:
 def _small(surveys: Sequence[dict[str, Any]]) -> list[Complaint]:
     """Limits of a node, and a clock that is off: it confuses logs and tickets, not training."""
     found = []
-    usual = statistics.median(survey["clock"] for survey in surveys)
+    usual = statistics.median([survey["clock"] for survey in surveys if "clock" in survey] or [0.0])
     for survey in surveys:
         host = survey["host"]
-        if abs(off := survey["clock"] - usual) > SKEW:
+        if abs(off := survey.get("clock", usual) - usual) > SKEW:
             found.append(Complaint(host, "clock", f"{off:+.1f} s from the others'", "note"))
         if 0 <= survey["open_files"] < 1024:
             found.append(Complaint(host, "open files", f"{survey['open_files']} at a time: ulimit -n 4096", "note"))

@@ -15,14 +15,16 @@ ROUNDS = 3
 
 
 def measure_links(topology: Topology) -> dict[str, Any]:
-    """Seconds of a tiny all-reduce, bus bandwidth of a large one, and this node's best with some others, bytes/s."""
+    """The clock at one moment, seconds of a tiny all-reduce, bytes/s of a large one and with some other nodes."""
+    dist.all_reduce(torch.zeros(1))  # by gloo, which all ranks leave at the same moment
+    clock = time.time()
     device = topology.device
     tiny, large = torch.zeros(1, device=device), torch.zeros(_size(device) // 4, device=device)
     dist.all_reduce(large)  # connects, which is not counted
     latency = _shortest(lambda: dist.all_reduce(tiny), device, 10)
     seconds = _shortest(lambda: dist.all_reduce(large), device, 3)
     bus = 2 * (topology.world - 1) / topology.world * large.nbytes / seconds
-    return {"latency": latency, "bus": bus, "pairs": _pairs(topology, large)}
+    return {"clock": clock, "latency": latency, "bus": bus, "pairs": _pairs(topology, large)}
 
 
 def pairings(count: int) -> list[list[int]]:

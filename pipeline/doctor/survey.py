@@ -29,7 +29,6 @@ def survey(topology: Topology, data: Path | None) -> dict[str, Any]:
         "host": node_name(),
         "rank": topology.rank,
         "local_rank": topology.local_rank,
-        "clock": time.time(),
         "versions": _versions(),
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
