@@ -11,7 +11,7 @@ with warnings.catch_warnings():
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
 
-    import pipeline.cli
+    import pipeline.cli.parser
     import pipeline.engine.ddp
     import pipeline.engine.deepspeed
     import pipeline.engine.fsdp

@@ -1,35 +1,18 @@
-"""The command `widemix`. What a command needs is imported when it runs, so that help and mistakes come at once."""
+"""The command `widemix`."""
 
 import io
 import sys
-
-from pipeline.cli import analyse, bench, data, machine, runs, study, submit
-from pipeline.commands import Parser, run_command
-
-COMMANDS = (
-    data.add_prep,
-    data.add_verify,
-    data.add_stage,
-    runs.add_train,
-    runs.add_eval,
-    runs.add_export,
-    submit.add_submit,
-    study.add_study,
-    analyse.add_analyse,
-    bench.add_bench,
-    machine.add_cost,
-    machine.add_doctor,
-)
 
 
 def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names go out as the bytes that they are on disk
         sys.stdout.reconfigure(errors="surrogateescape")
-    parser = Parser(
-        prog="widemix",
-        description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
-    )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in COMMANDS:
-        add(commands)
-    sys.exit(run_command(parser))
+    try:
+        from pipeline.cli.parser import make_parser  # takes a while, in which Ctrl-C is answered as it is later
+        from pipeline.commands import run_command
+
+        code = run_command(make_parser())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 1
+    sys.exit(code)

@@ -83,7 +83,7 @@ def workers_of(process):
 def start(tmp_path, folder):
     """A preparation once its two workers have worked for half a second each; returns it and them."""
     process = launch(tmp_path, folder)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         with suppress(psutil.NoSuchProcess):  # the compiler is asked for its version on the way
             workers = [p for p in workers_of(process) if p.cpu_times().user > 0.5]
@@ -164,6 +164,25 @@ def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
     assert errors.count("Traceback") == 1
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line():
+    code = """
+        import sys
+        from pipeline.cli import main
+
+        class Interrupted:
+            def find_spec(name, *_):
+                if name == "numpy":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupted)
+        sys.argv = ["widemix", "prep", "--help"]
+        main()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "interrupted\n")
 
 
 def test_workers_leave_with_a_killed_parent(tmp_path, slow_folder):

@@ -1,0 +1,30 @@
+"""The command line of `widemix`. What a command needs is imported when it runs: help and mistakes come at once."""
+
+from pipeline.cli import analyse, bench, data, machine, runs, study, submit
+from pipeline.commands import Parser
+
+COMMANDS = (
+    data.add_prep,
+    data.add_verify,
+    data.add_stage,
+    runs.add_train,
+    runs.add_eval,
+    runs.add_export,
+    submit.add_submit,
+    study.add_study,
+    analyse.add_analyse,
+    bench.add_bench,
+    machine.add_cost,
+    machine.add_doctor,
+)
+
+
+def make_parser() -> Parser:
+    parser = Parser(
+        prog="widemix",
+        description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add in COMMANDS:
+        add(commands)
+    return parser
