@@ -6,8 +6,7 @@ SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # the Huffman-coded frames that every decoder takes
 OTHER_FRAMES = set(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}  # lossless, hierarchical, arithmetic
 HUFFMAN_TABLE, SCAN = 0xC4, 0xDA
-EXIF, MULTIPLE = (0xE1, b"Exif\0"), (0xE2, b"MPF\0")  # applications' segments: a turn, further pictures
-XMP = (0xE1, b"http://ns.adobe.com/xap")
+REMARKS = {0xE1: (b"Exif\0", b"http://ns.adobe.com/xap"), 0xE2: (b"MPF\0",)}  # a turn, further pictures
 # Sampling of the first component against the other two that libturbojpeg knows: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1.
 SAMPLINGS = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)}
 
@@ -52,7 +51,7 @@ def plain_frame(data: bytes) -> Frame | None:
         elif marker in OTHER_FRAMES:
             return None
         tabled |= marker == HUFFMAN_TABLE
-        remarks |= any(marker == at and data.startswith(text, position + 4) for at, text in (EXIF, XMP, MULTIPLE))
+        remarks |= data.startswith(REMARKS.get(marker, ()), position + 4)
         position += 2 + length
     return None
 

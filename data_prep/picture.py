@@ -4,6 +4,7 @@ A JPEG that every reader decodes alike keeps its own bytes. Everything else is d
 shrunk to `max_size` and encoded anew; where that took more than the settings ask for, the rule is named.
 """
 
+import functools
 import io
 import warnings
 from collections.abc import Sequence
@@ -128,9 +129,14 @@ def _known_sampling(image: JpegImagePlugin.JpegImageFile) -> bool:
 
 
 def _named_otherwise(name: str, format: str | None) -> list[str]:
-    expected = Image.registered_extensions().get("." + name.rpartition(".")[2].lower())
+    expected = _format_named("." + name.rpartition(".")[2].lower())
     found = "JPEG" if format == "MPO" else format
     return [f"a {found} file"] if expected and expected != found else []
+
+
+@functools.lru_cache(100)
+def _format_named(suffix: str) -> str | None:
+    return Image.registered_extensions().get(suffix)
 
 
 def _rgb(image: Image.Image) -> tuple[Image.Image, str]:

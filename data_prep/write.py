@@ -99,11 +99,12 @@ class BetonWriter:
         self.taken += 1
         if item.rule:
             self.exceptions.append({"file": item.name, "rule": item.rule})
-        if not item.parts:
+        parts = item.parts
+        if not parts:
             return
-        positions = self._place(item)
+        positions = self._place(item.name, parts)
         self.samples[self.count] = item.row(positions)
-        for number, (position, part) in enumerate(zip(positions, item.parts, strict=True)):
+        for number, (position, part) in enumerate(zip(positions, parts, strict=True)):
             self.table[self.count, number] = (self.count, position, len(part))
         self.count += 1
         if self.position - self.saved[1] >= SHARD:
@@ -124,18 +125,18 @@ class BetonWriter:
         names = [name for name, _, _ in self.layout.fields]
         return self.samples[f"f{names.index('label')}"][: self.count]
 
-    def _place(self, item: Record) -> list[int]:
+    def _place(self, name: str, parts: Sequence[bytes]) -> list[int]:
         """Write the parts here, or at the next page when they would cross into it; returns where they lie."""
-        size = sum(map(len, item.parts)) + (len(item.parts) - 1) * ALIGNED
+        size = sum(map(len, parts)) + (len(parts) - 1) * ALIGNED
         if size > PAGE:
             raise InputError(
-                f"{item.name}: takes {size} bytes and a page of the file holds {PAGE}; give a maximal size in pixels"
+                f"{name}: takes {size} bytes and a page of the file holds {PAGE}; give a maximal size in pixels"
             )
         if self.position % PAGE + size > PAGE:
             self.position = _next_page(self.position)
             self.file.seek(self.position)
         positions: list[int] = []
-        for part in item.parts:
+        for part in parts:
             gap = -self.position % ALIGNED if positions else 0
             self.file.write(bytes(gap))
             self.file.write(part)
