@@ -37,8 +37,10 @@ class PrepSettings:
             raise InputError(f"per_class {self.per_class}, seed {self.seed}: neither may be negative")
         if self.per_class and self.fraction != 1:
             raise InputError(f"per_class {self.per_class} and fraction {self.fraction} both cut train: give one")
-        if self.length < 8 or self.vocab_size < 100:
-            raise InputError(f"length {self.length}, vocab_size {self.vocab_size}: at least 8 tokens and 100 words")
+        if not 8 <= self.length <= 65_536:
+            raise InputError(f"length {self.length}: a pair has 8 to 65536 tokens")
+        if not 100 <= self.vocab_size <= 1_000_000:
+            raise InputError(f"vocab_size {self.vocab_size}: a vocabulary has 100 to a million words")
         if self.side not in ("longest", "shortest"):
             raise InputError(f"side {self.side!r}: longest or shortest")
         if self.on_bad not in ("error", "skip"):

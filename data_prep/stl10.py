@@ -60,8 +60,8 @@ def _labelled(split: str, pixels: Path, labels: Path) -> PixelArrays:
 
 def _folds(path: Path, train: PixelArrays) -> dict[str, PixelArrays]:
     folds = {}
-    for number, line in enumerate(path.read_text("ascii").splitlines()):
-        chosen = np.array(line.split(), np.int64)
+    for number, line in enumerate(path.read_bytes().splitlines()):
+        chosen = np.array([int(word) if word.isdigit() else -1 for word in line.split()], np.int64)
         if not len(chosen) or chosen.min() < 0 or chosen.max() >= len(train):
             raise InputError(f"{path}: line {number + 1} must hold indices of 0 to {len(train) - 1}")
         folds[f"fold{number}"] = PixelArrays(f"fold{number}", train.pixels[chosen], train.labels[chosen])

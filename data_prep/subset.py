@@ -42,9 +42,11 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
         kept = _per_class(train, kept, settings.per_class, dataset.classes)
     else:
         kept = kept[: round(settings.fraction * len(kept))]
-    if not kept or (settings.holdout and not tail):
-        which = f"fraction {settings.fraction}" if not kept else f"holdout {settings.holdout}"
-        raise InputError(f"{which} of {len(train)} training samples is none at all")
+    if not kept:
+        cuts = f"fraction {settings.fraction} and holdout {settings.holdout}"
+        raise InputError(f"{cuts} leave none of {len(train)} training samples")
+    if settings.holdout and not tail:
+        raise InputError(f"holdout {settings.holdout} of {len(train)} training samples is none at all")
     splits = {**dataset.splits, "train": Chosen(train, sorted(kept))}
     if tail:
         splits["holdout"] = Chosen(train, sorted(tail))

@@ -177,6 +177,7 @@ def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
         ("test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
         ("test_y.bin", b"\0\1", r"test_y\.bin: must hold a label"),
         ("fold_indices.txt", b"6\n", "line 1 must hold indices of 0 to 5"),
+        ("fold_indices.txt", b"0 1\n0 \xff\n", "line 2 must hold indices of 0 to 5"),
     ],
 )
 def test_damaged_stl10_files_are_named(tmp_path, stl_data, name, data, word):

@@ -249,6 +249,8 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"holdout": -0.1},
         {"length": 7},
         {"vocab_size": 99},
+        {"vocab_size": 10**15},
+        {"length": 10**9},
         {"per_class": -1},
         {"per_class": 5, "fraction": 0.5},
         {"fraction": float("nan")},

@@ -96,6 +96,10 @@ def test_shares():
 
 
 def test_a_part_that_is_none_is_refused():
-    for settings in (PrepSettings(fraction=0.01), PrepSettings(holdout=0.01)):
-        with pytest.raises(InputError, match="of 10 training samples is none at all"):
+    for settings, words in (
+        (PrepSettings(fraction=0.01), "fraction 0.01 and holdout 0.0 leave none of 10"),
+        (PrepSettings(holdout=0.99), "fraction 1.0 and holdout 0.99 leave none of 10"),
+        (PrepSettings(holdout=0.01), "holdout 0.01 of 10 training samples is none at all"),
+    ):
+        with pytest.raises(InputError, match=words):
             take_subset(dataset([10]), settings)
