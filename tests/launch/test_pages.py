@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 from torch.distributed.run import parse_args
 
-from pipeline.cli import COMMANDS
+from pipeline.cli.parser import COMMANDS
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.recipe import load_recipe
 from pipeline.train import add_arguments
