@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, cast
 
 import timm
@@ -32,16 +33,23 @@ def start_from(module: nn.Module, source: str) -> list[str]:
     """
     weights, told = dict(_read(source)), []
     if isinstance(module, Mixer):
-        factor = _times_as_large(module, weights)
+        factor = _times_as_large(module, weights, source)
         if factor > 1:
             method = _method(module, weights, factor, source)
-            weights = _grown(module, weights, factor, method)
+            weights = _grown(module, weights, factor, method, source)
             told.append(f"grown {factor} x {factor} times by {method}")
     wanted, head = module.state_dict(), _head(module)
     for name in head:
         if name in weights and name in wanted and weights[name].shape != wanted[name].shape:
             told.append(f"{name} drawn anew for {len(wanted[name])} classes")
             weights[name] = wanted[name]
+    _load(module, weights, source)
+    return told
+
+
+def _load(module: nn.Module, weights: Weights, source: str) -> None:
+    """All of them into a module that has the same; `InputError` names the first that differs."""
+    wanted = module.state_dict()
     missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
         what = f"has no {min(missing)}" if missing else f"has {min(unknown)}, which the model has not"
@@ -51,7 +59,6 @@ def start_from(module: nn.Module, source: str) -> list[str]:
             theirs, ours = list(tensor.shape), list(wanted[name].shape)
             raise InputError(f"train.init_from {source}: {name} is {theirs} there, {ours} in the recipe's model")
     module.load_state_dict(weights)
-    return told
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
@@ -93,9 +100,11 @@ def _of_torch(path: Path) -> Weights:
     """Weights that torch.save wrote, the averaged ones of timm's checkpoints; nothing that it holds is ever run."""
     try:
         found = timm.models.load_state_dict(str(path))
-    except Exception as error:  # whatever a file that is not one makes of the unpickler
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"train.init_from {path}: holds no weights alone ({reason})") from None
+    except Exception as error:  # whatever the unpickler makes of a file that is not one
+        reason = shorten(str(error) or type(error).__name__, 200, placeholder=" ...")
+        raise InputError(
+            f"train.init_from {path}: is damaged, or no state_dict but more than weights ({reason})"
+        ) from None
     others = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise InputError(f"train.init_from {path}: {others[0]} is no tensor; save the model's state_dict alone")
@@ -121,11 +130,19 @@ def _tokens(weights: Weights) -> int:
     return next((weights[name].shape[1] for name in names if name in weights), 0)
 
 
-def _times_as_large(module: Mixer, weights: Weights) -> int:
-    """K of a module whose pictures are K times as high and wide as those of the weights; 1 where none is."""
-    ours, theirs = _tokens(module.state_dict()), _tokens(weights)
-    factor = math.isqrt(ours // theirs) if theirs else 1
-    return factor if factor**2 * theirs == ours else 1
+def _times_as_large(module: Mixer, weights: Weights, source: str) -> int:
+    """K of a module whose pictures are K times as high and wide as those of the weights."""
+    wanted, stem = module.state_dict(), "stem.proj.weight"
+    ours, theirs = _tokens(wanted), _tokens(weights)
+    if not theirs or stem not in weights or weights[stem].shape != wanted[stem].shape:
+        return 1  # not a Mixer's, or with other patches
+    factor = math.isqrt(ours // theirs)
+    if factor**2 * theirs != ours:
+        raise InputError(
+            f"train.init_from {source}: reads pictures of {theirs} tokens, the recipe's are {ours}; "
+            f"they may be 2, 3, ... times as high and wide, with {4 * theirs}, {9 * theirs}, ... tokens"
+        )
+    return factor
 
 
 def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Literal["copies", "bilinear"]:
@@ -142,7 +159,7 @@ def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Litera
     return "bilinear" if hidden == theirs else "copies"
 
 
-def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"]) -> dict:
+def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"], source: str) -> dict:
     """The weights of a network for smaller pictures, grown."""
     shape, parts = module.shape, factor**2
     if method == "copies":
@@ -152,10 +169,5 @@ def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", 
     side, patch = cast(tuple[int, int], module.stem.img_size)[0], module.stem.patch_size[0]
     classes = len(weights["head.bias"]) if "head.bias" in weights else module.num_classes
     small = Mixer(img_size=side // factor, patch_size=patch, num_classes=classes, **vars(shape))
-    try:
-        small.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(
-            f"train.init_from: does not fit the recipe's model ({str(error).splitlines()[1].strip()})"
-        ) from None
+    _load(small, weights, source)
     return dict(grow(small, factor, method).state_dict())

@@ -149,9 +149,9 @@ class Code:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (lambda path: {"head.weight": Code(path)}, "holds no weights alone (weights_only=True blocked"),
-        (lambda path: mixer(), "holds no weights alone (weights_only=True blocked"),
-        (lambda path: [torch.ones(2)], "holds no weights alone"),
+        (lambda path: {"head.weight": Code(path)}, "no state_dict but more than weights (weights_only=True blocked"),
+        (lambda path: mixer(), "no state_dict but more than weights (weights_only=True blocked"),
+        (lambda path: [torch.ones(2)], "no state_dict but more than weights"),
         (lambda path: {"epoch": 3}, "epoch is no tensor; save the model's state_dict alone"),
     ],
     ids=["code", "a whole model", "a list", "numbers"],
@@ -181,6 +181,9 @@ def test_timms_pretrained_by_name(monkeypatch):
         (lambda: mixer(depth=3), "has no blocks.2"),
         (lambda: mixer(depth=1), "has blocks.1"),
         (lambda: mixer(channels=16), "is [24, 12] there, [24, 16] in the recipe's model"),
+        (lambda: mixer(12), "reads pictures of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
+        (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; take the model"),
+        (lambda: mixer(16, patch_size=8, tokens=4), "is [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path, target, says):
