@@ -30,9 +30,10 @@ void *room(struct buffer *buffer, size_t size) {
 static void free_scratch(void *given) {
     struct scratch *scratch = given;
     jpeg_destroy_decompress(&scratch->jpeg);
-    struct buffer *buffers[] = {&scratch->bytes,      &scratch->pixels,     &scratch->passed,    &scratch->line,
-                                &scratch->weights[0], &scratch->weights[1], &scratch->places[0], &scratch->places[1],
-                                &scratch->reals,      &scratch->sums,       &scratch->table,      &scratch->moving};
+    struct buffer *buffers[] = {&scratch->bytes,      &scratch->table,      &scratch->pixels,    &scratch->passed,
+                                &scratch->line,       &scratch->weights[0], &scratch->weights[1], &scratch->places[0],
+                                &scratch->places[1],  &scratch->reals,      &scratch->across,    &scratch->quads,
+                                &scratch->sums,       &scratch->moving};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
     free(scratch->entropy.plain);

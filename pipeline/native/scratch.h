@@ -25,10 +25,12 @@ struct scratch {
     struct buffer bytes, table;     /* the sample as it lies in the file, and where its segments are */
     struct buffer pixels;           /* R, G, B, unused: the rows of the crop */
     struct buffer passed;           /* the same after one of resizing's two passes */
-    struct buffer line, sums;       /* one row of the second, and its sums before they are rounded */
+    struct buffer line;             /* one row of the second */
     struct buffer weights[2];       /* across and down */
     struct buffer places[2];
     struct buffer reals;
+    struct buffer across, quads;    /* the weights across as they are read, and where their outputs begin */
+    struct buffer sums;             /* a row's, before they are rounded */
     struct buffer moving;           /* all of what a picture is rotated, sheared or translated in */
 };
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.data.decode import MESSAGE
 from pipeline.native import build
 
 HEIGHT, WIDTH = 67, 90
@@ -26,6 +27,7 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     reals, whole = ctypes.c_double, ctypes.c_int64
     library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]
     library.look_up_values.argtypes = [ctypes.c_void_p, whole, ctypes.c_void_p]
+    library.read_pictures.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 12, *[whole] * 4]
     return library
 
 
@@ -46,6 +48,22 @@ def test_moved_as_pillow_does(library, cubic, matrix):
     expected = whole.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, matrix, way, fillcolor=(127, 127, 127))
     library.move_pixels(picture.ctypes.data, HEIGHT, WIDTH, *matrix, cubic, GREY)
     assert np.array_equal(picture, np.asarray(expected))
+
+
+@pytest.mark.parametrize("cubic", [False, True])
+@pytest.mark.parametrize(("height", "width", "side"), [(61, 90, 24), (20, 9, 31), (3, 200, 5), (64, 64, 1)])
+def test_resized_as_pillow_does(library, tmp_path, height, width, side, cubic):
+    picture = np.random.default_rng(side).integers(0, 256, (height, width, 3), np.uint8)
+    (tmp_path / "raw").write_bytes(picture.tobytes())
+    made, messages = np.empty((1, side, side, 3), np.uint8), np.zeros(1, f"S{MESSAGE}")
+    sizes = [np.array([size], np.int64) for size in (height, width, 0, picture.size, 0, 0, 0)]  # up to which sample
+    arrays = [np.ones(1, np.uint8), *sizes, np.array([0, 0, height, width, 0]), np.array([cubic], np.uint8)]
+    with open(tmp_path / "raw", "rb") as file:
+        addresses = [array.ctypes.data for array in (*arrays, made, messages)]
+        library.read_pictures(file.fileno(), *addresses, side, 1, 0, 1)
+    assert messages[0] == b""
+    way = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
+    assert np.array_equal(made[0], np.asarray(Image.fromarray(picture).resize((side, side), way)))
 
 
 @pytest.mark.parametrize("pixels", [1, 63, 64, 65, 1000])
