@@ -17,35 +17,59 @@ from pipeline.data.random import ERASE, key, scramble, uniform
 _MIN_AREA, _MAX_AREA = 0.02, 1 / 3
 _LOW, _HIGH = math.log(0.3), math.log(1 / 0.3)  # of the aspect
 _LEVELS = 1 << 16
+Mode = Literal["const", "rand", "pixel"]
 _NOISE = 1 << 20  # first counter of a picture's noise
+_COUNTERS = 1 << 14  # of a row: four numbers each
 
 
 def erase(
-    images: torch.Tensor,
-    samples: np.ndarray,
-    seed: int,
-    epoch: int,
-    prob: float,
-    count: int,
-    mode: Literal["const", "rand", "pixel"],
+    images: torch.Tensor, samples: np.ndarray, seed: int, epoch: int, prob: float, count: int, mode: Mode
 ) -> None:
-    """Erase boxes of normalised pictures [B, 3, side, side], which show `samples`, in place.
+    """Erase boxes of normalised pictures float32 [B, 3, side, side], which show `samples`, in place.
 
-    With zeros (const), one standard normal colour a box (rand), or standard normal noise (pixel).
+    With zeros (const), one standard normal colour a box (rand), or standard normal noise (pixel). Channels last in
+    memory on the CPU, where it is compiled.
     """
     boxes, streams = draw_boxes(samples, seed, epoch, images.shape[-1], prob, count)
-    sizes = 3 * boxes[:, 3] * boxes[:, 4] if mode == "pixel" else np.full(len(boxes), 3)
-    ends = np.cumsum(sizes)
-    noise = np.empty(ends[-1] if len(ends) else 0, np.float32)
-    if mode == "const":
-        noise[:] = 0
+    if images.device.type == "cpu":
+        pictures = images.permute(0, 2, 3, 1).numpy()
+        _erase(pictures, boxes, streams, mode == "const", mode == "pixel", normal_quantiles())
     else:
-        fill_noise(noise, ends, streams, normal_quantiles())
+        erase_with_torch(images, boxes, streams, mode)
+
+
+def erase_with_torch(images: torch.Tensor, boxes: np.ndarray, streams: np.ndarray, mode: Mode) -> None:
+    """The same numbers on any device."""
+    shapes = boxes[:, 3:] if mode == "pixel" else np.ones((len(boxes), 2), np.int64)
+    sizes = 3 * shapes[:, 0] * shapes[:, 1]
+    noise = np.zeros(sizes.sum(), np.float32)
+    if mode != "const":
+        fill_noise(noise, shapes, streams, normal_quantiles())
     values = torch.from_numpy(noise).to(images.device, non_blocking=True)
-    for (b, top, left, height, width), fill in zip(boxes.tolist(), values.split(sizes.tolist()), strict=True):
-        shape = (height, width, 3) if mode == "pixel" else (1, 1, 3)  # in the order of memory
+    for (b, top, left, height, width), shape, fill in zip(
+        boxes.tolist(), shapes.tolist(), values.split(sizes.tolist()), strict=True
+    ):
         region = images[b, :, top : top + height, left : left + width]
-        region.copy_(fill.view(shape).permute(2, 0, 1).expand_as(region))
+        region.copy_(fill.view(*shape, 3).permute(2, 0, 1).expand_as(region))  # in the order of memory
+
+
+@jit
+def _erase(images, boxes, streams, zero, noisy, quantiles):
+    """Images [B, side, side, 3]."""
+    rows = images.reshape(len(images), images.shape[1], -1)
+    for n in range(len(boxes)):
+        b, top, left, height, width = boxes[n]
+        box = rows[b, top : top + height, 3 * left : 3 * (left + width)]
+        if noisy:
+            for y in range(height):
+                _fill_normal(box[y], _row(streams[n], y), quantiles)
+            continue
+        box[0, :3] = 0
+        if not zero:
+            _fill_normal(box[0, :3], streams[n], quantiles)
+        for y in range(height):
+            for i in range(box.shape[1]):
+                box[y, i] = box[0, i % 3]
 
 
 @jit
@@ -77,16 +101,25 @@ def draw_boxes(samples, seed, epoch, side, prob, count):
 
 
 @jit
-def fill_noise(noise, ends, streams, quantiles):
-    """Fill float32 noise up to each of `ends` with normal numbers of a stream, four from 64 bits."""
+def fill_noise(noise, shapes, streams, quantiles):
+    """Fill float32 noise with one box after the other: int64 shapes [n, 2], height and width, and their streams."""
     start = 0
-    for n in range(len(ends)):
-        _fill_normal(noise[start : ends[n]], streams[n], quantiles)
-        start = ends[n]
+    for n in range(len(shapes)):
+        for y in range(shapes[n, 0]):
+            end = start + 3 * shapes[n, 1]
+            _fill_normal(noise[start:end], _row(streams[n], y), quantiles)
+            start = end
+
+
+@jit
+def _row(stream, y):
+    """What the numbers of a box's row are drawn from."""
+    return stream + np.uint64(_COUNTERS * y)
 
 
 @jit
 def _fill_normal(values, stream, quantiles):
+    """Four numbers from 64 bits."""
     whole = values.size // 4
     for i in range(whole):
         bits = scramble(stream + np.uint64(i))

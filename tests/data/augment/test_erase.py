@@ -8,14 +8,18 @@ import torch
 from scipy import stats
 from timm.data import random_erasing
 
-from pipeline.data.augment.erase import draw_boxes, erase, normal_quantiles
+from pipeline.data.augment.erase import draw_boxes, erase, erase_with_torch, normal_quantiles
 from pipeline.data.random import ERASE, key, uniform
 
 SEED, EPOCH = 3, 2
 
 
+def blank(pictures: int, side: int) -> torch.Tensor:
+    return torch.full((pictures, 3, side, side), 99.0).contiguous(memory_format=torch.channels_last)
+
+
 def erased(count: int, mode: str, pictures: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
-    images = torch.full((pictures, 3, side, side), 99.0)
+    images = blank(pictures, side)
     erase(images, np.arange(pictures), SEED, EPOCH, prob, count, mode)
     return images
 
@@ -74,8 +78,15 @@ def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
     assert np.allclose(levels, -levels[::-1], atol=1e-6)
 
 
-def test_a_batch_of_nothing_and_channels_last_memory():
-    erase(torch.empty(0, 3, 8, 8), np.arange(0), SEED, EPOCH, 1.0, 1, "pixel")
-    images = torch.full((20, 3, 32, 32), 99.0).contiguous(memory_format=torch.channels_last)
-    erase(images, np.arange(20), SEED, EPOCH, 1.0, 2, "pixel")
-    assert torch.equal(images, erased(2, "pixel", 20))
+@pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_other_devices_do_is_what_the_cpu_does(count, mode):
+    images = blank(50, 32)
+    erase_with_torch(images, *draw_boxes(np.arange(50), SEED, EPOCH, 32, 0.7, count), mode)
+    assert torch.equal(images, erased(count, mode, 50, prob=0.7))
+    assert (images != 99.0).any()
+
+
+def test_a_batch_of_nothing():
+    erase(blank(0, 8), np.arange(0), SEED, EPOCH, 1.0, 1, "pixel")
+    erase_with_torch(blank(0, 8), *draw_boxes(np.arange(0), SEED, EPOCH, 8, 1.0, 1), "pixel")
