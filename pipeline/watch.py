@@ -61,10 +61,11 @@ class Watch:
             thread.join(GRACE)
         self._stacks.close()
         _remove_empty(self._folder / f"rank-{self._topology.rank}.txt")
-        if isinstance(error, Exception) and self._topology.world > 1:
-            reason = self._tell(f"{self._name}: {error}")
+        if error is not None and self._topology.world > 1:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            reason = self._tell(f"{self._name}: {'interrupted' if interrupted else error}")
             alike = isinstance(error, InputError) or (reason or "").endswith(str(error))  # what all ranks find
-            if reason is not None and not alike and not reason.startswith(self._name):
+            if reason is not None and not (interrupted or alike or reason.startswith(self._name)):
                 raise RuntimeError(f"{reason}; so this rank ends ({error})") from error
 
     def _look(self) -> None:

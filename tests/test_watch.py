@@ -12,7 +12,7 @@ from pipeline.watch import Watch
 WORLD = 2
 
 
-def ranks_that_fail(run: Path, store: HashStore, *errors: Exception | None) -> list[BaseException | None]:
+def ranks_that_fail(run: Path, store: HashStore, *errors: BaseException | None) -> list[BaseException | None]:
     """What leaves each rank's watch when these are raised in turn, with all ranks within theirs."""
     places = [Topology(rank, WORLD, rank, WORLD, torch.device("cpu")) for rank in range(WORLD)]
     watches = [Watch(run, place, store, 600) for place in places]
@@ -39,6 +39,16 @@ def test_a_rank_whose_collective_broke_says_who_had_failed_before(tmp_path):
     _, second = ranks_that_fail(tmp_path, HashStore(), InputError("no data here"), OSError("connection closed"))
     assert str(second).startswith("rank 0 on ")
     assert "no data here; so this rank ends (connection closed)" in str(second)
+
+
+def test_a_second_ctrl_c_on_one_rank_is_the_reason_on_the_others(tmp_path):
+    interrupt = KeyboardInterrupt()
+    first, other = ranks_that_fail(tmp_path, HashStore(), interrupt, RuntimeError("Connection closed by peer"))
+    assert first is interrupt
+    assert "rank 0 on " in str(other)
+    assert ": interrupted; so this rank ends (Connection closed by peer)" in str(other)
+    both = [KeyboardInterrupt(), KeyboardInterrupt()]
+    assert ranks_that_fail(tmp_path, HashStore(), *both) == both
 
 
 def test_what_all_ranks_find_is_said_once_by_each(tmp_path):

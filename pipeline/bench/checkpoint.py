@@ -58,7 +58,8 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """On every rank: train, save, train on while it is written; medians over rounds.
 
     `stall_s`: the training stands still. `slower_s`: what the steps beside the writing take longer than others, all
-    together. `written_s`: until COMPLETE stands.
+    together. `written_s`: until COMPLETE stands. `stall_percent`, `share_percent`: the stall, alone and with
+    `slower_s`, as a share of INTERVAL.
     """
     here = topology.read_topology()
     store = topology.start(here, timeout=600)
@@ -102,6 +103,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     return {
         "name": name,
         "stall_s": round(stall, 3),
+        "stall_percent": round(100 * stall / INTERVAL, 3),
         "slower_s": round(slower, 2),
         "share_percent": round(100 * (stall + max(0.0, slower)) / INTERVAL, 3),
         "written_s": round(statistics.median(times), 2),

@@ -159,6 +159,8 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
         if family and name in table:
             return f"{where}: {name} is no key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return f"{where}: {name}: the list is too short{more}"
     if first["type"] == "missing":
         return f"{where}: {name} is missing{more}"
     if first["type"] == "union_tag_not_found":
@@ -170,7 +172,7 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
         close = difflib.get_close_matches(given, kinds, n=1, cutoff=0.5)
         cure = f"did you mean {close[0]}?" if close else f"known are {', '.join(kinds)}"
         return f"{where}: {name}.kind {given!r}: no such kind; {cure}{more}"
-    message = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
     given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"

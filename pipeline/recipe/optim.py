@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.recipe.section import Fraction, Pair, Section, key
+from pipeline.recipe.section import Decay, Decays, Section, key
 
 
 class OptimSection(Section):
@@ -19,9 +19,9 @@ class OptimSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled but in sgd")
     decay_embeddings: bool = key(True, "decay the weights of embeddings too; biases and norms never are")
     layer_decay: Annotated[float, Field(gt=0, le=1)] = key(1.0, "factor of the learning rate per layer from the head")
-    betas: Pair = key((0.9, 0.999), "adamw and its kin: decay of the two moments")
+    betas: Decays = key((0.9, 0.999), "adamw and its kin: decay of the two moments")
     eps: Annotated[float, Field(gt=0)] = key(1e-8, "adamw and its kin: added to the root of the second moment")
-    momentum: Fraction = key(0.9, "sgd, muon: Nesterov momentum (muon's is usually 0.95); beta_lasso: heavy-ball")
+    momentum: Decay = key(0.9, "sgd, muon: Nesterov momentum (muon's is usually 0.95); beta_lasso: heavy-ball")
     l1: Annotated[float, Field(ge=0)] = key(0.0, "beta_lasso: lambda, weight of the l1 penalty")
     lasso_beta: Annotated[float, Field(ge=0)] = key(50.0, "beta_lasso: weights under beta * lambda become zero")
     clip_grad: Annotated[float, Field(gt=0)] | None = key(None, "greatest global gradient norm, or null")

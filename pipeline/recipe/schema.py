@@ -143,6 +143,8 @@ def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
             "optim.name schedule_free averages where others lower the rate: set schedule.name constant and "
             "schedule.cooldown_epochs 0 (a warm-up is well)"
         )
+    if recipe.optim.betas[0] == 0:
+        raise ValueError("optim.name schedule_free averages by optim.betas: the first must be above 0")
     if zero == 3:
         raise ValueError(
             "optim.name schedule_free counts its steps, and ZeRO 3 takes each in parts; take engine.zero_stage 1 or "

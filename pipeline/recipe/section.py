@@ -6,7 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
+Decays = Annotated[tuple[Decay, Decay], Field(strict=False)]
 Triple = Annotated[tuple[float, float, float], Field(strict=False)]
 Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.recipe.section import Positive, Section, key
+from pipeline.recipe.section import Decay, Positive, Section, key
 
 
 class TrainSection(Section):
@@ -20,7 +20,7 @@ class TrainSection(Section):
     head_bias: float = key(0.0, "first value of the head's bias; with the sigmoid loss -6.9 is usual at 1000 classes")
     checkpointing: bool = key(False, "compute each block again in the backward pass, to save memory")
     compile: bool = key(False, "torch.compile the network: a minute at the start, faster steps on a GPU")
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] | None = key(
+    ema_decay: Decay | None = key(
         None, "keep an exponential moving average of the weights, evaluated beside them; 0.9999 is usual, null is off"
     )
     ema_warmup: bool = key(False, "let the average's decay rise like 1 - step^(-2/3) until it reaches ema_decay")

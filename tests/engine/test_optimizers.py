@@ -69,6 +69,7 @@ def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_tr
         ([*SCHEDULE_FREE, ("engine.kind", "deepspeed"), ("engine.zero_stage", "3")], "take engine.zero_stage 1 or 2"),
         ([*SCHEDULE_FREE, ("schedule.name", "cosine")], "set schedule.name constant"),
         ([*SCHEDULE_FREE, ("train.ema_decay", "0.9")], "set train.ema_decay to null"),
+        ([*SCHEDULE_FREE, ("optim.betas", "[0, 0.9]")], "the first must be above 0"),
         ([("engine.offload", "true")], "engine.offload needs engine.kind fsdp"),
         ([("engine.deepspeed_config", "x.json")], "needs engine.kind deepspeed"),
         (

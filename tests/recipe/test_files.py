@@ -84,6 +84,14 @@ def test_overrides_are_yaml_and_win():
         ([("schedule.name", "constant"), ("schedule.cooldown_epochs", "29")], "together exceed train.epochs 30"),
         ([("train.epochs", "[")], "--train.epochs [: not valid YAML"),
         ([("optim.lr", ".nan")], "finite number"),
+        ([("optim.betas", "[0.9, 1.5]")], "optim.betas 1.5: input should be less than 1"),
+        ([("optim.betas", "[0.9]")], "optim.betas: the list is too short"),
+        ([("optim.name", "sgd"), ("optim.momentum", "1")], "optim.momentum 1: input should be less than 1"),
+        ([("train.freeze", "stem.*")], "train.freeze 'stem.*': input should be a list"),
+        ([("optim.betas", "[0.9, 1.5]")], "optim.betas 1.5: input should be less than 1"),
+        ([("optim.betas", "[0.9]")], "optim.betas: the list is too short"),
+        ([("optim.name", "sgd"), ("optim.momentum", "1")], "optim.momentum 1: input should be less than 1"),
+        ([("train.freeze", "stem.*")], "train.freeze 'stem.*': input should be a list"),
     ],
 )
 def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
