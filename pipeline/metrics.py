@@ -37,9 +37,9 @@ class Record:
     def _open(self, step: int) -> None:
         path = self._run / "metrics.jsonl"
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+            kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
             shadow = path.with_name(".metrics.jsonl")
-            shadow.write_text("".join(f"{line}\n" for line in kept))
+            shadow.write_bytes(b"".join(line + b"\n" for line in kept))
             shadow.rename(path)
         self._lines = path.open("ab", buffering=_WAITING)
         self._failed = False
@@ -115,8 +115,8 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     try:
         return json.loads(line)["step"]
-    except (ValueError, KeyError):  # the last line of a run that was killed while writing it
+    except (ValueError, KeyError, TypeError):  # the last line of a run that was killed while writing it
         return float("inf")

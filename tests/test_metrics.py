@@ -55,10 +55,10 @@ def test_curves_go_on_when_tensorboards_writer_has_failed(tmp_path, monkeypatch)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("rest", ["", '{"step": 3, "spl', "\0\0\0"])
+@pytest.mark.parametrize("rest", [b"", b'{"step": 3, "spl', b"\0\0\0", b"\xff\xfe", b"3"])
 def test_a_run_that_goes_on_takes_back_what_lies_beyond_its_checkpoint(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{json.dumps(line(step))}\n" for step in (1, 2, 3)) + rest)
+    path.write_bytes("".join(f"{json.dumps(line(step))}\n" for step in (1, 2, 3)).encode() + rest)
     record = Record(tmp_path, 2, tensorboard=False)
     record.write(line(3) | {"loss": 0.5})
     record.rewind(1)

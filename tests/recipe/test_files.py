@@ -88,10 +88,6 @@ def test_overrides_are_yaml_and_win():
         ([("optim.betas", "[0.9]")], "optim.betas: the list is too short"),
         ([("optim.name", "sgd"), ("optim.momentum", "1")], "optim.momentum 1: input should be less than 1"),
         ([("train.freeze", "stem.*")], "train.freeze 'stem.*': input should be a list"),
-        ([("optim.betas", "[0.9, 1.5]")], "optim.betas 1.5: input should be less than 1"),
-        ([("optim.betas", "[0.9]")], "optim.betas: the list is too short"),
-        ([("optim.name", "sgd"), ("optim.momentum", "1")], "optim.momentum 1: input should be less than 1"),
-        ([("train.freeze", "stem.*")], "train.freeze 'stem.*': input should be a list"),
     ],
 )
 def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
