@@ -6,12 +6,14 @@ locked, with half a picture in it, when a process is killed that was writing to 
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from math import ceil
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from queue import SimpleQueue
 
 from data_prep.picture import Encoded, encode
 from data_prep.samples import Sample
@@ -19,8 +21,10 @@ from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 CHUNK = 16  # pictures a task: large enough to hide the cost of a task, small enough to keep memory low
-WAITING = 2  # tasks a process has at a time: the one that it works at, and the next, which its line has room for
+WAITING = 2  # tasks a process has at a time: the one that it works at, and the next
 AHEAD = 4  # tasks per process that may be done before their turn, which bounds memory
+
+Task = tuple[int, list[Sample]]  # the number of the first, and up to CHUNK samples
 
 
 def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, processes: int) -> Generator[Encoded]:
@@ -71,10 +75,20 @@ def _workers(count: int, settings: PrepSettings) -> Iterator[list[Connection]]:
 
 def _work(line: Connection, settings: PrepSettings) -> None:
     """Answer each task, a number and its samples, with the number and what became of them."""
+    tasks: SimpleQueue[Task | None] = SimpleQueue()
+    threading.Thread(target=_receive, args=(line, tasks), daemon=True).start()
+    with suppress(OSError):  # the parent was killed
+        while (task := tasks.get()) is not None:
+            number, samples = task
+            line.send((number, _encoded(samples, settings)))
+
+
+def _receive(line: Connection, tasks: SimpleQueue[Task | None]) -> None:
+    """Beside the work: a parent that waited for room to send a task in could not take the answer before it."""
     with suppress(EOFError, OSError):  # the parent has no more use for this process, or was killed
         while True:
-            number, samples = line.recv()
-            line.send((number, _encoded(samples, settings)))
+            tasks.put(line.recv())
+    tasks.put(None)
 
 
 def _encoded(samples: list[Sample], settings: PrepSettings) -> list[Encoded] | InputError:

@@ -6,20 +6,24 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from data_prep import encode, write
 from data_prep.prepare import prepare
+from data_prep.samples import PixelArrays
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
+RAW = PrepSettings(raw=True)
 PREPARE = """
     import os
     import signal
@@ -153,6 +157,17 @@ def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
     prepare("image-folder", folder, tmp_path / "undisturbed", settings, processes=1)
     for file in (tmp_path / "undisturbed").iterdir():
         assert (tmp_path / "new/out" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers():
+    """Pictures of STL-10's size, which lie in memory: 432 KiB a task, where a pipe of Linux has room for 208."""
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
+    samples = PixelArrays("large", pixels, np.arange(200))
+    encoded: list[encode.Encoded] = []
+    reading = threading.Thread(target=lambda: encoded.extend(encode.encode_all(samples, 0, RAW, 2)), daemon=True)
+    reading.start()
+    reading.join(timeout=60)
+    assert encoded == list(encode.encode_all(samples, 0, RAW, 1))
 
 
 def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
