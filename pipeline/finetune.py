@@ -99,7 +99,7 @@ def _read(source: str) -> Weights:
 def _of_torch(path: Path) -> Weights:
     """Weights that torch.save wrote, the averaged ones of timm's checkpoints; nothing that it holds is ever run."""
     try:
-        found = timm.models.load_state_dict(str(path))
+        found = timm.models.load_state_dict(str(path), weights_only=True)
     except Exception as error:  # whatever the unpickler makes of a file that is not one
         reason = shorten(str(error) or type(error).__name__, 200, placeholder=" ...")
         raise InputError(
