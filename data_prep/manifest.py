@@ -1,14 +1,14 @@
 """manifest.json: what a prepared folder holds, so that nothing else is ever trained on."""
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from pipeline.errors import InputError
@@ -17,12 +17,13 @@ from pipeline.limits import usable_cpus
 NAME = "manifest.json"
 BLOCK = 64 << 20  # bytes that one hash covers
 PIECE = 4 << 20  # bytes read at a time
+HASH = 16  # bytes of a BLAKE3
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # in the folder itself
 
 
 class Split(BaseModel):
-    """One .beton: its size, fields and samples, and the BLAKE2b-128 of each 64 MiB block."""
+    """One .beton: its size, fields and samples, and the BLAKE3-128 of each 64 MiB block."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: FileName
@@ -43,14 +44,14 @@ class Manifest(BaseModel):
     """The prepared folder: splits by name, class names in label order, and how it came about."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    format: int = 1
+    format: Literal[2] = 2
     source: str
     origin: str  # where the source was read from
     classes: tuple[str, ...]
     splits: dict[str, Split]
     settings: dict[str, Any]  # of the preparation: sizes, quality, ...
     versions: dict[str, str]  # of the packages that touched the pixels
-    files: dict[FileName, str] = {}  # BLAKE2b-128 of what else belongs to the folder, such as tokenizer.json
+    files: dict[FileName, str] = {}  # BLAKE3-128 of what else belongs to the folder, such as tokenizer.json
     exceptions: tuple[dict[str, str], ...] = ()  # pictures that took a rule: {"file", "rule"}
 
 
@@ -108,7 +109,7 @@ def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
 
 
 def hash_blocks(path: Path) -> tuple[str, ...]:
-    """BLAKE2b-128 of each 64 MiB block of a file."""
+    """BLAKE3-128 of each 64 MiB block of a file."""
     with of_blocks(lambda block: hash_block(path, block), -(-path.stat().st_size // BLOCK)) as digests:
         return tuple(digests)
 
@@ -127,20 +128,20 @@ def of_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[A
 
 
 def hash_bytes(data: bytes) -> str:
-    """BLAKE2b-128 in hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """BLAKE3-128 in hex."""
+    return blake3(data).hexdigest(length=HASH)
 
 
 def hash_block(path: Path, block: int) -> str:
-    """BLAKE2b-128 of the block of that number, in hex."""
-    digest = hashlib.blake2b(digest_size=16)
+    """BLAKE3-128 of the block of that number, in hex."""
+    digest = blake3()
     with path.open("rb") as file:
         file.seek(block * BLOCK)
         left = BLOCK
         while left and (piece := file.read(min(PIECE, left))):
             digest.update(piece)
             left -= len(piece)
-    return digest.hexdigest()
+    return digest.hexdigest(length=HASH)
 
 
 def manifest_json(manifest: Manifest) -> str:

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from blake3 import blake3
+
 from data_prep.manifest import (
     BLOCK,
+    HASH,
     NAME,
     PIECE,
     Manifest,
@@ -119,12 +122,12 @@ def _copy_block(source: Path, target: Path, descriptor: int, block: int, split: 
     wanted, place = split.blocks[block], block * BLOCK
     if hash_block(target, block) == wanted:
         return
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake3()
     with source.open("rb") as file:
         file.seek(place)
         for start in range(place, min(place + BLOCK, split.bytes), PIECE):
             piece = file.read(min(PIECE, place + BLOCK - start))
             digest.update(piece)
             os.pwrite(descriptor, piece, start)
-    if digest.hexdigest() != wanted:
+    if digest.hexdigest(length=HASH) != wanted:
         raise InputError(f"{source}: block {block} is damaged; `widemix verify {source.parent}` says which samples")

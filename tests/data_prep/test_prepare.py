@@ -167,7 +167,7 @@ def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before
     shutil.copy(out / "manifest.json", tmp_path / "kept.json")
-    assert json.loads((tmp_path / "kept.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "kept.json").read_text())["format"] == 2
 
 
 @pytest.fixture
