@@ -64,6 +64,9 @@ static bool inside(const struct move *move, int row, int column) {
     return x >= 0.0 && x < move->width && y >= 0.0 && y < move->height;
 }
 
+static inline double lesser(double one, double other) { return one < other ? one : other; }
+static inline double greater(double one, double other) { return one > other ? one : other; }
+
 /* The columns that read from inside: one run of a row, since coordinates rise or fall along it, rounded or not. */
 static void span(const struct move *move, int row, int *first, int *last) {
     double low = 0.0, high = move->width;
@@ -71,15 +74,15 @@ static void span(const struct move *move, int row, int *first, int *last) {
         const double *k = move->matrix + 3 * axis;
         double rest = k[1] * (row + 0.5) + k[2], size = axis ? move->height : move->width;
         if (k[0] != 0.0) {
-            double one = -rest / k[0], other = (size - rest) / k[0];
-            low = fmax(low, fmin(one, other));
-            high = fmin(high, fmax(one, other));
+            double one = -rest * move->inverse[axis], other = (size - rest) * move->inverse[axis];
+            low = greater(low, lesser(one, other));
+            high = lesser(high, greater(one, other));
         } else if (!(rest >= 0.0 && rest < size)) {
             high = 0.0;
         }
     }
-    int begin = (int)fmin(low, move->width), end = (int)fmin(fmax(begin, high), move->width);
-    while (begin > 0 && inside(move, row, begin - 1)) /* the divisions were rounded */
+    int begin = (int)lesser(low, move->width), end = (int)lesser(greater(begin, high), move->width);
+    while (begin > 0 && inside(move, row, begin - 1)) /* what was computed above is rounded */
         begin--;
     while (begin < end && !inside(move, row, begin))
         begin++;
@@ -168,6 +171,8 @@ int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, d
     const double matrix[] = {a, b, c, d, e, f};
     struct move move = {.height = (int)height, .width = (int)width, .matrix = matrix, .cubic = cubic};
     bool slide = a == 1.0 && e == 1.0 && (d == 0.0 && f == 0.0 ? true : b == 0.0 && c == 0.0);
+    move.inverse[0] = 1 / a;
+    move.inverse[1] = 1 / d;
     move.depth = slide ? SLID : ROTATED;
     move.stride = (size_t)move.depth * ((size_t)width + 2 * EDGE);
     struct scratch *scratch = own_scratch();

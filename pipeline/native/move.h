@@ -13,6 +13,7 @@
 struct move {
     int height, width;
     const double *matrix; /* output (x, y) reads from (ax + by + c, dx + ey + f) */
+    double inverse[2];    /* 1 / a and 1 / d, infinite where these are 0 */
     bool cubic;
     int depth;       /* bytes of a pixel */
     uint8_t *padded; /* the picture before, its edges repeated */
