@@ -7,8 +7,9 @@ a JPEG's own bytes. Here one process writes, so the file depends on the samples 
 import base64
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
-SHARD = 64 << 20  # bytes of data between two journal lines: the most that a kill can cost
+SHARD = 64 << 20  # bytes of data between two journal lines, two of which a kill can cost at most
 
 
 class Record(Protocol):
@@ -68,8 +69,9 @@ SEGMENTED_PICTURES = Layout(tuple((name, kind, b"") for name, kind in SEGMENT_FI
 class BetonWriter:
     """Writes the samples that `add` is given, from number `taken` on, to a file that `finish` completes.
 
-    At every 64 MiB the data are flushed to disk and the journal says so; a writer on the same files takes up there.
-    The header comes last: a file that was never finished has none, and opens nowhere. Use as a context manager.
+    At every 64 MiB the data are flushed to disk, beside what is written next, and the journal says so; a writer on
+    the same files takes up there. The header comes last: a file that was never finished has none, and opens nowhere.
+    Use as a context manager.
     """
 
     def __init__(self, path: Path, journal: Path, expected: int, layout: Layout = PICTURES) -> None:
@@ -87,11 +89,14 @@ class BetonWriter:
         if self.taken:
             self.file.truncate(self.position)
         self.file.seek(self.position)
+        self.disk = ThreadPoolExecutor(1)
+        self.saving: Future[None] | None = None
 
     def __enter__(self) -> "BetonWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.disk.shutdown()
         self.file.close()
 
     def add(self, item: Record) -> None:
@@ -112,6 +117,7 @@ class BetonWriter:
 
     def finish(self) -> None:
         """Write the tables and the header, and flush the file to disk."""
+        self._await_save()
         self.file.write(self.table[: self.count].tobytes())
         self.file.truncate()
         self.file.seek(0)
@@ -145,13 +151,23 @@ class BetonWriter:
         return positions
 
     def _save(self) -> None:
+        self._await_save()
         self.file.flush()
-        os.fsync(self.file.fileno())
         count, _, exceptions = self.saved
         new = slice(count, self.count)
         line = {"taken": self.taken, "samples": _text(self.samples[new]), "table": _text(self.table[new])}
-        self.journal.append({**line, "exceptions": self.exceptions[exceptions:]})
+        line["exceptions"] = self.exceptions[exceptions:]
+        self.saving = self.disk.submit(self._flush, line)
         self.saved = (self.count, self.position, len(self.exceptions))
+
+    def _flush(self, line: dict[str, Any]) -> None:
+        os.fsync(self.file.fileno())
+        self.journal.append(line)
+
+    def _await_save(self) -> None:
+        """And raise what came of it, such as a full disk."""
+        if self.saving is not None:
+            self.saving.result()
 
     def _recover(self, size: int) -> None:
         """Take up what the journal tells of and the file, of `size` bytes, does hold."""
