@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -127,9 +128,10 @@ class Slurm:
         return self.job(job, "JobState")
 
     def _hurry(self, job: str) -> None:
-        """A requeued job waits for two minutes by itself."""
-        if self.job(job, "JobState") == "PENDING":
-            self("scontrol", "update", f"JobId={job}", "StartTime=now")
+        """A requeued job waits for two minutes by itself. Some seconds it must: nodes refuse what has just ended."""
+        waits = self.job(job, "JobState") == "PENDING" and self.job(job, "StartTime")
+        if waits and waits != "Unknown" and datetime.fromisoformat(waits) - datetime.now() > timedelta(seconds=10):
+            self("scontrol", "update", f"JobId={job}", "StartTime=now+5")
 
     def kill_node(self, name: str) -> None:
         """Everything that runs on a node at once, as a power cut does."""
