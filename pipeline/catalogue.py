@@ -6,11 +6,11 @@ from pathlib import Path
 from pipeline.errors import InputError
 from pipeline.estimate.report import Cluster, estimate
 from pipeline.estimate.units import short
+from pipeline.files import write_whole
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
 from pipeline.recipe.text import TextSection
-from pipeline.runfolder import write_whole
 
 FIELDS = ("prepare", "command", "expected", "source", "measured", "cost")
 BEGIN, END = "<!-- written by `widemix cost --recipes recipes` -->\n", "<!-- end -->\n"

@@ -12,6 +12,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeline.files import write_whole
+
 VARIABLE = "WIDEMIX_OUTCOME"
 _ORDERLY = (0, 2, 75)  # done, wrong input, stopped with a checkpoint: a launcher has nothing to mend
 
@@ -39,11 +41,9 @@ def leave_word(code: int | None, message: str = "") -> int:
         return code or 0
     word = Word(int(rank), node_name(), code, message, time.time())
     path = Path(folder) / f"rank-{rank}.json"
-    shadow = path.with_name(f".{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shadow.write_text(json.dumps(asdict(word)) + "\n")
-        shadow.replace(path)
+        write_whole(path, json.dumps(asdict(word)) + "\n")
     except OSError:  # nobody will read it: the exit code has to say it
         return code or 0
     return 0 if code in _ORDERLY else code or 0

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import platform
 import re
 import shutil
@@ -19,6 +18,7 @@ import torch
 from pipeline import checkpoint
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError
+from pipeline.files import write_whole
 from pipeline.limits import usable_cpus
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 from pipeline.topology import Topology
@@ -117,20 +117,6 @@ def environment(topology: Topology) -> dict[str, Any]:
         "commit": _commit(),
         "packages": {name: version(name) for name in packages},
     }
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that appears whole or not at all."""
-    shadow = path.with_name(f".{path.name}")
-    try:
-        with shadow.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:
-        shadow.unlink(missing_ok=True)
-        raise
-    shadow.replace(path)
 
 
 def _read_json(path: Path) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
+from pipeline.files import write_whole
 from pipeline.launchers import adopt
 from pipeline.outcome import leave_word
 from pipeline.recipe import Recipe, check_world
@@ -102,7 +103,7 @@ def _run(
         _say(here, f"{start.folder}: {freeze(module, recipe.train.freeze):,} weights are frozen")
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
     if here.is_main and engine.config is not None:
-        runfolder.write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
+        write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
     if start.checkpoint:
         engine.load(start.checkpoint.load(verify=False))  # rank 0 has verified it
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors", "pipeline.limits"],
+    ["pipeline.errors", "pipeline.files", "pipeline.limits"],
     ["pipeline.launchers", "pipeline.outcome"],
     ["pipeline.native"],
     ["data_prep"],

@@ -14,6 +14,7 @@ from data_prep.manifest import read_manifest
 from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
 from pipeline.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
+from pipeline.files import write_whole
 from pipeline.recipe import check_world, load_recipe
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
@@ -198,9 +199,8 @@ def submit(arguments: argparse.Namespace) -> Exit:
     notes = submission.folder / "slurm"
     notes.mkdir(parents=True, exist_ok=True)
     if submission.cells:
-        shadow = submission.folder / f".{TABLE}"  # cells that run already read the table
-        shadow.write_text("".join(f"{line}\n" for line in submission.cells))
-        shadow.replace(submission.folder / TABLE)
+        # Cells that run already read the table.
+        write_whole(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.cells))
     print(text)
     job = _ask(submission.command).strip().partition(";")[0]
     with (notes / "jobs.jsonl").open("a") as record:

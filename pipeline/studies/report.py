@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InputError
+from pipeline.files import write_whole
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.model import MixerSection
 from pipeline.recipe.text import TextSection
-from pipeline.runfolder import write_whole
 from pipeline.studies.plan import Cell
 
 LABELS = {"width": "effective width m", "depth_to_width": "depth / log2 width (p / log2 d)"}
