@@ -6,10 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from pipeline.doctor.cluster import _reads
 from pipeline.doctor.judge import judge
 from pipeline.doctor.links import pairings
 from pipeline.doctor.survey import health, read_rate
+from pipeline.topology import Topology
 from tests.conftest import Command
 
 
@@ -130,3 +134,14 @@ def test_reading_the_disk(tmp_path: Path) -> None:
     assert read_rate(tmp_path) == 0
     (tmp_path / "train.beton").write_bytes(bytes(6 << 20))
     assert read_rate(tmp_path) > 0
+    (tmp_path / "val.beton").write_bytes(b"")
+    (tmp_path / "train.beton").write_bytes(b"")
+    assert read_rate(tmp_path) == 0
+
+
+def test_a_disk_that_nodes_share_on_one_machine_is_read_by_one_of_them(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    nodes = [Topology(rank, 3, 0, 1, torch.device("cpu")) for rank in range(3)]
+    assert [_reads(store, node, tmp_path) for node in nodes] == [True, False, False]
+    assert _reads(store, nodes[1], Path("/dev"))  # another disk
+    assert all(_reads(store, node, tmp_path / "none") for node in nodes)  # each says so itself

@@ -10,7 +10,8 @@ from pathlib import Path
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.outcome import Word, read_words
 
-SICK = "sick"  # the preflight's list of nodes to leave out, in the logs' folder
+SICK = "sick"  # in the logs' folder, the nodes that the preflight named
+LEFT_OUT = "left-out"  # there too, those without which the job starts again
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     refused = [path.read_text().strip() for path in sorted(logs.glob("node-*.error"))]
     sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
     if sick and not words:
+        (logs / LEFT_OUT).write_text("".join(f"{host}\n" for host in sick))
         verdict = Verdict(Exit.AGAIN, [f"left out: {', '.join(sick)}, for what the preflight found"])
     elif refused and not words:
         others = len(refused) - 1

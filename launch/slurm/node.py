@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
             raise InputError(f"--stage-to {arguments.stage}: is {local} on this node; is the variable set there?")
         data = stage(data, local)
     _store = meet(arguments, os.environ)
-    if arguments.preflight != "no" and _preflight(arguments, data) and arguments.preflight == "exclude":
+    if arguments.preflight != "no" and _must_go_without(_preflight(arguments, data), os.environ):
         return Exit.FAILED
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
@@ -113,14 +114,40 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     return Exit.DONE
 
 
-def _preflight(arguments: argparse.Namespace, data: Path) -> bool:
-    """Whether nodes are sick; their names are then in the file `sick` of the logs, and why in the job's log."""
-    program = ["pipeline.cli", "doctor", "--cluster", "--data", str(data), "--exclude", str(arguments.logs / SICK)]
+def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
+    """The sick nodes that are to be left out, which the file `sick` of the logs names; why is in the job's log."""
+    program = ["pipeline.cli", "doctor", "--cluster", "--data", str(data)]
+    named = arguments.logs / SICK
+    if arguments.preflight == "exclude":
+        program += ["--exclude", str(named)]
     words = torchrun_command(arguments, program, os.environ, use="preflight")
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}  # no last words of these ranks
     subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], env=environ, check=False)
-    named = arguments.logs / SICK
-    return named.exists() and named.stat().st_size > 0
+    return named.read_text().split() if named.exists() else []
+
+
+def _must_go_without(sick: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether the partition has nodes enough without the sick: if not, Slurm would hold the job for ever.
+
+    What --constraint asks of nodes besides is not looked at.
+    """
+    if not sick:
+        return False
+    job = " ".join(_ask("scontrol", "show", "job", "--oneliner", environ["SLURM_JOB_ID"]))
+    found = re.search(r" ExcNodeList=(\S+)", job)
+    excluded = _ask("scontrol", "show", "hostnames", found[1]) if found and found[1] != "(null)" else []
+    usable = ("--states=idle,mixed,allocated,completing", f"--partition={environ['SLURM_JOB_PARTITION']}")
+    there = set(_ask("sinfo", "--noheader", "--Node", "--format=%N", *usable))
+    if len(there - {*excluded, *sick}) >= int(environ["SLURM_STEP_NUM_NODES"]):
+        return True
+    if environ["SLURM_NODEID"] == "0":
+        print(f"{', '.join(sick)}: sick, and kept, for the partition has too few nodes without", flush=True)
+    return False
+
+
+def _ask(*command: str) -> list[str]:
+    """The words of what a command of Slurm's prints."""
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
 def _override(word: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from pipeline.doctor.judge import Complaint, judge
 from pipeline.doctor.links import measure_links
-from pipeline.doctor.survey import survey
+from pipeline.doctor.survey import disk_name, read_rate, survey
 from pipeline.errors import InputError
 from pipeline.outcome import node_name
 from pipeline.topology import Topology, name_interface, read_topology
@@ -40,7 +40,9 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
     torch.set_num_threads(1)  # where CPUs are short a second thread would keep the first waiting
     store = _store(here, patience)
     store.set(f"host/{here.rank}", node_name())
-    facts = survey(here, data)
+    facts = survey(here)
+    if data and here.local_rank == 0 and _reads(store, here, data):
+        facts["disk"] = read_rate(data)
     store.set(f"survey/{here.rank}", json.dumps(facts))
     silent = _await(store, "survey", here.world, patience)
     if not silent:
@@ -85,6 +87,14 @@ def _store(here: Topology, patience: float) -> dist.Store:
         raise RuntimeError(f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}: {reason}") from None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"doctor/{restart}", store)
+
+
+def _reads(store: dist.Store, here: Topology, data: Path) -> bool:
+    """Whether this rank is the one to read its disk; where the folder is missing, each says so itself."""
+    if not data.is_dir():
+        return True
+    first = store.compare_set(f"disk/{disk_name(data)}", "", str(here.rank))
+    return first.decode() == str(here.rank)
 
 
 def _await(store: dist.Store, what: str, world: int, patience: float) -> list[int]:

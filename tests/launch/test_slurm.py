@@ -195,18 +195,46 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_the_preflight_leaves_a_sick_node_out(slurm, submit, undisturbed, tmp_path):
-    run, sick = tmp_path / "run", slurm.folder / "sick-n4"
-    sick.touch()  # Slurm takes neighbours: any four of n1 to n7 have n4 among them
+@pytest.fixture
+def fall_ill(slurm):
+    """Makes a node sick for a test: fall_ill("n4")."""
+    sick = []
+
+    def touch(node: str) -> None:
+        sick.append(slurm.folder / f"sick-{node}")
+        sick[-1].touch()
+
+    yield touch
+    for path in sick:
+        path.unlink()
+
+
+def test_the_preflight_leaves_a_sick_node_out(slurm, submit, undisturbed, tmp_path, fall_ill):
+    run = tmp_path / "run"
+    fall_ill("n4")  # Slurm takes neighbours: any four of n1 to n7 have n4 among them
     job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n0"))
     slurm.until(lambda: summaries(run), 600)
     assert slurm.ended(job) == "COMPLETED", log_of(run)
     *earlier, last = summaries(run)
     named = [re.fullmatch("left out: (.*), for what the preflight found", start["why"][0])[1] for start in earlier]
-    assert "n4" in ", ".join(named).split(", ")  # a busy machine names others too
+    assert "n4" in ", ".join(named).split(", ")  # a busy machine may name others too
     assert last["why"] == ["done"]
     assert "n4" not in last["hosts"]
     assert {"n0", "n4"} <= set(slurm("scontrol", "show", "hostnames", slurm.job(job, "ExcNodeList")).split())
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_sick_node_is_kept_where_there_is_no_other(slurm, submit, undisturbed, tmp_path, fall_ill):
+    run = tmp_path / "run"
+    fall_ill("n5")
+    job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n[0-3]"))
+    slurm.until(lambda: train_lines(run), 600)
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert len(summaries(run)) == 2
+    assert "n5: sick, and kept, for the partition has too few nodes without" in log_of(run)
+    assert set(summaries(run)[-1]["hosts"]) == {"n4", "n5", "n6", "n7"}
+    assert slurm.job(job, "ExcNodeList") == "n[0-3]"
     assert_same_curve(run, undisturbed, 1e-4)
 
 

@@ -6,13 +6,14 @@ import re
 import shlex
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict
 
 import pytest
 
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
-from launch.slurm.node import _start, meet, torchrun_command
+from launch.slurm.node import _must_go_without, _start, meet, torchrun_command
 from pipeline.commands import Exit, Parser, run_command
 from pipeline.errors import InputError
 from pipeline.outcome import Word
@@ -125,6 +126,40 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_the_jobs_verdict(digits
     complaint = f"n0: --stage-to {given}: is {given} on this node; is the variable set there?"
     assert verdict == f"7.0: {complaint}; on 1 other node the same or the like"
     assert after == "7.0: step 0, 0.0 min on no node"
+
+
+@pytest.mark.parametrize(("nodes", "without"), [(2, True), (3, False)])
+def test_a_sick_node_is_kept_where_the_job_could_then_run_nowhere(tmp_path, monkeypatch, capsys, nodes, without):
+    """Of n0 to n4, n0 and n1 are left out already, and n3 is sick."""
+    answers = {
+        "sinfo": r"printf 'n0\nn1\nn2\nn3\nn4\n'",
+        "scontrol": r"""case "$*" in
+            "show job --oneliner 7") echo "JobId=7 NodeList=n[2-4] ExcNodeList=n[0-1] Comment=ExcNodeList=n4" ;;
+            "show hostnames n[0-1]") printf 'n0\nn1\n' ;;
+            *) exit 1 ;;
+        esac""",
+    }
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": str(nodes)}
+    assert _must_go_without(["n3"], job) is without
+    kept = "n3: sick, and kept, for the partition has too few nodes without\n"
+    assert capsys.readouterr().out == ("" if without else kept)
+    assert not _must_go_without([], {})
+
+
+def test_only_a_start_that_trained_nothing_leaves_nodes_out(tmp_path):
+    for start, trained in enumerate((False, True)):
+        logs = tmp_path / "slurm" / f"7.{start}"
+        logs.mkdir(parents=True)
+        (logs / "sick").write_text("n3\n")
+        if trained:
+            (logs / "rank-0.json").write_text(json.dumps(asdict(Word(0, "n3", 75, "stopped", 1.0))))
+        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, asked=False)) == Exit.AGAIN
+        assert (logs / "left-out").exists() is not trained
+    assert (tmp_path / "slurm/7.0/left-out").read_text() == "n3\n"
 
 
 def test_nodes_wait_for_the_last_however_long_it_stages():
