@@ -15,6 +15,7 @@ from data_prep.write import expected_bytes
 from pipeline.limits import usable_cpus
 
 TRIED = 64  # pictures a split that are encoded to see
+DISK = 500e6  # bytes/s that are written and flushed: assumed, since nothing is written to see
 
 
 class Estimate(NamedTuple):
@@ -23,7 +24,7 @@ class Estimate(NamedTuple):
     split: str
     samples: int
     bytes: int
-    seconds: float  # of encoding, by all processes together
+    seconds: float  # of encoding, by all processes together, and of writing
 
 
 @permitted()
@@ -57,4 +58,5 @@ def _estimate(name: str, samples: Sequence[Any], encoding: Encoding, workers: in
     size = sum(len(part) for record in encoding.records(Chosen(samples, tried), 0) for part in record.parts)
     share = len(samples) / len(tried)
     seconds = (time.perf_counter() - started) * share / workers
-    return Estimate(name, len(samples), expected_bytes(len(samples), size * share, encoding.layout), seconds)
+    written = expected_bytes(len(samples), size * share, encoding.layout)
+    return Estimate(name, len(samples), written, seconds + written / DISK)

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, JpegImagePlugin
 from data_prep.beton import JPEG, RAW
 from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from data_prep.restart import interval_for, segment_table, with_markers
-from data_prep.samples import Sample
+from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
 from data_prep.shrink import shrink, shrink_jpeg, shrunk
 from pipeline.errors import InputError
@@ -25,9 +25,10 @@ ORIENTATION = 0x0112  # the EXIF tag
 
 
 class Encoded(NamedTuple):
-    """A sample ready to be written; `data` is empty where a bad picture is left out.
+    """A sample ready to be written; without `data` and `source` where a bad picture is left out.
 
-    `segments` is the table of its restart segments, in files that have that field.
+    `segments` is the table of its restart segments, in files that have that field. Where the file's own bytes are
+    kept, `source` says where they lie, and `data` may do without them.
     """
 
     name: str
@@ -38,10 +39,16 @@ class Encoded(NamedTuple):
     data: bytes
     rule: str  # what had to be done to an odd picture, or ""
     segments: bytes = b""
+    source: FileSlice | None = None
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        return tuple(part for part in (self.data, self.segments) if part)
+        data = self.source.read() if self.source and not self.data else self.data
+        return tuple(part for part in (data, self.segments) if part)
+
+    def light(self) -> "Encoded":
+        """The same without bytes that can be read where they come from: for the way to another process."""
+        return self._replace(data=b"") if self.source else self
 
     def row(self, positions: Sequence[int]) -> tuple:
         """The record in the file's table of samples, for parts at these positions."""
@@ -62,11 +69,12 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd files, which the rules below settle
-            return _encode(sample, data, settings)
+            encoded = _encode(sample, data, settings)
     except _BadPicture as error:
         if settings.on_bad == "skip":
             return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}")
         raise InputError(f"{sample.name}: {error}; mend or remove it, or skip such pictures") from None
+    return encoded._replace(source=sample.picture._replace(size=len(data))) if encoded.data is data else encoded
 
 
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:

@@ -6,7 +6,8 @@ a JPEG's own bytes. Here one process writes, so the file depends on the samples 
 
 import base64
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +31,7 @@ from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
+PAGES = 8  # that may wait to be written, which bounds memory
 SHARD = 64 << 20  # bytes of data between two journal lines, two of which a kill can cost at most
 
 
@@ -85,12 +87,14 @@ class BetonWriter:
         self.position = _next_page(_tables_end(expected, layout))
         self._recover(path.stat().st_size if path.exists() else 0)
         self.saved = (self.count, self.position, len(self.exceptions))
-        self.file = path.open("r+b" if self.taken else "wb", buffering=PAGE)
+        self.page: list[bytes] = []  # what lies from `begun` to `position`, and is not yet on its way
+        self.begun = self.position
+        self.file = path.open("r+b" if self.taken else "wb")
         if self.taken:
             self.file.truncate(self.position)
-        self.file.seek(self.position)
-        self.disk = ThreadPoolExecutor(1)
-        self.saving: Future[None] | None = None
+        self.disk = ThreadPoolExecutor(1)  # writes beside the work, one thing after the other
+        self.under_way: deque[Future[None]] = deque()
+        self.failed = False
 
     def __enter__(self) -> "BetonWriter":
         return self
@@ -112,12 +116,16 @@ class BetonWriter:
         for number, (position, part) in enumerate(zip(positions, parts, strict=True)):
             self.table[self.count, number] = (self.count, position, len(part))
         self.count += 1
+        if self.position - self.begun >= PAGE:
+            self._send_page()
         if self.position - self.saved[1] >= SHARD:
             self._save()
 
     def finish(self) -> None:
         """Write the tables and the header, and flush the file to disk."""
-        self._await_save()
+        self._send_page()
+        self._await(0)
+        self.file.seek(self.position)
         self.file.write(self.table[: self.count].tobytes())
         self.file.truncate()
         self.file.seek(0)
@@ -132,42 +140,60 @@ class BetonWriter:
         return self.samples[f"f{names.index('label')}"][: self.count]
 
     def _place(self, name: str, parts: Sequence[bytes]) -> list[int]:
-        """Write the parts here, or at the next page when they would cross into it; returns where they lie."""
+        """Lay the parts down here, or at the next page when they would cross into it; returns where they lie."""
         size = sum(map(len, parts)) + (len(parts) - 1) * ALIGNED
         if size > PAGE:
             raise InputError(
                 f"{name}: takes {size} bytes and a page of the file holds {PAGE}; give a maximal size in pixels"
             )
         if self.position % PAGE + size > PAGE:
-            self.position = _next_page(self.position)
-            self.file.seek(self.position)
+            self._send_page()
+            self.begun = self.position = _next_page(self.position)
         positions: list[int] = []
         for part in parts:
             gap = -self.position % ALIGNED if positions else 0
-            self.file.write(bytes(gap))
-            self.file.write(part)
+            self.page += bytes(gap), part
             positions.append(self.position + gap)
             self.position += gap + len(part)
         return positions
 
     def _save(self) -> None:
-        self._await_save()
-        self.file.flush()
+        self._send_page()
         count, _, exceptions = self.saved
         new = slice(count, self.count)
         line = {"taken": self.taken, "samples": _text(self.samples[new]), "table": _text(self.table[new])}
         line["exceptions"] = self.exceptions[exceptions:]
-        self.saving = self.disk.submit(self._flush, line)
+        self._send(self._flush, line)
         self.saved = (self.count, self.position, len(self.exceptions))
 
+    def _send_page(self) -> None:
+        self._send(self._write, self.begun, self.page)
+        self.page, self.begun = [], self.position
+
+    def _send(self, work: Callable[..., None], *arguments: Any) -> None:
+        self.under_way.append(self.disk.submit(self._do, work, *arguments))
+        self._await(PAGES)
+
+    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Nothing is done after what failed: the journal never tells of a page that the disk did not take."""
+        if not self.failed:
+            self.failed = True
+            work(*arguments)
+            self.failed = False
+
+    def _await(self, left: int) -> None:
+        """Wait until no more than so much is under way, and raise what came of it, such as a full disk."""
+        while len(self.under_way) > left:
+            self.under_way.popleft().result()
+
+    def _write(self, position: int, page: list[bytes]) -> None:
+        self.file.seek(position)
+        self.file.write(b"".join(page))
+
     def _flush(self, line: dict[str, Any]) -> None:
+        self.file.flush()
         os.fsync(self.file.fileno())
         self.journal.append(line)
-
-    def _await_save(self) -> None:
-        """And raise what came of it, such as a full disk."""
-        if self.saving is not None:
-            self.saving.result()
 
     def _recover(self, size: int) -> None:
         """Take up what the journal tells of and the file, of `size` bytes, does hold."""

@@ -25,11 +25,12 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True)
 PREPARE = """
+    import multiprocessing
     import os
     import signal
     import sys
     from pathlib import Path
-    from data_prep import journal, write
+    from data_prep import encode, journal, write
     from data_prep.prepare import prepare
     from data_prep.settings import PrepSettings
 
@@ -37,16 +38,18 @@ PREPARE = """
 
     def append_and_wait(self, entry):
         append(self, entry)
-        journal.Journal.append = append
-        os.kill(os.getpid(), signal.SIGSTOP)
+        if len(multiprocessing.active_children()) == 2:
+            journal.Journal.append = append
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
     write.SHARD = int(sys.argv[3])
+    encode.WORTH = 1e-9
     journal.Journal.append = append_and_wait
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin by ignoring it
         try:
-            prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=2)
+            prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=3)
         except RuntimeError as error:
             sys.exit(str(error))
 """
@@ -67,7 +70,7 @@ def many(tmp_path, file, count):
 
 
 def launch(tmp_path, folder, shard=write.SHARD):
-    """A preparation in a process of its own, which stops (SIGSTOP) after the first line of its journal."""
+    """A preparation of three processes, which stops (SIGSTOP) after a line of its journal, once there are three."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PREPARE))
     return subprocess.Popen(
@@ -80,12 +83,13 @@ def launch(tmp_path, folder, shard=write.SHARD):
 
 
 def workers_of(process):
-    """The two that encode: children of multiprocessing's fork server."""
-    return [p for p in psutil.Process(process.pid).children(recursive=True) if p.ppid() != process.pid]
+    """The two that it started to encode beside it."""
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if "--multiprocessing-fork" in child.cmdline()]
 
 
 def start(tmp_path, folder):
-    """A preparation once its two workers have worked for half a second each; returns it and them."""
+    """A preparation of three processes, once two have worked for half a second each; returns the first and those."""
     process = launch(tmp_path, folder)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -116,7 +120,7 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
 def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkeypatch):
     """And does not leave the rest of the answer to be waited for."""
 
-    def kill_and_wait(lines):
+    def kill_and_wait(lines, _timeout):
         ready = wait(lines)  # the first of an answer is there: 16 pictures are more than any pipe holds
         for worker in multiprocessing.active_children():
             worker.kill()
@@ -124,6 +128,7 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
         return ready
 
     monkeypatch.setattr(encode, "wait", kill_and_wait)
+    monkeypatch.setattr(encode, "WORTH", 1e-9)
     with pytest.raises(RuntimeError, match="a process that encodes pictures was killed"):
         prepare(
             "image-folder",
@@ -159,11 +164,12 @@ def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
         assert (tmp_path / "new/out" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers():
+def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers(monkeypatch):
     """Pictures of STL-10's size, which lie in memory: 432 KiB a task, where a pipe of Linux has room for 208."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
     samples = PixelArrays("large", pixels, np.arange(200))
     encoded: list[encode.Encoded] = []
+    monkeypatch.setattr(encode, "WORTH", 1e-9)
     reading = threading.Thread(target=lambda: encoded.extend(encode.encode_all(samples, 0, RAW, 2)), daemon=True)
     reading.start()
     reading.join(timeout=60)

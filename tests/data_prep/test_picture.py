@@ -34,7 +34,10 @@ def pixels(encoded):
 def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, picture):
     picture(0).save(tmp_path / "a.jpg", **options)
     encoded = encode_file(tmp_path / "a.jpg", PLAIN(max_size=40))
-    assert encoded == ("a.jpg", 3, JPEG, 40, 30, (tmp_path / "a.jpg").read_bytes(), "", b"")
+    data = (tmp_path / "a.jpg").read_bytes()
+    assert encoded == ("a.jpg", 3, JPEG, 40, 30, data, "", b"", (str(tmp_path / "a.jpg"), 0, len(data)))
+    assert encoded.light() == encoded._replace(data=b"")
+    assert encoded.light().parts == encoded.parts == (data,)
 
 
 @pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])

@@ -1,5 +1,6 @@
 """An unfinished preparation goes on where it stopped, and ends in the bytes of an undisturbed one."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -198,6 +199,29 @@ def test_a_disk_that_was_full(tmp_path, pictures, undisturbed, small_shards, enc
         assert 0 < len(encoded) - before < 170
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_nothing_is_told_of_what_comes_after_a_page_that_failed(
+    tmp_path, pictures, undisturbed, small_shards, encoded, monkeypatch
+):
+    """A disk that is full for one page and has room for the next: what the journal tells of must all be there."""
+    write_page, calls = write.BetonWriter._write, []
+
+    def fail_once(self, position, page):
+        calls.append(position)
+        if len(calls) == 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_page(self, position, page)
+
+    monkeypatch.setattr(write.BetonWriter, "_write", fail_once)
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="the disk is full; make room"):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    assert len(calls) == 5
+    before = len(encoded)
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == undisturbed
+    assert 0 < len(encoded) - before < 170
 
 
 def test_two_at_once_are_refused(tmp_path, pictures, undisturbed, monkeypatch):
