@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.estimate.report import Cluster, estimate
+from pipeline.estimate.hardware import Cluster
+from pipeline.estimate.report import estimate
 from pipeline.estimate.units import short
 from pipeline.files import write_whole
 from pipeline.models.cost import model_cost

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pipeline.engine.contract import State
+from pipeline.engine.state import State
 from pipeline.errors import InputError
 
 MARK, DAMAGED = "COMPLETE", "DAMAGED"

@@ -8,7 +8,7 @@ from torch import nn
 from data_prep.manifest import NAME, read_manifest
 from pipeline import checkpoint, topology
 from pipeline.data.loader import EvalLoader, check_model
-from pipeline.engine.contract import DTYPES, autocast
+from pipeline.engine.loss import DTYPES, autocast
 from pipeline.errors import InputError
 from pipeline.evaluate import evaluate
 from pipeline.models.export import export_model

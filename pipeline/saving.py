@@ -18,7 +18,7 @@ from torch.distributed import Store
 
 from pipeline import checkpoint
 from pipeline.checkpoint import Keep, Position
-from pipeline.engine.contract import Part, State
+from pipeline.engine.state import Part, State
 from pipeline.topology import Topology
 
 _WRITTEN = "written"

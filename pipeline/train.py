@@ -33,7 +33,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
     from pipeline.engine import check_engine
-    from pipeline.engine.contract import DTYPES
+    from pipeline.engine.loss import DTYPES
     from pipeline.saving import Saver
     from pipeline.signals import StopRequest
     from pipeline.watch import Watch

@@ -7,7 +7,7 @@ import torch
 
 from pipeline import checkpoint
 from pipeline.checkpoint import Keep, Position
-from pipeline.engine.contract import State
+from pipeline.engine.state import State
 
 
 def state(value: float = 1.0) -> State:

@@ -8,12 +8,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipeline.cli.machine import add_cost
 from pipeline.commands import Parser, run_command
-from pipeline.engine.contract import softmax_loss
+from pipeline.engine.loss import softmax_loss
 from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, GPUS, network_bandwidth
+from pipeline.estimate.hardware import EFFICIENCY, GPUS, Cluster, network_bandwidth
 from pipeline.estimate.network import fake_pass
 from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
-from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, Cluster, estimate
+from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
 from pipeline.estimate.tables import named_rows, pairs_table
 from pipeline.estimate.traffic import Traffic, exposed
 from pipeline.models.registry import build_model

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline import checkpoint
-from pipeline.engine.contract import State
+from pipeline.engine.state import State
 from pipeline.errors import InputError
 from pipeline.finetune import freeze, start_from
 from pipeline.models.grow import grow

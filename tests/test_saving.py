@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from pipeline import checkpoint, saving
 from pipeline.checkpoint import Keep
-from pipeline.engine.contract import Part
+from pipeline.engine.state import Part
 from pipeline.errors import InputError
 from pipeline.saving import Saver
 from pipeline.topology import Topology

@@ -1,7 +1,8 @@
 """The full recipe's training pictures, ours against timm's and torchvision's.
 
 Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, erasing a quarter of the pictures
-with noise. Files in, tensors out, on one core. Needs real ImageNet JPEGs in a folder of classes.
+with noise. Files in, tensors out, on one core. Needs real ImageNet JPEGs in a folder of classes; few are taken under
+several names.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.bench.paired import Contestant, race
+from pipeline.bench.sample import repeated
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.data.split import open_split
@@ -29,6 +31,7 @@ from pipeline.topology import Topology
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE, BATCH = 224, 25
+ROUND = 500  # pictures: an epoch of 20 batches, since each epoch starts its threads anew
 TIMM = "timm + Pillow, original files"
 
 
@@ -38,7 +41,9 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        return race(_contestants(files, arguments.origin, Path(folder)), arguments.rounds, peer=TIMM)
+        pictures = Path(folder) / "pictures"
+        named = repeated(files, pictures, len(files) * max(1, ROUND // len(files)))
+        return race(_contestants(named, pictures, Path(folder)), arguments.rounds, peer=TIMM)
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:

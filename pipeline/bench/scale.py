@@ -22,7 +22,7 @@ from pipeline import topology
 from pipeline.bench.report import machine
 from pipeline.data.loader import Batch, TrainLoader, check_model
 from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.engine.contract import DTYPES, LOSSES, autocast
+from pipeline.engine.loss import DTYPES, LOSSES, autocast
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.optim import build_optimizer, set_rate

@@ -46,8 +46,9 @@ def add_cost(commands) -> None:
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
+    from pipeline.estimate.hardware import Cluster
     from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
-    from pipeline.estimate.report import Cluster, estimate, show
+    from pipeline.estimate.report import estimate, show
     from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
     if arguments.recipes:

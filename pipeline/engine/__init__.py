@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.engine.contract import Engine, State, StepResult
+from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config
+from pipeline.engine.state import State
 from pipeline.errors import InputError
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

@@ -1,29 +1,23 @@
-"""What the loop asks of an engine, and the state that every engine can write and read."""
+"""What the loop asks of an engine."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from pipeline.data.loader import Batch
 from pipeline.engine.average import Ema, swapped
+from pipeline.engine.loss import LOSSES
+from pipeline.engine.state import Part, State, by_parameter
 from pipeline.optim import averages_itself, group_scalars, schedule_free_average, set_group_scalars, set_rate
 from pipeline.recipe.train import TrainSection
 from pipeline.topology import Topology
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """A context that computes in `dtype`; in float32 it changes nothing."""
-    return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)
 
 
 @dataclass(frozen=True)
@@ -32,35 +26,6 @@ class StepResult:
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
-
-
-@dataclass(frozen=True)
-class State:
-    """Weights and optimiser by parameter name, in fp32 and whole: any engine on any world size can load it."""
-
-    model: dict[str, torch.Tensor]  # to evaluate with
-    optimizer: dict[str, torch.Tensor]  # "<slot>/<parameter>", e.g. "exp_avg/stem.proj.weight"
-    scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16, counters
-    ema: dict[str, torch.Tensor] = field(default_factory=dict)  # as `model`, averaged; empty without train.ema_decay
-
-    @staticmethod
-    def of(tensors: Mapping[str, torch.Tensor], scalars: dict[str, float]) -> "State":
-        """From keys as `Part` has them."""
-        state = State({}, {}, scalars)
-        for key, tensor in tensors.items():
-            kind, name = key.split("/", 1)
-            getattr(state, kind)[name] = tensor
-        return state
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one rank saves of a tensor: a run of it, flattened, on the CPU in fp32. All ranks' parts are the whole."""
-
-    key: str  # "model/<parameter>", "optimizer/<slot>/<parameter>" or "ema/<parameter>"
-    shape: tuple[int, ...]  # of the whole
-    start: int
-    values: torch.Tensor  # [n]
 
 
 class Engine(ABC):
@@ -266,21 +231,8 @@ class Engine(ABC):
         ema.updates = round(state.scalars.get("ema_updates", 0))
 
 
-def softmax_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the batch of -sum p log softmax: logits and probabilities [B, classes] to a scalar in float32."""
-    return -(targets * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
-
-
-def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean over the batch of the binary cross-entropies of all classes together (Beyer et al. 2020)."""
-    loss = binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
-    return loss.sum(dim=-1).mean()
-
-
 # The scale, and the steps since it last changed, by their names in torch.
 _SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
-
-LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
 def share(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -288,15 +240,6 @@ def share(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
     rank, world = dist.get_rank(), dist.get_world_size()
     first, stop = (whole.numel() * turn // world for turn in (rank, rank + 1))
     return first, whole.reshape(-1)[first:stop]
-
-
-def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """The optimiser of a `State`, parameter by parameter: name -> slot -> tensor."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in slots.items():
-        slot, name = key.split("/", 1)
-        found.setdefault(name, {})[slot] = value
-    return found
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast, share
+from pipeline.engine.contract import Engine, StepResult, share
+from pipeline.engine.loss import DTYPES, autocast
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import Engine, State, StepResult, autocast, share
+from pipeline.engine.contract import Engine, StepResult, share
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
+from pipeline.engine.loss import autocast
+from pipeline.engine.state import State
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipeline.data.loader import Batch
-from pipeline.engine.contract import DTYPES, Engine, StepResult, autocast
+from pipeline.engine.contract import Engine, StepResult
+from pipeline.engine.loss import DTYPES, autocast
 from pipeline.optim import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

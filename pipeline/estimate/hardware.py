@@ -1,4 +1,4 @@
-"""Peak figures of GPUs and networks, from their makers' data sheets."""
+"""Peak figures of GPUs and networks, from their makers' data sheets, and a cluster of them."""
 
 import re
 from typing import NamedTuple
@@ -56,3 +56,38 @@ def network_bandwidth(text: str) -> float:
             f"--network {text}: give Gbit/s of a node, or adapters such as hdr or 4xndr; known are {known}"
         )
     return count * gigabits * 1e9 / 8
+
+
+class Cluster(NamedTuple):
+    """Where the recipe would run."""
+
+    gpus: int
+    gpu: str = "a100"
+    nodes: int | None = None  # None: four GPUs a node
+    network: str = "hdr"
+
+    @property
+    def kind(self) -> Gpu:
+        return GPUS[self.gpu]
+
+    @property
+    def hosts(self) -> int:
+        return self.nodes or -(-self.gpus // 4)
+
+    @property
+    def local(self) -> int:
+        return self.gpus // self.hosts
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of a ring's slowest link: between nodes where there are several, else between GPUs."""
+        wire = network_bandwidth(self.network)
+        return self.kind.link if self.hosts == 1 else min(wire, self.kind.link)
+
+    def check(self) -> None:
+        """Raise `InputError` where there is no such cluster."""
+        if self.gpus < 1:
+            raise InputError(f"--gpus {self.gpus}: must be at least 1")
+        if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
+            raise InputError(f"--nodes {self.nodes}: {self.gpus} GPUs do not fall on them evenly")
+        network_bandwidth(self.network)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from pipeline.engine import prepare
-from pipeline.engine.contract import DTYPES, LOSSES, autocast
+from pipeline.engine.loss import DTYPES, LOSSES, autocast
 from pipeline.estimate.fake import fake_inputs
 from pipeline.estimate.hardware import Gpu
 from pipeline.estimate.network import Pass

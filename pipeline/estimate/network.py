@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.engine.contract import DTYPES, LOSSES, autocast
+from pipeline.engine.loss import DTYPES, LOSSES, autocast
 from pipeline.estimate.fake import Ledger, Work, fake_inputs, fake_mode, fake_network
 from pipeline.estimate.hardware import Gpu
 from pipeline.recipe import Recipe

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from data_prep.manifest import NAME, read_manifest
 from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, GPUS, LATENCY, Gpu, network_bandwidth
+from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
 from pipeline.estimate.here import compare
 from pipeline.estimate.network import Pass, fake_pass
 from pipeline.estimate.rehearse import rehearse
@@ -28,7 +28,7 @@ IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k
 IMAGENET_BYTES = 102_000  # of a picture of the first: the mean of 100 training files, pipeline/bench/README.md
 MEASURED = 4  # samples in a pass that is measured here
 # That one CPU prepares a second by the ImageNet recipe, from what prep makes of such files (the same page).
-IMAGES_PER_CPU = 1275
+IMAGES_PER_CPU = 1382
 
 
 class Row(NamedTuple):
@@ -36,41 +36,6 @@ class Row(NamedTuple):
     value: float
     text: str
     note: str = ""
-
-
-class Cluster(NamedTuple):
-    """Where the recipe would run."""
-
-    gpus: int
-    gpu: str = "a100"
-    nodes: int | None = None  # None: four GPUs a node
-    network: str = "hdr"
-
-    @property
-    def kind(self) -> Gpu:
-        return GPUS[self.gpu]
-
-    @property
-    def hosts(self) -> int:
-        return self.nodes or -(-self.gpus // 4)
-
-    @property
-    def local(self) -> int:
-        return self.gpus // self.hosts
-
-    @property
-    def bandwidth(self) -> float:
-        """Bytes/s of a ring's slowest link: between nodes where there are several, else between GPUs."""
-        wire = network_bandwidth(self.network)
-        return self.kind.link if self.hosts == 1 else min(wire, self.kind.link)
-
-    def check(self) -> None:
-        """Raise `InputError` where there is no such cluster."""
-        if self.gpus < 1:
-            raise InputError(f"--gpus {self.gpus}: must be at least 1")
-        if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
-            raise InputError(f"--nodes {self.nodes}: {self.gpus} GPUs do not fall on them evenly")
-        network_bandwidth(self.network)
 
 
 def estimate(

@@ -5,8 +5,8 @@
 
 #include <jpegint.h>
 
-#define BLOCK 64u /* how far the end of a block is */
 #define HEAD 3     /* numbers of a table of segments before the places */
+#define LOOKS 3    /* that 56 bits are enough for, when the last finds a code of 16 with 15 more */
 #define SLACK 1024 /* zero bytes after a segment: more than one block can take, so that only blocks are checked */
 
 static _Noreturn void give_up(struct entropy *entropy, const char *why) {
@@ -15,87 +15,14 @@ static _Noreturn void give_up(struct entropy *entropy, const char *why) {
 }
 
 /* Where coefficient k of the zigzag goes; what damaged data puts after the 63rd goes there. */
-static const uint8_t ORDER[128] = {
+static const uint8_t ORDER[BLOCK + 80] = {
     0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,
     7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46,
     53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
     63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63, 63, 63,
 };
-
-/* How many coefficients a symbol of AC tables goes on. */
-static inline unsigned steps_of(uint8_t symbol) {
-    return symbol & 15 || symbol >> 4 == 15 ? (symbol >> 4) + 1u : BLOCK;
-}
-
-static void make_dc(struct dc *table, const JHUFF_TBL *from) {
-    if (!make_codes(&table->codes, from))
-        return;
-    for (uint32_t bits = 0; bits < 1 << DC_LOOK; bits++) {
-        int length;
-        uint8_t symbol = symbol_of(&table->codes, bits << (16 - DC_LOOK), &length);
-        table->length[bits] = (uint8_t)(length <= DC_LOOK ? length : 0);
-        table->size[bits] = symbol & 15;
-    }
-}
-
-/* One coefficient for each beginning, then a second after the first. */
-static void make_ac(struct ac *table, const JHUFF_TBL *from) {
-    if (!make_codes(&table->codes, from))
-        return;
-    table->skimmable = false;
-    look first[1 << AC_LOOK];
-    for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
-        int length;
-        uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
-        int size = symbol & 15, left = AC_LOOK - length - size;
-        if (!length || left < 0) {
-            bool whole = length && length <= AC_LOOK;
-            uint32_t end = bits + (whole ? 1u << (AC_LOOK - length) : 1);
-            while (bits < end)
-                first[bits++] = UNSEEN | (whole ? (look)length | (look)symbol << 16 : 0);
-            continue;
-        }
-        int number = size ? extend((int)(bits >> left) & ((1 << size) - 1), size) : 0;
-        look value = (uint16_t)number, used = (look)(length + size);
-        for (uint32_t end = bits + (1u << left); bits < end; bits++)
-            first[bits] = used | used << 8 | (look)steps_of(symbol) << 16 | value << 32 | value << 48;
-    }
-    for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
-        look one = first[bits], used = one & 63, two = first[bits << used & ((1 << AC_LOOK) - 1)];
-        bool both = !((one | two) & UNSEEN) && (one >> 16 & 255) < BLOCK && used + (two & 63) <= AC_LOOK;
-        look numbers = (one & 0xFFFF00000000) | two >> 48 << 48, steps = (one & 0xFF0000) | (two & 0xFF0000) << 8;
-        table->look[bits] = both ? (used + (two & 63)) | used << 8 | steps | numbers : one;
-    }
-}
-
-/* The whole codes in AC_LOOK bits one after the other, their numbers passed over. */
-static void make_skim(struct ac *table) {
-    if (table->skimmable)
-        return;
-    table->skimmable = true;
-    uint8_t lengths[1 << AC_LOOK], symbols[1 << AC_LOOK];
-    for (uint32_t bits = 0; bits < 1 << AC_LOOK;) {
-        int length;
-        uint8_t symbol = symbol_of(&table->codes, bits << (16 - AC_LOOK), &length);
-        bool whole = length && length <= AC_LOOK;
-        for (uint32_t end = bits + (whole ? 1u << (AC_LOOK - length) : 1); bits < end; bits++) {
-            lengths[bits] = whole ? (uint8_t)length : AC_LOOK + 1;
-            symbols[bits] = symbol;
-        }
-    }
-    for (uint32_t bits = 0; bits < 1 << AC_LOOK; bits++) {
-        uint32_t used = 0, before = 0, steps = 0;
-        for (uint32_t rest = bits; used < AC_LOOK && steps < 63; rest = bits << used & ((1 << AC_LOOK) - 1)) {
-            if (used + lengths[rest] > AC_LOOK)
-                break;
-            before = steps;
-            steps += steps_of(symbols[rest]);
-            used += lengths[rest] + (symbols[rest] & 15u);
-        }
-        table->skim[bits] = used | steps << 8 | before << 16;
-    }
-}
 
 /* A symbol too long for the tables. */
 static __attribute__((noinline)) uint8_t long_symbol(struct entropy *entropy, uint64_t bits, const struct codes *codes,
@@ -128,29 +55,31 @@ static inline __attribute__((always_inline)) void read_block(struct entropy *ent
     *level += take_dc(entropy, from, dc);
     block[0] = (JCOEF)*level;
     for (unsigned k = 0; k < 63;) {
-        if (from->count < 32)
-            refill(from);
-        look seen = ac->look[from->bits >> (64 - AC_LOOK)];
-        if (__builtin_expect(seen & UNSEEN, 0)) {
-            int length = seen & 63;
-            uint8_t symbol = (uint8_t)(seen >> 16);
-            if (!length)
-                symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
-            use(from, length);
-            int number = take_number(from, symbol & 15);
-            k += steps_of(symbol);
-            block[ORDER[k]] = (JCOEF)number;
-            continue;
+        refill(from);
+        for (int looks = 0; looks < LOOKS && k < 63; looks++) {
+            look seen = ac->look[from->bits >> (64 - AC_LOOK)];
+            if (__builtin_expect(seen & UNSEEN, 0)) {
+                int length = seen & 63;
+                uint8_t symbol = (uint8_t)(seen >> 16);
+                if (!length)
+                    symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+                use(from, length);
+                int number = take_number(from, symbol & 15);
+                k += steps_of(symbol);
+                block[ORDER[k]] = (JCOEF)number;
+                break;
+            }
+            unsigned first = k + (seen >> 16 & 255);
+            block[ORDER[first]] = (JCOEF)(seen >> 32);
+            k = first + (seen >> 24 & 255);
+            block[ORDER[k]] = (JCOEF)(seen >> 48);
+            if (k >= 63 && first >= 63) { /* what follows is the next block's */
+                block[63] = (JCOEF)(seen >> 32);
+                use(from, seen >> 8 & 63);
+                break;
+            }
+            use(from, seen & 63);
         }
-        k += seen >> 16 & 255;
-        block[ORDER[k]] = (JCOEF)(seen >> 32);
-        if (k >= 63) {
-            use(from, seen >> 8 & 63);
-            break;
-        }
-        use(from, seen & 63);
-        k += seen >> 24 & 255;
-        block[ORDER[k]] = (JCOEF)(seen >> 48);
     }
     check_end(entropy, from);
 }
@@ -187,6 +116,16 @@ static void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg, JBLOCKROW *
                    &entropy->level[component], *blocks[b]);
     }
     entropy->stream = stream;
+}
+
+/* Past the few MCUs of a short segment that come before a crop: less work than the tables that `skim` looks into. */
+static __attribute__((noinline)) void read_past(struct entropy *entropy, j_decompress_ptr jpeg, unsigned mcus) {
+    JBLOCK block;
+    JBLOCKROW blocks[D_MAX_BLOCKS_IN_MCU];
+    for (int b = 0; b < jpeg->blocks_in_MCU; b++)
+        blocks[b] = &block;
+    while (mcus--)
+        read_mcu(entropy, jpeg, blocks);
 }
 
 /* Past the next MCUs. */
@@ -273,7 +212,7 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     if (!entropy->opened)
         open_segment(entropy);
     if (entropy->waiting)
-        skim(entropy, jpeg, entropy->waiting);
+        (entropy->places ? read_past : skim)(entropy, jpeg, entropy->waiting);
     entropy->waiting = 0;
     read_mcu(entropy, jpeg, blocks);
     if (entropy->places && !entropy->left && unread(entropy) >= 8)

@@ -55,6 +55,19 @@ static inline uint8_t symbol_of(const struct codes *codes, uint32_t bits, int *l
     return 0;
 }
 
+/* What each `look` bits begin with: the code's length, 0 where it is longer than these bits, and its symbol. */
+static inline void begin_codes(const struct codes *codes, int look, uint8_t *lengths, uint8_t *symbols) {
+    uint32_t bits = 0;
+    int place = 0;
+    for (int length = 1; length <= look; length++)
+        for (int i = 0; i < codes->made_of.bits[length]; i++, bits += 1u << (look - length)) {
+            memset(lengths + bits, length, 1u << (look - length));
+            memset(symbols + bits, codes->made_of.huffval[place++], 1u << (look - length));
+        }
+    memset(lengths + bits, 0, (1u << look) - bits);
+    memset(symbols + bits, 0, (1u << look) - bits);
+}
+
 /* At least 56 bits, with zeros after the end. */
 static inline void refill(struct stream *from) {
     uint64_t word;

@@ -34,23 +34,22 @@ struct reader {
 
 /* False for one that libjpeg would refuse. */
 static bool make_table(struct table *table, const JHUFF_TBL *from, int greatest) {
-    uint32_t code = 0, symbols = 0;
+    uint32_t code = 0, count = 0;
     for (int length = 1; from && length <= 16; length++) {
         code = code * 2 + from->bits[length];
-        symbols += from->bits[length];
-        if (code >= 1u << length || symbols > 256)
+        count += from->bits[length];
+        if (code >= 1u << length || count > 256)
             return false;
     }
-    for (uint32_t i = 0; i < symbols; i++)
+    for (uint32_t i = 0; i < count; i++)
         if (from->huffval[i] > greatest)
             return false;
     if (!from || !make_codes(&table->codes, from))
         return from != NULL;
-    for (uint32_t bits = 0; bits < 1 << LOOK; bits++) {
-        int length;
-        uint8_t symbol = symbol_of(&table->codes, bits << (16 - LOOK), &length);
-        table->look[bits] = (uint16_t)(length && length <= LOOK ? length << 8 | symbol : 0);
-    }
+    uint8_t lengths[1 << LOOK], symbols[1 << LOOK];
+    begin_codes(&table->codes, LOOK, lengths, symbols);
+    for (uint32_t bits = 0; bits < 1 << LOOK; bits++)
+        table->look[bits] = (uint16_t)(lengths[bits] << 8 | symbols[bits]);
     return true;
 }
 

@@ -45,6 +45,9 @@ static void locate(const struct move *move, int row, int first, int last) {
     }
 }
 
+/* From here on with fused multiply-adds, which round less: a value in doubt is made again in Pillow's arithmetic. */
+#pragma GCC optimize("fp-contract=fast")
+
 static inline void weigh(float x, float *weights) { /* Pillow's cubic has a = -1 */
     weights[0] = x * (-1 + x * (2 - x));
     weights[1] = 1 + x * x * (x - 2);

@@ -1,14 +1,15 @@
 /* A row of a shear or a translation: the fraction along the other axis is exactly zero, so four taps along one are
  * enough, and neighbours read neighbours. Where y moves by another amount in each column, rows are made first of which
- * each column has moved by whole pixels. Sums are whole numbers; a row with a value in doubt is made again in Pillow's
- * double precision. */
+ * each column has moved by whole pixels. Sums are whole numbers; where a value is in doubt, the piece of the row around
+ * it is made again in Pillow's double precision. */
 #include <math.h>
 #include <string.h>
 
 #include "move.h"
 
 #define BITS 22   /* of a weight's fraction: int32 less 8 of the values, the sign and 1 of headroom */
-#define DOUBT 400 /* of its units: three weights, each off by half of one, for 255 levels */
+#define DOUBT(cubic) ((cubic) ? 400 : 130) /* of its units: three weights or one, off by half of one, for 255 levels */
+#define PIECE (SLID * 64) /* values that are made again together */
 #define SMALL 1e-6 /* a fraction so near to a whole pixel that rounding may lead to the next one */
 
 static bool uneven(double shift) { return shift < SMALL || shift > 1 - SMALL; }
@@ -84,7 +85,7 @@ static inline __attribute__((always_inline)) bool between(const struct move *mov
             sum += weight_back[i * each] * back + weight_far[i * each] * far;
             change |= back | far;
         }
-        doubt |= ((sum + DOUBT) & mask) < 2 * DOUBT ? change : 0; /* no change, no doubt */
+        doubt |= ((sum + DOUBT(cubic)) & mask) < 2 * DOUBT(cubic) ? change : 0; /* no change, no doubt */
         value += sum >> BITS;
         if (cubic)
             value = value < 0 ? 0 : value > 255 ? 255 : value;
@@ -132,12 +133,15 @@ void slide_row(const struct move *move, int row, int first, int last) {
             move_exactly(move, row, i, move->line + SLID * i);
         return;
     }
-    if (sheared)
-        doubt = move->cubic ? between(move, rows, true, 1, begin, end) : between(move, rows, false, 1, begin, end);
-    else
-        doubt = move->cubic ? between(move, rows, true, 0, begin, end) : between(move, rows, false, 0, begin, end);
-    if (doubt) {
-        find_shifts(move, axis, row, first, last);
-        between_exactly(move, rows, begin, end);
+    for (int from = begin, to; from < end; from = to) {
+        to = end - from < PIECE ? end : from + PIECE;
+        if (sheared)
+            doubt = move->cubic ? between(move, rows, true, 1, from, to) : between(move, rows, false, 1, from, to);
+        else
+            doubt = move->cubic ? between(move, rows, true, 0, from, to) : between(move, rows, false, 0, from, to);
+        if (doubt) {
+            find_shifts(move, axis, row, from / SLID, to / SLID);
+            between_exactly(move, rows, from, to);
+        }
     }
 }
