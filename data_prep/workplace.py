@@ -5,7 +5,6 @@ and the lock. manifest.json comes last of all.
 """
 
 import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from typing import Any
 from data_prep.manifest import NAME, Manifest, manifest_json
 from data_prep.progress import say
 from pipeline.errors import InputError
+from pipeline.files import try_lock
 
 UNFINISHED = ".unfinished"
 FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
 
 @contextmanager
@@ -98,12 +97,8 @@ def journal_path(to: Path, split: str) -> Path:
 
 def _hold(to: Path, lock: int) -> None:
     busy = InputError(f"{to}: another process is preparing it; wait for that one, or name another folder")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in NO_LOCKS:
-            return
-        raise busy from None
+    if not try_lock(lock):
+        raise busy
     name = to / f"lock{UNFINISHED}"
     if not name.exists() or name.stat().st_ino != os.fstat(lock).st_ino:  # its holder has just finished
         raise busy

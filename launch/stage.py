@@ -28,6 +28,7 @@ from data_prep.manifest import (
 from data_prep.progress import progress, say
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
+from pipeline.files import try_lock
 
 
 def stage(folder: Path, local: Path) -> Path:
@@ -60,9 +61,7 @@ def stage(folder: Path, local: Path) -> Path:
 def _alone(lock: Path) -> Iterator[None]:
     """Wait until no other process of this node holds the lock. The kernel frees it when a holder is killed."""
     with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file.fileno()):
             say(f"{lock}: waiting for the process that copies")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

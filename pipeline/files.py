@@ -1,7 +1,11 @@
 """Files that others may read at any moment."""
 
+import errno
+import fcntl
 import os
 from pathlib import Path
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems, Lustre unless told to
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -16,3 +20,15 @@ def write_whole(path: Path, text: str) -> None:
         shadow.unlink(missing_ok=True)
         raise
     shadow.replace(path)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed; whether it is ours. Where the file system has no locks, it is."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True

@@ -1,6 +1,5 @@
 """The run folder (recipe, environment, metrics, tb/, checkpoints/, done.json) and who may write there."""
 
-import fcntl
 import json
 import platform
 import re
@@ -18,7 +17,7 @@ import torch
 from pipeline import checkpoint
 from pipeline.checkpoint import Checkpoint
 from pipeline.errors import InputError
-from pipeline.files import write_whole
+from pipeline.files import try_lock, write_whole
 from pipeline.limits import usable_cpus
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 from pipeline.topology import Topology
@@ -130,10 +129,9 @@ def _read_json(path: Path) -> Any:
 def _locked(folder: Path) -> TextIO:
     """The folder's lock file, ours until it is closed."""
     lock = (folder / ".lock").open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir") from None
+    if not try_lock(lock.fileno()):
+        lock.close()
+        raise InputError(f"{folder}: another run is writing there; name another folder with --run-dir")
     return lock
 
 

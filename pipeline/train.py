@@ -120,9 +120,11 @@ def _run(
     retreat = Retreat(start.folder, here, recipe.faults.rollbacks, start.left_out)
     run = Run(recipe, here, engine, loader, evaluation, schedule, record, progress, saver, retreat, watch, last)
     watch.beat()
-    result = Loop(run, start.step, retreat.first_kept(start.order), start.seconds, stop).fit()
+    loop = Loop(run, start.step, retreat.first_kept(start.order), start.seconds, stop)
+    result = loop.fit()
     if result is None:
-        _say(here, f"{start.folder}: stopped with a checkpoint; start it again to go on")
+        how = "while steps fail, without a checkpoint of them" if loop.health.failing else "with a checkpoint"
+        _say(here, f"{start.folder}: stopped {how}; start it again to go on")
         return Exit.AGAIN
     if record:
         done = runfolder.finish(start.folder, recipe, result)

@@ -33,7 +33,8 @@ def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.AGAIN:
-        return Verdict(Exit.AGAIN, ["stopped on purpose with a checkpoint"])
+        how = "with a checkpoint" if progress > 0 else "and nothing was saved by this start"
+        return Verdict(Exit.AGAIN, [f"stopped on purpose {how}"])
     if asked:
         return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint"])
     lines = _blame(words, ranks)

@@ -112,6 +112,22 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
+    run, options = (
+        tmp_path / "run",
+        ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0", "--faults.skips", "100000"),
+    )
+    command = train("run", *EPOCHS[:2], *options)
+    metrics = run / "metrics.jsonl"
+    while not (metrics.exists() and '"skipped"' in metrics.read_text()):
+        assert command.is_running(), command.wait()[1]
+    command.signal(signal.SIGTERM)
+    code, output = command.wait()
+    assert code == 75, output
+    assert "stopped while steps fail, without a checkpoint of them; start it again to go on" in output
+    assert not (run / "checkpoints").exists()
+
+
 def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)

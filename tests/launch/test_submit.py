@@ -225,8 +225,14 @@ def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> W
     [
         ([word(0, 0), word(1, 0)], False, 9, Exit.DONE, "done"),
         ([word(0, 0), word(1, None)], True, 9, Exit.DONE, "done"),
-        ([word(0, 75), word(1, 75)], True, 9, Exit.AGAIN, "stopped on purpose"),
-        ([word(0, 75), word(1, None)], False, 0, Exit.AGAIN, "stopped on purpose"),
+        ([word(0, 75), word(1, 75)], True, 9, Exit.AGAIN, "stopped on purpose with a checkpoint"),
+        (
+            [word(0, 75), word(1, None)],
+            False,
+            0,
+            Exit.AGAIN,
+            "stopped on purpose and nothing was saved",
+        ),
         ([word(0, None), word(1, None)], True, 0, Exit.AGAIN, "before a last checkpoint"),
         ([], True, 0, Exit.AGAIN, "before a last checkpoint"),
         ([word(0, 1), word(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),

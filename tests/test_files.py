@@ -1,0 +1,47 @@
+"""Locks and files that others may read at any moment."""
+
+import errno
+import fcntl
+
+import pytest
+
+from pipeline.files import try_lock, write_whole
+
+
+def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert try_lock(first.fileno())
+        assert not try_lock(second.fileno())
+        first.close()
+        assert try_lock(second.fileno())
+
+
+def test_a_file_system_without_locks_stops_nobody(tmp_path, monkeypatch):
+    """As Lustre mounted without `-o flock`. Other failures are told."""
+
+    def fails(number):
+        def flock(*_):
+            raise OSError(number, "not here")
+
+        return flock
+
+    with (tmp_path / "lock").open("w") as file:
+        for number in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            monkeypatch.setattr(fcntl, "flock", fails(number))
+            assert try_lock(file.fileno())
+        monkeypatch.setattr(fcntl, "flock", fails(errno.EIO))
+        with pytest.raises(OSError, match="not here"):
+            try_lock(file.fileno())
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_whole(path, "before")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "after")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]
