@@ -5,12 +5,9 @@ a JPEG's own bytes. Here one process writes, so the file depends on the samples 
 """
 
 import base64
-import os
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,11 +24,11 @@ from data_prep.beton import (
     TYPES,
     VERSION,
 )
+from data_prep.disk import DiskFile
 from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
-PAGES = 8  # that may wait to be written, which bounds memory
 SHARD = 64 << 20  # bytes of data between two journal lines, two of which a kill can cost at most
 
 
@@ -89,19 +86,13 @@ class BetonWriter:
         self.saved = (self.count, self.position, len(self.exceptions))
         self.page: list[bytes] = []  # what lies from `begun` to `position`, and is not yet on its way
         self.begun = self.position
-        self.file = path.open("r+b" if self.taken else "wb")
-        if self.taken:
-            self.file.truncate(self.position)
-        self.disk = ThreadPoolExecutor(1)  # writes beside the work, one thing after the other
-        self.under_way: deque[Future[None]] = deque()
-        self.failed = False
+        self.disk = DiskFile(path, self.position if self.taken else 0)
 
     def __enter__(self) -> "BetonWriter":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.disk.shutdown()
-        self.file.close()
+        self.disk.close()
 
     def add(self, item: Record) -> None:
         """Write the next sample; one without parts is left out."""
@@ -124,14 +115,11 @@ class BetonWriter:
     def finish(self) -> None:
         """Write the tables and the header, and flush the file to disk."""
         self._send_page()
-        self._await(0)
-        self.file.seek(self.position)
-        self.file.write(self.table[: self.count].tobytes())
-        self.file.truncate()
-        self.file.seek(0)
-        self.file.write(_head(self.layout, self.count, self.position) + self.samples[: self.count].tobytes())
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self.disk.write(self.position, [self.table[: self.count].tobytes()])
+        head = _head(self.layout, self.count, self.position)
+        self.disk.write(0, [head, self.samples[: self.count].tobytes()])
+        self.disk.flush(then=lambda: None)
+        self.disk.wait()
 
     @property
     def labels(self) -> np.ndarray:
@@ -163,37 +151,12 @@ class BetonWriter:
         new = slice(count, self.count)
         line = {"taken": self.taken, "samples": _text(self.samples[new]), "table": _text(self.table[new])}
         line["exceptions"] = self.exceptions[exceptions:]
-        self._send(self._flush, line)
+        self.disk.flush(then=lambda: self.journal.append(line))
         self.saved = (self.count, self.position, len(self.exceptions))
 
     def _send_page(self) -> None:
-        self._send(self._write, self.begun, self.page)
+        self.disk.write(self.begun, self.page)
         self.page, self.begun = [], self.position
-
-    def _send(self, work: Callable[..., None], *arguments: Any) -> None:
-        self.under_way.append(self.disk.submit(self._do, work, *arguments))
-        self._await(PAGES)
-
-    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Nothing is done after what failed: the journal never tells of a page that the disk did not take."""
-        if not self.failed:
-            self.failed = True
-            work(*arguments)
-            self.failed = False
-
-    def _await(self, left: int) -> None:
-        """Wait until no more than so much is under way, and raise what came of it, such as a full disk."""
-        while len(self.under_way) > left:
-            self.under_way.popleft().result()
-
-    def _write(self, position: int, page: list[bytes]) -> None:
-        self.file.seek(position)
-        self.file.write(b"".join(page))
-
-    def _flush(self, line: dict[str, Any]) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.journal.append(line)
 
     def _recover(self, size: int) -> None:
         """Take up what the journal tells of and the file, of `size` bytes, does hold."""

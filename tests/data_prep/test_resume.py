@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import encode, write
+from data_prep import disk, encode, write
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
@@ -205,15 +205,15 @@ def test_nothing_is_told_of_what_comes_after_a_page_that_failed(
     tmp_path, pictures, undisturbed, small_shards, encoded, monkeypatch
 ):
     """A disk that is full for one page and has room for the next: what the journal tells of must all be there."""
-    write_page, calls = write.BetonWriter._write, []
+    write_page, calls = disk.DiskFile._write, []
 
-    def fail_once(self, position, page):
+    def fail_once(self, position, parts):
         calls.append(position)
         if len(calls) == 5:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_page(self, position, page)
+        write_page(self, position, parts)
 
-    monkeypatch.setattr(write.BetonWriter, "_write", fail_once)
+    monkeypatch.setattr(disk.DiskFile, "_write", fail_once)
     out = tmp_path / "out"
     with pytest.raises(InputError, match="the disk is full; make room"):
         prepare("image-folder", pictures, out, RAW, processes=1)

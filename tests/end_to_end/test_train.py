@@ -113,11 +113,8 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
 
 
 def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
-    run, options = (
-        tmp_path / "run",
-        ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0", "--faults.skips", "100000"),
-    )
-    command = train("run", *EPOCHS[:2], *options)
+    run, steep = tmp_path / "run", ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0")
+    command = train("run", *EPOCHS[:2], *steep, "--faults.skips", "100000")
     metrics = run / "metrics.jsonl"
     while not (metrics.exists() and '"skipped"' in metrics.read_text()):
         assert command.is_running(), command.wait()[1]
