@@ -29,7 +29,7 @@ from data_prep.journal import Journal
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
-SHARD = 64 << 20  # bytes of data between two journal lines, two of which a kill can cost at most
+SHARD = 64 << 20  # bytes of data between two journal lines; of what waits for the disk too a kill can cost three
 
 
 class Record(Protocol):

@@ -70,7 +70,6 @@ class Forks:
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
     """In the fork."""
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked where a preparation began the fork server
     os.chdir(ROOT)
     os.environ |= environ
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
