@@ -127,22 +127,26 @@ def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
 
 
 def _must_go_without(sick: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether the partition has nodes enough without the sick: if not, Slurm would hold the job for ever.
-
-    What --constraint asks of nodes besides is not looked at.
-    """
+    """Whether the partition has nodes enough without the sick: if not, Slurm would hold the job for ever."""
     if not sick:
         return False
+    try:
+        enough = _others(sick, environ) >= int(environ["SLURM_STEP_NUM_NODES"])
+    except (OSError, subprocess.CalledProcessError):  # a container, in which there is no Slurm to ask
+        return True
+    if not enough and environ["SLURM_NODEID"] == "0":
+        print(f"{', '.join(sick)}: sick, and kept, for the partition has too few nodes without", flush=True)
+    return enough
+
+
+def _others(sick: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Usable nodes of the partition, neither sick nor excluded; what --constraint asks for is not looked at."""
     job = " ".join(_ask("scontrol", "show", "job", "--oneliner", environ["SLURM_JOB_ID"]))
     found = re.search(r" ExcNodeList=(\S+)", job)
     excluded = _ask("scontrol", "show", "hostnames", found[1]) if found and found[1] != "(null)" else []
     usable = ("--states=idle,mixed,allocated,completing", f"--partition={environ['SLURM_JOB_PARTITION']}")
-    there = set(_ask("sinfo", "--noheader", "--Node", "--format=%N", *usable))
-    if len(there - {*excluded, *sick}) >= int(environ["SLURM_STEP_NUM_NODES"]):
-        return True
-    if environ["SLURM_NODEID"] == "0":
-        print(f"{', '.join(sick)}: sick, and kept, for the partition has too few nodes without", flush=True)
-    return False
+    there = _ask("sinfo", "--noheader", "--Node", "--format=%N", *usable)
+    return len(set(there) - {*excluded, *sick})
 
 
 def _ask(*command: str) -> list[str]:

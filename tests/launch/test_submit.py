@@ -148,6 +148,8 @@ def test_a_sick_node_is_kept_where_the_job_could_then_run_nowhere(tmp_path, monk
     kept = "n3: sick, and kept, for the partition has too few nodes without\n"
     assert capsys.readouterr().out == ("" if without else kept)
     assert not _must_go_without([], {})
+    monkeypatch.setenv("PATH", str(tmp_path / "container"))
+    assert _must_go_without(["n3"], job)  # nobody to ask
 
 
 def test_only_a_start_that_trained_nothing_leaves_nodes_out(tmp_path):
