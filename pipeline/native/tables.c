@@ -1,26 +1,12 @@
-/* One table of 256 values a channel, looked up for R, G, B, R, G, B, ... */
+/* Histograms, and tables of 256 values looked up: one a channel for R, G, B, R, G, B, ..., or one for all.
+ * Each function says whether it has done its work; one table for all is looked up only where that is quick. */
+#include "tables.h"
+
+#include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifdef __AVX512VBMI__
-#include <immintrin.h>
-
-typedef struct {
-    __m512i quarters[4];
-} table_lanes;
-
-static inline table_lanes load_table(const uint8_t *table) {
-    table_lanes loaded;
-    for (int k = 0; k < 4; k++)
-        loaded.quarters[k] = _mm512_loadu_si512(table + 64 * k);
-    return loaded;
-}
-
-static inline __m512i found(__m512i values, const table_lanes *table) {
-    __m512i low = _mm512_permutex2var_epi8(table->quarters[0], values, table->quarters[1]);
-    __m512i high = _mm512_permutex2var_epi8(table->quarters[2], values, table->quarters[3]);
-    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(values), high);
-}
-
 /* 192 values at a time, three registers, each of which begins with another channel. */
 static int64_t look_up_lanes(uint8_t *values, int64_t size, const uint8_t *tables) {
     const __mmask64 thirds[] = {0x9249249249249249, 0x2492492492492492, 0x4924924924924924};
@@ -36,15 +22,55 @@ static int64_t look_up_lanes(uint8_t *values, int64_t size, const uint8_t *table
         }
     return i;
 }
+
+int32_t look_up_one(uint8_t *values, int64_t size, const uint8_t *table) {
+    table_lanes loaded = load_table(table);
+    int64_t i = 0;
+    for (; i + 64 <= size; i += 64)
+        _mm512_storeu_si512(values + i, found(_mm512_loadu_si512(values + i), &loaded));
+    __mmask64 rest = first_bytes(size - i);
+    _mm512_mask_storeu_epi8(values + i, rest, found(_mm512_maskz_loadu_epi8(rest, values + i), &loaded));
+    return true;
+}
 #else
 static int64_t look_up_lanes(uint8_t *values, int64_t size, const uint8_t *tables) {
     (void)values, (void)size, (void)tables;
     return 0;
 }
+
+int32_t look_up_one(uint8_t *values, int64_t size, const uint8_t *table) {
+    (void)values, (void)size, (void)table;
+    return false;
+}
 #endif
 
 /* `size` values, in place; tables uint8 [3][256]. */
-void look_up_values(uint8_t *values, int64_t size, const uint8_t *tables) {
+int32_t look_up(uint8_t *values, int64_t size, const uint8_t *tables) {
     for (int64_t i = look_up_lanes(values, size, tables); i < size; i++)
         values[i] = tables[256 * (i % 3) + values[i]];
+    return true;
+}
+
+#define SETS 12 /* of counters: neighbours are often equal, and a counter is not soon ready to be read again */
+
+/* The three channels' histograms, int32 [3][256]. */
+int32_t count_values(const uint8_t *values, int64_t size, int32_t *counts) {
+    uint32_t seen[SETS][256] = {0};
+    int64_t i = 0;
+    for (; i + 24 <= size; i += 24)
+#pragma GCC unroll 3
+        for (int part = 0; part < 24; part += 8) {
+            uint64_t eight;
+            memcpy(&eight, values + i + part, sizeof eight);
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; k++)
+                seen[(part + k) % SETS][eight >> 8 * k & 255]++;
+        }
+    for (; i < size; i++)
+        seen[i % 3][values[i]]++;
+    memset(counts, 0, 3 * 256 * sizeof *counts);
+    for (int set = 0; set < SETS; set++)
+        for (int value = 0; value < 256; value++)
+            counts[256 * (set % 3) + value] += (int32_t)seen[set][value];
+    return true;
 }

@@ -26,7 +26,7 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
         library = ctypes.CDLL(str(build.compiled()))
     reals, whole = ctypes.c_double, ctypes.c_int64
     library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]
-    library.look_up_values.argtypes = [ctypes.c_void_p, whole, ctypes.c_void_p]
+    library.look_up.argtypes = [ctypes.c_void_p, whole, ctypes.c_void_p]
     library.read_pictures.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 12, *[whole] * 4]
     return library
 
@@ -71,5 +71,5 @@ def test_each_value_is_looked_up_in_its_channels_table(library, pixels):
     rng = np.random.default_rng(pixels)
     values, tables = rng.integers(0, 256, (pixels, 3), np.uint8), rng.integers(0, 256, (3, 256), np.uint8)
     expected = tables[np.arange(3), values]
-    library.look_up_values(values.ctypes.data, values.size, tables.ctypes.data)
+    library.look_up(values.ctypes.data, values.size, tables.ctypes.data)
     assert np.array_equal(values, expected)

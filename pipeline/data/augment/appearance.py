@@ -36,9 +36,9 @@ def change_appearance(picture, looks, stream, scratch):
     values = picture.reshape(-1)
     if uniform(stream, _JITTER) < looks.jitter_prob:
         for part, factor in draw_jitter(looks.jitter, stream):
-            _jitter(values, int(part), factor)
+            _jitter(values, int(part), factor, scratch)
     if uniform(stream, _GRAY) < looks.gray_prob:
-        color(values, 0.0)
+        color(values, 0.0, scratch.tables)
     if uniform(stream, _BLUR) < looks.blur_prob:
         rows = picture.reshape(picture.shape[0], -1)
         between = scratch.mixed.reshape(rows.shape)
@@ -66,14 +66,14 @@ def draw_sigma(stream):
 
 
 @jit
-def _jitter(values, part, factor):
+def _jitter(values, part, factor, scratch):
     if part == 3:
         if factor != 0.0:
             turn_hue(values, factor)
     elif factor != 1.0:  # else the picture stays as it is
         if part == 0:
-            brightness(values, factor)
+            brightness(values, factor, scratch.table)
         elif part == 1:
-            contrast(values, factor)
+            contrast(values, factor, scratch.table)
         else:
-            color(values, factor)
+            color(values, factor, scratch.tables)

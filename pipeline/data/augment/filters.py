@@ -1,21 +1,32 @@
 """Operations over a neighbourhood: in place on uint8 pictures [H, 3 W], bit-identical to Pillow 13."""
 
 import numpy as np
+from numba import types
 
-from pipeline.data.augment.blend import blended
+from pipeline.data.augment.blend import blend_tables, blended
 from pipeline.data.augment.tables import copy_values
-from pipeline.data.compiled import pixels
+from pipeline.data.compiled import pixels, quick_symbol
+
+_sharpen_by_table = quick_symbol(
+    "sharpen_by_table", types.int32(types.intp, types.int64, types.int64, types.intp, types.intp)
+)
 
 
 @pixels
-def sharpness(picture, factor, rows, columns):
+def sharpness(picture, factor, rows, columns, tables):
     """Away from a 3 x 3 mean or towards it, `ImageEnhance.Sharpness`; the outermost pixels stay.
 
-    Rows uint8 [2, 3 W] and columns uint16 [3 W] are scratch.
+    Rows uint8 [2, 3 W], columns uint16 [9 W + 224] and tables uint8 [2 or more, 256] are scratch.
     """
     height, width = picture.shape
     if height < 3 or width < 9:
         return
+    addresses = picture.ctypes.data, tables.ctypes.data, columns.ctypes.data
+    if blend_tables(np.float32(factor), tables) and _sharpen_by_table(
+        addresses[0], height, width, addresses[1], addresses[2]
+    ):
+        return
+    columns = columns[:width]
     copy_values(picture[0], rows[0])
     for y in range(1, height - 1):
         above, here, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]

@@ -11,12 +11,12 @@ from pipeline.data.compiled import jit
 class Scratch(NamedTuple):
     """Work space for pictures [H, W, 3]. Its contents mean nothing between two operations."""
 
-    counts: np.ndarray  # int32 [6, 256]: histograms
+    counts: np.ndarray  # int32 [3, 256]: a histogram a channel
     tables: np.ndarray  # uint8 [3, 256]: one table a channel
     seen: np.ndarray  # int32 [256]
     table: np.ndarray  # uint8 [256]
     rows: np.ndarray  # uint8 [2, 3 W]
-    columns: np.ndarray  # uint16 [3 W]: sums of three rows
+    columns: np.ndarray  # uint16 [9 W + 224]: sums of three values
     sums: np.ndarray  # uint32 [3 W]
     weighted: np.ndarray  # float32 [3 W]
     wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
@@ -30,12 +30,12 @@ class Scratch(NamedTuple):
 def scratch_for(height, width):
     """Work space for pictures of this size. What is never touched costs no memory."""
     return Scratch(
-        np.empty((6, 256), np.int32),
+        np.empty((3, 256), np.int32),
         np.empty((3, 256), np.uint8),
         np.empty(256, np.int32),
         np.empty(256, np.uint8),
         np.empty((2, 3 * width), np.uint8),
-        np.empty(3 * width, np.uint16),
+        np.empty(9 * width + 224, np.uint16),
         np.empty(3 * width, np.uint32),
         np.empty(3 * width, np.float32),
         np.empty(3 * (width + 2 * REACH), np.float32),

@@ -1,14 +1,13 @@
 """Operations on each value alone: in place on uint8 values, bit-identical to Pillow 13 as timm calls it.
 
 Where a value's image is arithmetic it is computed: eight to sixty-four values at a time, several times faster than
-a table. Autocontrast and equalize look at the whole picture first and then need one (pipeline/native/tables.c looks
-it up; `look_up_plainly` where that cannot be built).
+a table. Autocontrast and equalize look at the whole picture first and then need one (pipeline/native/tables.c).
 """
 
 import numpy as np
 from numba import types
 
-from pipeline.data.compiled import jit, native_symbol, pixels
+from pipeline.data.compiled import pixels, quick_symbol
 
 
 @pixels
@@ -88,7 +87,7 @@ def _stretch_table(least, greatest, table):
 def refine_tables(counts, equal, tables, seen, table):
     """Tables that first do what `tables` say, then equalize (`ImageOps.equalize`), or else autocontrast, the result.
 
-    Counts int32 [3 or more, 256] are those of the picture before, seen int32 [256] and table uint8 [256] scratch.
+    Counts int32 [3, 256] are those of the picture before, seen int32 [256] and table uint8 [256] scratch.
     """
     for channel in range(3):
         for value in range(256):
@@ -117,23 +116,6 @@ def plain_tables(tables):
 
 
 @pixels
-def count_values(values, counts):
-    """The three channels' histograms into the first three rows. Two sets, since neighbours are often equal."""
-    for k in range(6):
-        for value in range(256):
-            counts[k, value] = 0
-    even = values.size // 6 * 6
-    for i in range(0, even, 6):
-        for k in range(6):
-            counts[k, values[i + k]] += 1
-    for i in range(even, values.size):
-        counts[i - even, values[i]] += 1
-    for channel in range(3):
-        for value in range(256):
-            counts[channel, value] += counts[channel + 3, value]
-
-
-@pixels
 def _equal_table(count, table):
     total, last = 0, 0
     for value in range(256):
@@ -146,22 +128,33 @@ def _equal_table(count, table):
         reached += count[value]
 
 
+_count_values = quick_symbol("count_values", types.int32(types.intp, types.int64, types.intp))
+_look_up = quick_symbol("look_up", types.int32(types.intp, types.int64, types.intp))
+_look_up_one = quick_symbol("look_up_one", types.int32(types.intp, types.int64, types.intp))
+
+
 @pixels
-def look_up_plainly(values, tables):
-    red, green, blue = tables[0], tables[1], tables[2]
-    for i in range(0, values.size, 3):
-        values[i], values[i + 1], values[i + 2] = red[values[i]], green[values[i + 1]], blue[values[i + 2]]
+def count_values(values, counts):
+    """The three channels' histograms, int32 [3, 256]."""
+    if not _count_values(values.ctypes.data, values.size, counts.ctypes.data):
+        counts[:] = 0
+        for i in range(values.size):
+            counts[i % 3, values[i]] += 1
 
 
-_look_up_values = native_symbol("look_up_values", types.void(types.intp, types.int64, types.intp))
+@pixels
+def look_up(values, tables):
+    """Each value in the table of its channel."""
+    if not _look_up(values.ctypes.data, values.size, tables.ctypes.data):
+        red, green, blue = tables[0], tables[1], tables[2]
+        for i in range(0, values.size, 3):
+            values[i], values[i + 1], values[i + 2] = red[values[i]], green[values[i + 1]], blue[values[i + 2]]
 
 
-@jit
-def _look_up_natively(values, tables):
-    _look_up_values(values.ctypes.data, values.size, tables.ctypes.data)
-
-
-look_up = _look_up_natively if _look_up_values else look_up_plainly
+@pixels
+def look_up_one(values, table):
+    """All in the same table uint8 [256]; false where this processor is not made for it, and nothing is done."""
+    return _look_up_one(values.ctypes.data, values.size, table.ctypes.data)
 
 
 @pixels

@@ -1,0 +1,31 @@
+/* Look-ups in tables of 256 bytes, 64 at once, where a processor can do that. */
+#ifndef TABLES_H
+#define TABLES_H
+
+#include <stdint.h>
+
+#ifdef __AVX512VBMI__
+#include <immintrin.h>
+
+typedef struct {
+    __m512i quarters[4];
+} table_lanes;
+
+static inline table_lanes load_table(const uint8_t *table) {
+    table_lanes loaded;
+    for (int k = 0; k < 4; k++)
+        loaded.quarters[k] = _mm512_loadu_si512(table + 64 * k);
+    return loaded;
+}
+
+static inline __m512i found(__m512i values, const table_lanes *table) {
+    __m512i low = _mm512_permutex2var_epi8(table->quarters[0], values, table->quarters[1]);
+    __m512i high = _mm512_permutex2var_epi8(table->quarters[2], values, table->quarters[3]);
+    return _mm512_mask_mov_epi8(low, _mm512_movepi8_mask(values), high);
+}
+
+/* The first `count` bytes of a register, all of them where there are more. */
+static inline __mmask64 first_bytes(int64_t count) { return count < 64 ? (1ULL << count) - 1 : ~0ULL; }
+#endif
+
+#endif
