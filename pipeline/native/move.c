@@ -24,22 +24,10 @@ static inline four cubic_of(four v0, four v1, four v2, four v3, double x) {
 
 static inline uint8_t cut(double value) { return (uint8_t)(value <= 0.0 ? 0 : value >= 255.0 ? 255 : (int)value); }
 
-/* All taps are the same pixel, as in an overexposed sky: what they give is known. */
-static bool flat(const uint8_t *pixel, size_t stride, size_t depth, size_t taps) {
-    for (size_t row = 0; row < taps; row++, pixel += stride)
-        if (memcmp(pixel, pixel + depth, depth * (taps - 1)) || (row && memcmp(pixel, pixel - stride, depth)))
-            return false;
-    return true;
-}
-
 void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     double x = place(move, 0, row, column), y = place(move, 1, row, column), left = floor(x), top = floor(y);
     const uint8_t *pixel = pixel_at(move, (int)top - move->cubic, (int)left - move->cubic);
     size_t stride = move->stride, depth = (size_t)move->depth;
-    if (flat(pixel, stride, depth, move->cubic ? 4 : 2)) {
-        memcpy(to, pixel, 3);
-        return;
-    }
     x -= left;
     y -= top;
     four made;

@@ -9,8 +9,10 @@
 #define DOUBT 4        /* of its units: seven roundings, each by half of one at most */
 #define CUBIC_DOUBT 32 /* weights, products and sums come to 28: values up to 382, sums of weights up to 1.5 */
 #define COLORS 0xffffff
+#define BLOCK 16 /* pixels whose doubts are looked at together */
 
 typedef float floats __attribute__((vector_size(16 * TAPS)));
+typedef uint32_t pixels __attribute__((vector_size(16)));
 typedef float quad __attribute__((vector_size(16)));
 
 static const several SPREAD = {
@@ -57,34 +59,57 @@ static inline void weigh(float x, float *weights) { /* Pillow's cubic has a = -1
 
 static inline floats row_of(const uint8_t *pixels) { return __builtin_convertvector(widen(pixels), floats); }
 
-/* The sum of pixels by their weights, of which there is one for each. */
-static inline quad weighed(floats pixels, const float *weights) {
+/* Pixels by their weights, of which there is one for each. */
+static inline floats weighed(floats pixels, const float *weights) {
     floats each;
     memcpy(&each, weights, sizeof each);
-    pixels *= __builtin_shuffle(each, SPREAD);
-    quad parts[TAPS];
-    memcpy(parts, &pixels, sizeof parts);
-    quad sum = parts[0];
-    for (int k = 1; k < TAPS; k++)
-        sum += parts[k];
+    return pixels * __builtin_shuffle(each, SPREAD);
+}
+
+/* What a column's taps give, summed down, and across but for the last TAPS. */
+static inline floats taps(const struct move *move, int column) {
+    const uint8_t *pixel = move->padded + move->at[column];
+    const float *x = move->weights_x + 4 * column, *y = move->weights_y + 4 * column;
+    size_t stride = move->stride;
+    floats sum = {0};
+    for (int t = 0; t < 4; t += TAPS, pixel += 4 * TAPS) {
+        floats down = row_of(pixel) * y[0] + row_of(pixel + stride) * y[1];
+        down += row_of(pixel + 2 * stride) * y[2] + row_of(pixel + 3 * stride) * y[3];
+        sum += weighed(down, x + t);
+    }
     return sum;
 }
 
+#if TAPS == 4
+/* The sums of four columns' taps: halves of two columns side by side, twice. */
+static inline floats sums_of(floats a, floats b, floats c, floats d) {
+    const several low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const several even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    floats ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + 8);
+    floats cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, low + 8);
+    return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, even + 4);
+}
+#endif
+
 static void add_cubic(const struct move *move, int first, int last) {
-    size_t stride = move->stride;
     for (int i = first; i < last; i++) {
         weigh(move->x[i], move->weights_x + 4 * i);
         weigh(move->y[i], move->weights_y + 4 * i);
     }
-    for (int i = first; i < last; i++) {
-        const uint8_t *pixel = move->padded + move->at[i];
-        const float *y = move->weights_y + 4 * i;
-        quad sum = {0};
-        for (int t = 0; t < 4; t += TAPS, pixel += 4 * TAPS) {
-            floats down = row_of(pixel) * y[0] + row_of(pixel + stride) * y[1];
-            down += row_of(pixel + 2 * stride) * y[2] + row_of(pixel + 3 * stride) * y[3];
-            sum += weighed(down, move->weights_x + 4 * i + t);
-        }
+    int i = first;
+#if TAPS == 4
+    for (; i + 4 <= last; i += 4) {
+        floats sums = sums_of(taps(move, i), taps(move, i + 1), taps(move, i + 2), taps(move, i + 3));
+        memcpy(move->sums + 4 * i, &sums, sizeof sums);
+    }
+#endif
+    for (; i < last; i++) {
+        floats made = taps(move, i);
+        quad parts[TAPS];
+        memcpy(parts, &made, sizeof parts);
+        quad sum = parts[0];
+        for (int k = 1; k < TAPS; k++)
+            sum += parts[k];
         memcpy(move->sums + 4 * i, &sum, sizeof sum);
     }
 }
@@ -94,7 +119,9 @@ static void cut(const float *restrict sums, int count, uint8_t *restrict line, u
         int32_t sum = (int32_t)(sums[i] * (1 << BITS)), value = sum >> BITS;
         value = value < 0 ? 0 : value;
         line[i] = (uint8_t)(value > 255 ? 255 : value);
-        doubt[i] = ((sum + CUBIC_DOUBT) & ((1 << BITS) - 1)) < 2 * CUBIC_DOUBT;
+        bool near = ((sum + CUBIC_DOUBT) & ((1 << BITS) - 1)) < 2 * CUBIC_DOUBT;
+        bool shown = (uint32_t)(sum - CUBIC_DOUBT) < 255U << BITS; /* what is less is black, what is more white */
+        doubt[i] = near & shown;
     }
 }
 
@@ -132,6 +159,37 @@ static void add_linear(const struct move *move, int first, int last) {
     }
 }
 
+/* All 16 taps are the same pixel, as in an overexposed sky: what they give is known. */
+static bool flat(const uint8_t *pixel, size_t stride) {
+    pixels first, row, change = {0};
+    memcpy(&first, pixel, sizeof first);
+    first = (pixels){first[0], first[0], first[0], first[0]};
+    for (int r = 0; r < 4; r++, pixel += stride) {
+        memcpy(&row, pixel, sizeof row);
+        change |= row ^ first;
+    }
+    return !((change[0] | change[1] | change[2] | change[3]) & COLORS);
+}
+
+static void remake(const struct move *move, int row, int column) {
+    const uint8_t *pixel = move->padded + move->at[column];
+    uint8_t *to = move->line + 4 * column;
+    if (move->cubic && flat(pixel, move->stride))
+        memcpy(to, pixel, 4);
+    else
+        move_exactly(move, row, column, to);
+}
+
+static bool any_doubt(const struct move *move, int first, int last) {
+    uint32_t any = 0;
+    for (int i = first; i < last; i++) {
+        uint32_t doubt;
+        memcpy(&doubt, move->doubt + 4 * i, sizeof doubt);
+        any |= doubt;
+    }
+    return any & COLORS;
+}
+
 void rotate_row(const struct move *move, int row, int first, int last) {
     locate(move, row, first, last);
     if (move->cubic) {
@@ -141,10 +199,11 @@ void rotate_row(const struct move *move, int row, int first, int last) {
         gather(move, first, last);
         add_linear(move, first, last);
     }
-    for (int i = first; i < last; i++) {
-        uint32_t doubt;
-        memcpy(&doubt, move->doubt + 4 * i, sizeof doubt);
-        if (doubt & COLORS)
-            move_exactly(move, row, i, move->line + 4 * i);
+    for (int i = first; i < last; i += BLOCK) {
+        int end = last - i < BLOCK ? last : i + BLOCK;
+        if (any_doubt(move, i, end))
+            for (int k = i; k < end; k++)
+                if (any_doubt(move, k, k + 1))
+                    remake(move, row, k);
     }
 }
