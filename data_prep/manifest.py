@@ -1,23 +1,16 @@
 """manifest.json: what a prepared folder holds, so that nothing else is ever trained on."""
 
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from blake3 import blake3
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
+from data_prep.blocks import BLOCK
 from pipeline.errors import InputError
-from pipeline.limits import usable_cpus
 
 NAME = "manifest.json"
-BLOCK = 64 << 20  # bytes that one hash covers
-PIECE = 4 << 20  # bytes read at a time
-HASH = 16  # bytes of a BLAKE3
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # in the folder itself
 
@@ -106,42 +99,6 @@ def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
     for label, (found, wanted) in enumerate(zip(counts, split.per_class, strict=True)):
         if found != wanted:
             raise InputError(f"{path}: holds {found} samples of class {label}, the manifest says {wanted}")
-
-
-def hash_blocks(path: Path) -> tuple[str, ...]:
-    """BLAKE3-128 of each 64 MiB block of a file."""
-    with of_blocks(lambda block: hash_block(path, block), -(-path.stat().st_size // BLOCK)) as digests:
-        return tuple(digests)
-
-
-@contextmanager
-def of_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[Any]]:
-    """What the function makes of each block's number, by as many threads as there are usable CPUs.
-
-    Whatever ends the context, Ctrl-C too, waits for the blocks under way only.
-    """
-    pool = ThreadPoolExecutor(usable_cpus())
-    try:
-        yield pool.map(function, range(count))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def hash_bytes(data: bytes) -> str:
-    """BLAKE3-128 in hex."""
-    return blake3(data).hexdigest(length=HASH)
-
-
-def hash_block(path: Path, block: int) -> str:
-    """BLAKE3-128 of the block of that number, in hex."""
-    digest = blake3()
-    with path.open("rb") as file:
-        file.seek(block * BLOCK)
-        left = BLOCK
-        while left and (piece := file.read(min(PIECE, left))):
-            digest.update(piece)
-            left -= len(piece)
-    return digest.hexdigest(length=HASH)
 
 
 def manifest_json(manifest: Manifest) -> str:

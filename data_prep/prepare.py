@@ -8,8 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_prep.blocks import hash_blocks, hash_bytes
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.manifest import NAME, Manifest, Split, count_labels, hash_blocks, hash_bytes, read_manifest, split_path
+from data_prep.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
@@ -189,7 +190,7 @@ def _write(
             samples=writer.count,
             per_class=count_labels(writer.labels, len(dataset.classes)),
             fields=encoding.layout.types,
-            blocks=hash_blocks(path),
+            blocks=hash_blocks(path, writer.disk.hashes.known),
         )
     for name, data in encoding.files.items():
         (to / f"{name}{UNFINISHED}").write_bytes(data)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.beton import Beton, open_beton
-from data_prep.manifest import BLOCK, Split, check_counts, hash_block, hash_bytes, of_blocks, read_manifest
+from data_prep.blocks import BLOCK, hash_block, hash_bytes, of_blocks
+from data_prep.manifest import Split, check_counts, read_manifest
 from data_prep.progress import progress
 from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError

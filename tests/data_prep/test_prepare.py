@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from data_prep.beton import open_beton
-from data_prep.manifest import hash_blocks, read_manifest
+from data_prep.blocks import hash_blocks
+from data_prep.manifest import read_manifest
 from data_prep.prepare import SOURCES, prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError

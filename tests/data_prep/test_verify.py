@@ -12,7 +12,8 @@ import pytest
 
 from data_prep.beton import ALLOCATION, FIELD, HEADER, open_beton
 from data_prep.beton import SEGMENTED as SAMPLE
-from data_prep.manifest import of_blocks, read_manifest
+from data_prep.blocks import of_blocks
+from data_prep.manifest import read_manifest
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.verify import verify
@@ -26,8 +27,8 @@ TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 @pytest.fixture
 def prepared(tmp_path, folder, monkeypatch):
     """A small prepared folder of many small blocks and pages."""
-    monkeypatch.setattr("data_prep.manifest.BLOCK", 4096)
-    monkeypatch.setattr("data_prep.verify.BLOCK", 4096)
+    for module in ("blocks", "manifest", "verify"):
+        monkeypatch.setattr(f"data_prep.{module}.BLOCK", 4096)
     monkeypatch.setattr("data_prep.write.PAGE", 8192)
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"

@@ -21,10 +21,10 @@ ROOT = Path(__file__).parents[2]
 STAGE = """
     import sys
     from pathlib import Path
-    from data_prep import manifest
+    from data_prep import blocks, manifest
     from launch import stage
 
-    manifest.BLOCK = stage.BLOCK = manifest.PIECE = stage.PIECE = 4096
+    blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
     print(stage.stage(Path(sys.argv[1]), Path(sys.argv[2])))
 """
 
@@ -32,8 +32,9 @@ STAGE = """
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The digits, in blocks of 4 KiB and small pages."""
+    for place in ("data_prep.blocks.BLOCK", "data_prep.blocks.PIECE", "data_prep.manifest.BLOCK"):
+        monkeypatch.setattr(place, 4096)
     for name in ("BLOCK", "PIECE"):
-        monkeypatch.setattr(f"data_prep.manifest.{name}", 4096)
         monkeypatch.setattr(f"launch.stage.{name}", 4096)
     monkeypatch.setattr("data_prep.write.PAGE", 8192)
     prepare("digits", None, tmp_path / "digits", PrepSettings())
