@@ -28,7 +28,7 @@ IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k
 IMAGENET_BYTES = 102_000  # of a picture of the first: the mean of 100 training files, pipeline/bench/README.md
 MEASURED = 4  # samples in a pass that is measured here
 # That one CPU prepares a second by the ImageNet recipe, from what prep makes of such files (the same page).
-IMAGES_PER_CPU = 1382
+IMAGES_PER_CPU = 1348
 
 
 class Row(NamedTuple):
