@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 VERSIONS = ("torch", "ffcv", "numba")
@@ -25,6 +23,9 @@ SIDE, BATCH = 224, 50
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from data_prep.prepare import prepare  # not by those that are started, for whom it would count
+    from data_prep.settings import PrepSettings
+
     if len(list((arguments.origin / "train").glob("*/*.JPEG"))) < BATCH:
         raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
     with tempfile.TemporaryDirectory() as name:

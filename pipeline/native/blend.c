@@ -37,15 +37,15 @@ static inline __m512i luma(__m512i pixels) {
     return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(first, second), _mm512_set1_epi32(1 << 15)), 16);
 }
 
-int32_t sum_luma(const uint8_t *values, int64_t size, int64_t *sum) {
+/* Of all pixels; 0 where the work is not done. */
+int64_t sum_luma(const uint8_t *values, int64_t size) {
     __m512i sums = _mm512_setzero_si512();
     for (int64_t i = 0; i < size; i += GROUP) {
         __mmask64 group = first_bytes(size - i < GROUP ? size - i : GROUP);
         __m512i pixels = _mm512_maskz_loadu_epi8(group, values + i);
         sums = _mm512_add_epi64(sums, _mm512_sad_epu8(luma(pixels), _mm512_setzero_si512()));
     }
-    *sum = _mm512_reduce_add_epi64(sums);
-    return true;
+    return _mm512_reduce_add_epi64(sums);
 }
 
 /* Each pixel and its own grey. */
@@ -118,9 +118,9 @@ int32_t sharpen_by_table(uint8_t *picture, int64_t height, int64_t size, const u
     return true;
 }
 #else
-int32_t sum_luma(const uint8_t *values, int64_t size, int64_t *sum) {
-    (void)values, (void)size, (void)sum;
-    return false;
+int64_t sum_luma(const uint8_t *values, int64_t size) {
+    (void)values, (void)size;
+    return 0;
 }
 
 int32_t color_by_table(uint8_t *values, int64_t size, const uint8_t *tables) {

@@ -1,9 +1,11 @@
-"""torchrun over four hosts, one of them killed, cut off or slow: training goes on with the undisturbed numbers.
+"""torchrun over four hosts, one of them killed, cut off, slow or late: training goes on with the undisturbed numbers.
 
 `-rP` shows the seconds from each event to the next new step.
 """
 
 import json
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,17 +44,22 @@ def hosts(request):
 
 
 class Training:
-    """torchrun, started on every host as launch/README.md says."""
+    """torchrun, started on the first hosts as launch/README.md says."""
 
-    def __init__(self, hosts: Hosts, digits: Path, folder: Path, like_slurm: bool = False):
+    def __init__(self, hosts: Hosts, digits: Path, folder: Path, like_slurm: bool = False, count: int = 4):
         self.run, self.log = folder / "run", folder / "log"
-        self.agents = []
-        for host in range(4):
-            start = self._slurm if like_slurm else self._torchrun
-            environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-            environ |= {"SLURM_NODEID": str(host), "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "4"}
-            command = start(hosts, host, words(digits, self.run))
-            self.agents.append(hosts.start(host, sys.executable, *command, log=self.log, **environ))
+        self.agents: list[subprocess.Popen] = []
+        self._hosts, self._words = hosts, words(digits, self.run)
+        for _ in range(count):
+            self.start_next(like_slurm)
+
+    def start_next(self, like_slurm: bool = False) -> None:
+        """On the next host."""
+        host = len(self.agents)
+        environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environ |= {"SLURM_NODEID": str(host), "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "4"}
+        command = (self._slurm if like_slurm else self._torchrun)(self._hosts, host, self._words)
+        self.agents.append(self._hosts.start(host, sys.executable, *command, log=self.log, **environ))
 
     def _torchrun(self, hosts: Hosts, host: int, train: list[str]) -> list[str]:
         fast = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=2"
@@ -119,6 +126,24 @@ def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed
     print(f"host {event}: {time.monotonic() - began:.1f} s until step {before + 2} on {training.ranks} hosts")
     training.finish([0, 1, 2])
     assert training.ranks == 3
+    assert_same_curve(training.run, undisturbed)
+
+
+def test_a_host_that_comes_is_taken_in_and_no_step_is_done_twice(hosts, digits, undisturbed, tmp_path):
+    training = Training(hosts, digits, tmp_path, count=3)
+    training.wait_for_step(15)
+    assert training.ranks == 3
+    training.start_next()
+    began = time.monotonic()
+    while training.ranks == 3:
+        assert time.monotonic() - began < 600, training.log.read_text()[-4000:]
+        before = training.steps()
+        time.sleep(0.02)
+    print(f"host came: {time.monotonic() - began:.1f} s until {training.ranks} hosts train")
+    training.finish([0, 1, 2, 3])
+    assert training.ranks == 4
+    begun = re.findall(r"at step (\d+) to \d+ steps on 4 ranks", training.log.read_text())
+    assert int(begun[-1]) >= before > 15
     assert_same_curve(training.run, undisturbed)
 
 

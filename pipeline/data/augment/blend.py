@@ -12,7 +12,7 @@ from pipeline.data.augment.tables import look_up_one
 from pipeline.data.compiled import inlined, pixels, quick_symbol
 
 _ADDRESS, _LENGTH = types.intp, types.int64
-_sum_luma = quick_symbol("sum_luma", types.int32(_ADDRESS, _LENGTH, _ADDRESS))
+_sum_luma = quick_symbol("sum_luma", types.int64(_ADDRESS, _LENGTH))
 _color_by_table = quick_symbol("color_by_table", types.int32(_ADDRESS, _LENGTH, _ADDRESS))
 
 
@@ -57,11 +57,11 @@ def brightness(values, factor, table):
 @pixels
 def contrast(values, factor, table):
     """Away from the mean luma or towards it, `ImageEnhance.Contrast`. Table uint8 [256] is scratch."""
-    total = np.zeros(1, np.int64)
-    if not _sum_luma(values.ctypes.data, values.size, total.ctypes.data):
+    total = np.int64(_sum_luma(values.ctypes.data, values.size))
+    if total == 0:  # not done, or black
         for i in range(values.size // 3):
-            total[0] += luma(values[3 * i], values[3 * i + 1], values[3 * i + 2])
-    mean = total[0] / (values.size // 3)
+            total += luma(values[3 * i], values[3 * i + 1], values[3 * i + 2])
+    mean = total / (values.size // 3)
     _away_from(values, np.int32(mean + 0.5), np.float32(factor), table)
 
 
