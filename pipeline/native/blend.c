@@ -48,21 +48,22 @@ int64_t sum_luma(const uint8_t *values, int64_t size) {
     return _mm512_reduce_add_epi64(sums);
 }
 
-/* Each pixel and its own grey. */
+/* 16 pixels towards their own grey, or away from it. */
+static inline __m512i colored(__m512i pixels, const table_lanes *above, const table_lanes *below) {
+    return away(pixels, _mm512_permutexvar_epi8(_mm512_loadu_si512(thrice), luma(pixels)), above, below);
+}
+
 int32_t color_by_table(uint8_t *values, int64_t size, const uint8_t *tables) {
     table_lanes above = load_table(tables), below = load_table(tables + 256);
-    const __m512i order = _mm512_loadu_si512(thrice);
     int64_t i = 0;
     for (; i + 64 <= size; i += GROUP) { /* a masked store would make the next load wait for it */
-        __m512i pixels = _mm512_loadu_si512(values + i);
-        __m512i made = away(pixels, _mm512_permutexvar_epi8(order, luma(pixels)), &above, &below);
+        __m512i made = colored(_mm512_loadu_si512(values + i), &above, &below);
         _mm256_storeu_si256((__m256i *)(values + i), _mm512_castsi512_si256(made));
         _mm_storeu_si128((__m128i *)(values + i + 32), _mm512_extracti32x4_epi32(made, 2));
     }
     for (; i < size; i += GROUP) {
         __mmask64 group = first_bytes(size - i < GROUP ? size - i : GROUP);
-        __m512i pixels = _mm512_maskz_loadu_epi8(group, values + i);
-        __m512i made = away(pixels, _mm512_permutexvar_epi8(order, luma(pixels)), &above, &below);
+        __m512i made = colored(_mm512_maskz_loadu_epi8(group, values + i), &above, &below);
         _mm512_mask_storeu_epi8(values + i, group, made);
     }
     return true;

@@ -11,9 +11,8 @@ from numba import types
 from pipeline.data.augment.tables import look_up_one
 from pipeline.data.compiled import inlined, pixels, quick_symbol
 
-_ADDRESS, _LENGTH = types.intp, types.int64
-_sum_luma = quick_symbol("sum_luma", types.int64(_ADDRESS, _LENGTH))
-_color_by_table = quick_symbol("color_by_table", types.int32(_ADDRESS, _LENGTH, _ADDRESS))
+_sum_luma = quick_symbol("sum_luma", types.int64(types.intp, types.int64))
+_color_by_table = quick_symbol("color_by_table", types.int32(types.intp, types.int64, types.intp))
 
 
 @inlined

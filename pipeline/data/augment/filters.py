@@ -21,9 +21,9 @@ def sharpness(picture, factor, rows, columns, tables):
     height, width = picture.shape
     if height < 3 or width < 9:
         return
-    addresses = picture.ctypes.data, tables.ctypes.data, columns.ctypes.data
-    if blend_tables(np.float32(factor), tables) and _sharpen_by_table(
-        addresses[0], height, width, addresses[1], addresses[2]
+    share = np.float32(factor)
+    if blend_tables(share, tables) and _sharpen_by_table(
+        picture.ctypes.data, height, width, tables.ctypes.data, columns.ctypes.data
     ):
         return
     columns = columns[:width]
@@ -34,7 +34,7 @@ def sharpness(picture, factor, rows, columns, tables):
         _add_three(above, here, below, columns)
         # Shifted views: with i - 3 as index numba would test for negative ones and LLVM not vectorise.
         sides = columns[: width - 6], columns[3:-3], columns[6:width]
-        _sharpen(sides[0], sides[1], sides[2], here[3:-3], picture[y, 3:-3], np.float32(factor))
+        _sharpen(sides[0], sides[1], sides[2], here[3:-3], picture[y, 3:-3], share)
 
 
 @pixels
