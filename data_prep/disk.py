@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data_prep.blocks import BlockHashes
+from pipeline.formats.blocks import BlockHashes
 
 WAITING = 16  # things that may wait to be done, which bounds memory
 

@@ -12,7 +12,7 @@ from data_prep.settings import PrepSettings
 from data_prep.subset import Chosen
 from data_prep.workplace import permitted
 from data_prep.write import expected_bytes
-from pipeline.limits import usable_cpus
+from pipeline.cgroups import usable_cpus
 
 TRIED = 64  # pictures a split that are encoded to see
 DISK = 500e6  # bytes/s that are written and flushed: assumed, since nothing is written to see

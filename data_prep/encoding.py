@@ -11,9 +11,10 @@ from data_prep.encode import encode_all
 from data_prep.restart import library
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
-from data_prep.text import TOKENIZER, text_layout
+from data_prep.text import text_layout
 from data_prep.write import PICTURES, SEGMENTED_PICTURES, Layout
-from pipeline.limits import usable_cpus
+from pipeline.cgroups import usable_cpus
+from pipeline.formats.text import TOKENIZER
 
 
 class Encoding(NamedTuple):

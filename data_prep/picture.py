@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from data_prep.beton import JPEG, RAW
 from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from data_prep.restart import interval_for, segment_table, with_markers
 from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
 from data_prep.shrink import shrink, shrink_jpeg, shrunk
 from pipeline.errors import InputError
+from pipeline.formats.beton import JPEG, RAW
 
 ORIENTATION = 0x0112  # the EXIF tag
 

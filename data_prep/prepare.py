@@ -8,17 +8,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.blocks import hash_blocks, hash_bytes
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.subset import take_subset
-from data_prep.text import TOKENIZER
 from data_prep.workplace import UNFINISHED, data_path, journal_path, permitted, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
+from pipeline.formats.blocks import hash_blocks, hash_bytes
+from pipeline.formats.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
+from pipeline.formats.text import TOKENIZER
 
 
 class Source(NamedTuple):

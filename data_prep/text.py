@@ -1,21 +1,13 @@
-"""Sentence pairs as FFCV's format holds them: int32 tokens of one length, how many count, where the second begins."""
+"""Tokenized sentence pairs as records for the writer."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.beton import ARRAY_FIELD, INT_FIELD, open_tables, refuse
 from data_prep.write import Layout
-
-TOKENIZER = "tokenizer.json"  # beside the data
-TOKEN = np.dtype("<i4")
-FIELDS = (("tokens", ARRAY_FIELD), ("length", INT_FIELD), ("second", INT_FIELD), ("label", INT_FIELD))
-SAMPLE = np.dtype([("f0", "<u8"), ("f1", "<i8"), ("f2", "<i8"), ("f3", "<i8")], align=True)
-ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
+from pipeline.formats.text import ARGUMENTS, FIELDS, SAMPLE, TOKEN
 
 
 class EncodedPair(NamedTuple):
@@ -37,33 +29,6 @@ class EncodedPair(NamedTuple):
         return positions[0], self.length, self.second, self.label
 
 
-@dataclass(frozen=True)
-class TextBeton:
-    """An opened file of token arrays and labels."""
-
-    path: Path
-    bytes: np.ndarray  # uint8 [file size], mapped, read-only
-    tokens: int  # in each array
-    offset: np.ndarray  # int64 [n], bytes from the start of the file
-    size: np.ndarray  # int64 [n], bytes
-    length: np.ndarray  # int64 [n], tokens before the padding
-    second: np.ndarray  # int64 [n], tokens before those of the second sentence
-    label: np.ndarray  # int64 [n]
-
-    @property
-    def stop(self) -> np.ndarray:
-        """Where each sample ends: int64 [n], bytes from the start of the file."""
-        return self.offset + self.size
-
-    def __len__(self) -> int:
-        return len(self.label)
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        """The tokens of a pair, int32 [tokens], padding included."""
-        start = self.offset[index]
-        return self.bytes[start : start + self.size[index]].view(TOKEN)
-
-
 def text_layout(tokens: int) -> Layout:
     """The layout of a file whose token arrays have that length."""
     kind = json.dumps(TOKEN.descr).encode("ascii")
@@ -71,17 +36,3 @@ def text_layout(tokens: int) -> Layout:
     arguments["shape"][0, 0], arguments["type_length"] = tokens, len(kind)
     described = (arguments.tobytes() + kind, b"", b"", b"")
     return Layout(tuple((*field, extra) for field, extra in zip(FIELDS, described, strict=True)), SAMPLE)
-
-
-def open_text(path: Path) -> TextBeton:
-    """Map a .beton of token arrays; `InputError` unless every table and sample lies inside the file."""
-    tables = open_tables(path, {FIELDS: SAMPLE})
-    tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
-    length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
-    offset, size = tables.offset[:, 0], tables.size[:, 0]
-    misplaced = tables.samples["f0"].astype(np.int64) != offset
-    refuse(
-        path,
-        misplaced | (size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens),
-    )
-    return TextBeton(path, tables.bytes, tokens, offset, size, length, second, label)

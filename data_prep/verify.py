@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.beton import Beton, open_beton
-from data_prep.blocks import BLOCK, hash_block, hash_bytes, of_blocks
-from data_prep.manifest import Split, check_counts, read_manifest
 from data_prep.progress import progress
-from data_prep.text import TOKENIZER, TextBeton, open_text
 from pipeline.errors import InputError
+from pipeline.formats.beton import Beton, open_beton
+from pipeline.formats.blocks import BLOCK, hash_block, hash_bytes, of_blocks
+from pipeline.formats.manifest import Split, check_counts, read_manifest
+from pipeline.formats.text import TOKENIZER, TextBeton, open_text
 
 Opening = Callable[[Path], Beton | TextBeton]
 RANGES = 10  # of sample numbers, in one line

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.pairs import Pair
-from data_prep.text import TOKEN, EncodedPair
+from data_prep.text import EncodedPair
 from pipeline.errors import InputError
+from pipeline.formats.text import TOKEN
 
 BATCH = 1000  # pairs tokenised at a time, by all threads
 ALPHABET = 1000  # characters, the most frequent ones

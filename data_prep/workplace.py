@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_prep.manifest import NAME, Manifest, manifest_json
 from data_prep.progress import say
 from pipeline.errors import InputError
 from pipeline.files import try_lock
+from pipeline.formats.manifest import NAME, Manifest, manifest_json
 
 UNFINISHED = ".unfinished"
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -11,7 +11,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from data_prep.beton import (
+from data_prep.disk import DiskFile
+from data_prep.journal import Journal
+from pipeline.errors import InputError
+from pipeline.formats.beton import (
     ALIGNED,
     ALLOCATING,
     ALLOCATION,
@@ -24,9 +27,6 @@ from data_prep.beton import (
     TYPES,
     VERSION,
 )
-from data_prep.disk import DiskFile
-from data_prep.journal import Journal
-from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page, which its process cache relies on
 SHARD = 64 << 20  # bytes of data between two journal lines; of what waits for the disk too a kill can cost three

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from data_prep.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, of_blocks
-from data_prep.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from data_prep.progress import progress, say
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 from pipeline.files import try_lock
+from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, of_blocks
+from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 
 
 def stage(folder: Path, local: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems, Lustre unless told to
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write(path: Path, text: str) -> None:
     """A file that appears whole or not at all."""
     shadow = path.with_name(f".{path.name}")
     try:

@@ -9,20 +9,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeline.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
-from pipeline.files import write_whole
-from pipeline.launchers import adopt
-from pipeline.outcome import leave_word
+from pipeline.cli.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
+from pipeline.distributed.launchers import adopt
+from pipeline.distributed.rank_status import write_rank_status
+from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world
 
 if TYPE_CHECKING:
-    from pipeline.checkpoint import Keep
     from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.runfolder import Start
-    from pipeline.saving import Saver
-    from pipeline.signals import StopRequest
-    from pipeline.topology import Topology
-    from pipeline.watch import Watch
+    from pipeline.distributed.signals import StopRequest
+    from pipeline.distributed.topology import Topology
+    from pipeline.distributed.watchdog import Watch
+    from pipeline.run.checkpoint import RetentionPolicy
+    from pipeline.run.run_dir import Start
+    from pipeline.run.saving import Saver
 
 
 def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
@@ -30,28 +30,29 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     # Heavy imports wait until the recipe has been found right.
     import torch
 
-    from pipeline import runfolder, topology
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+    from pipeline.distributed import topology
+    from pipeline.distributed.signals import StopRequest
+    from pipeline.distributed.watchdog import Watch
     from pipeline.engine import check_engine
     from pipeline.engine.loss import DTYPES
-    from pipeline.saving import Saver
-    from pipeline.signals import StopRequest
-    from pipeline.watch import Watch
+    from pipeline.run import run_dir as runfolder
+    from pipeline.run.saving import Saver
 
     here = topology.read_topology()
     check_world(recipe, here.world)
     check_engine(recipe.engine, recipe.optim, recipe.train, here)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        store = topology.start(here, recipe.engine.timeout)
+        store = topology.start(here, recipe.engine.timeout_s)
         stack.callback(topology.stop)
         torch.set_num_threads(topology.share_cpus(here))
 
         section, dtype = recipe.train, DTYPES[recipe.train.precision]
         loader = TrainLoader(
-            recipe.data, recipe.augment, section.global_batch, section.accumulation, section.seed, here, dtype
+            recipe.data, recipe.augment, section.global_batch, section.grad_accum_steps, section.seed, here, dtype
         )
-        evaluation = EvalLoader(recipe.data, recipe.eval.batch, here, dtype)
+        evaluation = EvalLoader(recipe.data, recipe.eval.batch_size, here, dtype)
         check_model(recipe.model, loader, evaluation)
         folder = run_dir or runfolder.default_folder(recipe_path)
         start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))
@@ -63,7 +64,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             (start.folder / "done.json").unlink()
         for complaint in start.complaints:
             _say(here, f"warning: {complaint}; an older checkpoint is taken")
-        watch = stack.enter_context(Watch(start.folder, here, store.clone(), recipe.faults.hang))
+        watch = stack.enter_context(Watch(start.folder, here, store.clone(), recipe.faults.hang_timeout_s))
         saver = Saver(start.folder, here, store.clone(), _keep(recipe))
         return _run(recipe, here, loader, evaluation, start, last, stop, stack, watch, saver)
 
@@ -83,15 +84,15 @@ def _run(
     """Model, engine and record, then the loop; with the data opened and the folder ours."""
     import torch
 
-    from pipeline import runfolder
     from pipeline.engine import build_engine, prepare
-    from pipeline.finetune import freeze, start_from
-    from pipeline.loop import Loop, Run
-    from pipeline.metrics import Record
     from pipeline.models.registry import build_model
-    from pipeline.progress import Progress
-    from pipeline.rollback import Retreat
-    from pipeline.schedule import build_schedule
+    from pipeline.run import run_dir as runfolder
+    from pipeline.run.metrics import Record
+    from pipeline.run.progress import Progress
+    from pipeline.training.faults import Rollback
+    from pipeline.training.finetune import freeze, start_from
+    from pipeline.training.loop import Loop, Run
+    from pipeline.training.schedule import build_schedule
 
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
@@ -103,7 +104,7 @@ def _run(
         _say(here, f"{start.folder}: {freeze(module, recipe.train.freeze):,} weights are frozen")
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
     if here.is_main and engine.config is not None:
-        write_whole(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
+        atomic_write(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
     if start.checkpoint:
         engine.load(start.checkpoint.load(verify=False))  # rank 0 has verified it
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
@@ -117,15 +118,15 @@ def _run(
         stack.callback(record.close)
         record.describe(recipe, start.environment)
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
-    retreat = Retreat(start.folder, here, recipe.faults.rollbacks, start.left_out)
-    run = Run(recipe, here, engine, loader, evaluation, schedule, record, progress, saver, retreat, watch, last)
+    rollback = Rollback(start.folder, here, recipe.faults.max_rollbacks, start.skipped_ranges)
+    run = Run(recipe, here, engine, loader, evaluation, schedule, record, progress, saver, rollback, watch, last)
     watch.beat()
-    loop = Loop(run, start.step, retreat.first_kept(start.order), start.seconds, stop)
+    loop = Loop(run, start.step, rollback.first_kept(start.order), start.seconds, stop)
     result = loop.fit()
     if result is None:
         how = "while steps fail, without a checkpoint of them" if loop.health.failing else "with a checkpoint"
         _say(here, f"{start.folder}: stopped {how}; start it again to go on")
-        return Exit.AGAIN
+        return Exit.REQUEUE
     if record:
         done = runfolder.finish(start.folder, recipe, result)
         record.finish(recipe, done)
@@ -135,17 +136,17 @@ def _run(
 
 def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here: "Topology") -> "Start":
     """Rank 0 claims the run folder and holds its lock until the run ends."""
-    from pipeline.runfolder import claim
+    from pipeline.run.run_dir import claim
 
     start, lock = claim(folder, recipe, resume, here)
     stack.callback(lock.close)
     return start
 
 
-def _keep(recipe: Recipe) -> "Keep":
-    from pipeline.checkpoint import Keep
+def _keep(recipe: Recipe) -> "RetentionPolicy":
+    from pipeline.run.checkpoint import RetentionPolicy
 
-    return Keep(recipe.train.keep, recipe.train.keep_best, recipe.train.keep_every)
+    return RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
 
 
 def _say(here: "Topology", text: str) -> None:
@@ -167,7 +168,7 @@ def add_arguments(parser: Parser) -> None:
 
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
     adopt()
-    leave_word(None)
+    write_rank_status(None)
     recipe = load_from_arguments(arguments)
     return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))
 

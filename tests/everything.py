@@ -10,12 +10,3 @@ with warnings.catch_warnings():
     import deepspeed  # noqa: F401
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
-
-    import pipeline.cli.parser
-    import pipeline.engine.ddp
-    import pipeline.engine.deepspeed
-    import pipeline.engine.fsdp
-    import pipeline.finetune
-    import pipeline.loop
-    import pipeline.measure
-    import pipeline.train  # noqa: F401

@@ -109,6 +109,6 @@ def be_rank(*words: str) -> None:
 
 def _on_one_thread() -> None:
     """Two threads beside other work wait for each other most of the time."""
-    from pipeline import topology
+    from pipeline.distributed import topology
 
     topology.share_cpus = lambda _: 1

@@ -5,7 +5,7 @@ import fcntl
 
 import pytest
 
-from pipeline.files import try_lock, write_whole
+from pipeline.files import atomic_write, try_lock
 
 
 def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
@@ -36,12 +36,12 @@ def test_a_file_system_without_locks_stops_nobody(tmp_path, monkeypatch):
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
-    write_whole(path, "before")
+    atomic_write(path, "before")
 
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(path, "after")
+        atomic_write(path, "after")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]

@@ -1,34 +1,39 @@
-"""Arrows go one way: a file imports only from the lines above its own."""
+"""Arrows go one way: a file imports only from the lines above its own, and C files call in one direction."""
 
 import ast
+import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors", "pipeline.files", "pipeline.limits"],
-    ["pipeline.launchers", "pipeline.outcome"],
+    ["pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.section"],
     ["pipeline.native"],
+    ["pipeline.formats"],
     ["data_prep"],
     ["pipeline.recipe"],
-    ["pipeline.commands"],
-    ["pipeline.topology"],
+    ["pipeline.distributed"],
+    ["pipeline.cli.commands"],
     ["pipeline.data"],
     ["pipeline.models"],
-    ["pipeline.optim", "pipeline.schedule"],
+    ["pipeline.optim"],
     ["pipeline.engine"],
-    ["pipeline.checkpoint", "pipeline.evaluate", "pipeline.metrics", "pipeline.progress", "pipeline.signals"],
-    ["pipeline.saving", "pipeline.watch", "pipeline.health", "pipeline.runfolder", "pipeline.finetune"],
-    ["pipeline.rollback"],
-    ["pipeline.loop"],
-    ["pipeline.train", "pipeline.measure", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench", "pipeline.analysis", "pipeline.studies", "pipeline.catalogue"],
+    ["pipeline.run"],
+    ["pipeline.training"],
+    ["pipeline.train", "pipeline.estimate", "pipeline.doctor"],
+    ["pipeline.bench", "pipeline.analysis", "pipeline.studies"],
+    ["data_prep.bench"],
     ["launch"],
     ["pipeline.cli"],
 ]
-FILES = sorted(path for room in ("pipeline", "data_prep", "launch") for path in (ROOT / room).rglob("*.py"))
+PACKAGES = ("pipeline", "data_prep", "launch")
+# What of pipeline the writer of prepared data may use; and what of pipeline may use the other packages.
+FOR_DATA_PREP = {"pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.native", "pipeline.formats"}
+ABOVE_PIPELINE = "pipeline.cli"
+FILES = sorted(path for room in PACKAGES for path in (ROOT / room).rglob("*.py"))
 
 
 def name_of(path: Path) -> str:
@@ -36,12 +41,10 @@ def name_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> tuple[int, str] | None:
-    """The number of a module's layer and the room in it, or None for packages of others."""
-    for number, rooms in enumerate(LAYERS):
-        for room in rooms:
-            if module == room or module.startswith(f"{room}."):
-                return number, room
-    return None
+    """The number of a module's layer and the room in it, the longest that fits; None for packages of others."""
+    rooms = [(number, room) for number, rooms in enumerate(LAYERS) for room in rooms]
+    fitting = [(number, room) for number, room in rooms if module == room or module.startswith(f"{room}.")]
+    return max(fitting, key=lambda found: len(found[1]), default=None)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -63,3 +66,53 @@ def test_imports_point_up_the_page(path):
         there = layer_of(module)
         if there is not None:
             assert there[0] < here[0] or there[1] == here[1], f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_packages_import_each_other_in_one_direction(path):
+    """data_prep and launch import pipeline; of pipeline only the command line imports them."""
+    package, name = name_of(path).partition(".")[0], name_of(path)
+    for module in imports(path):
+        theirs = module.partition(".")[0]
+        if theirs not in PACKAGES or theirs == package:
+            continue
+        if package == "pipeline":
+            assert name.startswith(f"{ABOVE_PIPELINE}."), f"{name} imports {module}"
+        if package == "data_prep" and name != "data_prep.bench":
+            assert any(module.startswith(room) for room in FOR_DATA_PREP), f"{name} imports {module}"
+
+
+def test_rooms_import_each_other_in_one_direction():
+    """Between any two rooms of pipeline arrows run one way, but for the command's shared part, which is below."""
+    arrows: dict[str, set[str]] = {}
+    for path in FILES:
+        here = layer_of(name_of(path))
+        for module in imports(path):
+            there = layer_of(module)
+            if here and there and here[1] != there[1]:
+                arrows.setdefault(here[1], set()).add(there[1])
+    list(TopologicalSorter(arrows).static_order())  # CycleError names a circle
+
+
+def test_c_files_call_each_other_in_one_direction():
+    sources = {path.name: re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S) for path in _c_files()}
+    defined = {  # a function of a file that others may call, and that file
+        name: file
+        for file, text in sources.items()
+        for name in re.findall(r"^(?!static\b)\w[\w *]*?\b(\w+)\([^;{]*\)\s*\{", text, flags=re.M)
+    }
+    calls = {
+        file: {
+            there
+            for name, there in defined.items()
+            if there != file and not re.search(rf"^static\b[^;{{]*\b{name}\(", text, flags=re.M)
+            if re.search(rf"\b{name}\(", text)
+        }
+        for file, text in sources.items()
+    }
+    assert {"crop.c", "resize.c", "scratch.c"} <= calls["pictures.c"], "the calls were not found"
+    list(TopologicalSorter(calls).static_order())
+
+
+def _c_files() -> list[Path]:
+    return sorted((ROOT / "pipeline/native").glob("*.c"))

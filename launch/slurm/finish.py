@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.commands import Exit, Parser, run_command
-from pipeline.outcome import Word, read_words
+from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 
 SICK = "sick"  # in the logs' folder, the nodes that the preflight named
 LEFT_OUT = "left-out"  # there too, those without which the job starts again
@@ -22,7 +22,7 @@ class Verdict:
     lines: list[str]
 
 
-def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
+def judge(words: list[RankStatus], ranks: int, asked: bool, progress: int) -> Verdict:
     """From the ranks' last words; `asked`: a signal told the job to stop; `progress`: steps saved by this start.
 
     A crash after which something was saved is worth another start; one that saved nothing would only come again.
@@ -32,18 +32,20 @@ def judge(words: list[Word], ranks: int, asked: bool, progress: int) -> Verdict:
     main = words[0].code if words and words[0].rank == 0 else None
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
-    if main == Exit.AGAIN:
+    if main == Exit.REQUEUE:
         how = "with a checkpoint" if progress > 0 else "and nothing was saved by this start"
-        return Verdict(Exit.AGAIN, [f"stopped on purpose {how}"])
+        return Verdict(Exit.REQUEUE, [f"stopped on purpose {how}"])
     if asked:
-        return Verdict(Exit.AGAIN, ["told to stop, and gone before a last checkpoint"])
+        return Verdict(Exit.REQUEUE, ["told to stop, and gone before a last checkpoint"])
     lines = _blame(words, ranks)
     if progress > 0:
-        return Verdict(Exit.AGAIN, [*lines, f"{progress} steps were saved by this start, so another is worth while"])
+        return Verdict(
+            Exit.REQUEUE, [*lines, f"{progress} steps were saved by this start, so another is worth while"]
+        )
     return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so another would only fail again"])
 
 
-def _blame(words: list[Word], ranks: int) -> list[str]:
+def _blame(words: list[RankStatus], ranks: int) -> list[str]:
     """The ranks that were killed and the first that failed: what the others say follows from that."""
     if not words:
         return ["no rank ever started: the log above and node-*/ say why"]
@@ -69,12 +71,12 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     folder, logs = arguments.folder, arguments.logs
     step = saved_step(folder)
     earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
-    words = read_words(logs)
+    words = read_rank_statuses(logs)
     refused = [path.read_text().strip() for path in sorted(logs.glob("node-*.error"))]
     sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
     if sick and not words:
         (logs / LEFT_OUT).write_text("".join(f"{host}\n" for host in sick))
-        verdict = Verdict(Exit.AGAIN, [f"left out: {', '.join(sick)}, for what the preflight found"])
+        verdict = Verdict(Exit.REQUEUE, [f"left out: {', '.join(sick)}, for what the preflight found"])
     elif refused and not words:
         others = len(refused) - 1
         more = [f"on {others} other node{'s' * (others > 1)} the same or the like"] if others else []

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from launch.slurm.finish import SICK
 from launch.stage import stage
-from pipeline.commands import Exit, Parser, run_command
+from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.distributed.launchers import job_port, route_from
+from pipeline.distributed.rank_status import VARIABLE, node_name
 from pipeline.errors import InputError
-from pipeline.launchers import job_port, route_from
-from pipeline.outcome import VARIABLE, node_name
 from pipeline.recipe import load_recipe
 
 if TYPE_CHECKING:  # importing torch takes seconds, in which a node can stage

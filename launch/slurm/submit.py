@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.manifest import read_manifest
 from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
-from pipeline.commands import Exit, load_from_arguments
+from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
-from pipeline.files import write_whole
+from pipeline.files import atomic_write
+from pipeline.formats.manifest import read_manifest
 from pipeline.recipe import check_world, load_recipe
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
@@ -200,7 +200,7 @@ def submit(arguments: argparse.Namespace) -> Exit:
     notes.mkdir(parents=True, exist_ok=True)
     if submission.cells:
         # Cells that run already read the table.
-        write_whole(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.cells))
+        atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.cells))
     print(text)
     job = _ask(submission.command).strip().partition(";")[0]
     with (notes / "jobs.jsonl").open("a") as record:

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data_prep.beton import open_beton
 from pipeline.analysis.operations import AMPLIFIED, Shown, all_operations, compared
 from pipeline.data.augment.program import compile_policy
 from pipeline.data.decode import Decoder, centre_boxes, cubic
 from pipeline.data.grid import GUTTER, INK, PAPER, TEXT, grid, training_grid
 from pipeline.data.loader import Batch, TrainLoader
 from pipeline.data.split import open_split
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.recipe.policy import parse_policy
-from pipeline.topology import Topology
 
 
 def draw_sheets(recipe: Recipe, folder: Path, pictures: int, seed: int) -> list[Path]:

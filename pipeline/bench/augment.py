@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data_prep.beton import open_beton
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
 from pipeline.bench.paired import Contestant, race
-from pipeline.bench.sample import repeated
+from pipeline.bench.sample import prepare, repeated
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.data.split import open_split
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from pipeline.topology import Topology
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -47,12 +45,12 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
-    for name, settings in (
-        ("original", PrepSettings(max_size=0, restart_markers=False)),
-        ("segments", PrepSettings(max_size=0)),
-        ("small", PrepSettings(max_size=400)),
+    for name, options in (
+        ("original", ("--max-size=0", "--no-restart-markers")),
+        ("segments", ("--max-size=0",)),
+        ("small", ("--max-size=400",)),
     ):
-        prepare("image-folder", origin, folder / name, settings, processes=1)
+        prepare("image-folder", origin, folder / name, *options)
     original, segments, small = folder / "original", folder / "segments", folder / "small"
     return {
         TIMM: _timms(files),

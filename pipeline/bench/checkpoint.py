@@ -19,14 +19,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline import topology
-from pipeline.checkpoint import MARK, Keep, Position
 from pipeline.data.loader import Batch
+from pipeline.distributed import topology
 from pipeline.engine import build_engine
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
-from pipeline.saving import Saver
+from pipeline.run.checkpoint import MARK, Position, RetentionPolicy
+from pipeline.run.saving import Saver
 
 VERSIONS = ("torch", "deepspeed", "safetensors")
 RECIPE = Path(__file__).parents[2] / "recipes/imagenet/mixer_b16.yaml"
@@ -64,7 +64,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     here = topology.read_topology()
     store = topology.start(here, timeout=600)
     torch.set_num_threads(topology.share_cpus(here))
-    batch = [("train.global_batch", str(2 * RANKS)), ("augment.mix_group", "2"), ("train.accumulation", "1")]
+    batch = [("train.global_batch", str(2 * RANKS)), ("augment.mix_group", "2"), ("train.grad_accum_steps", "1")]
     recipe = load_recipe(RECIPE, [*batch, *ENGINES[name]])
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(here.device)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, here)
@@ -77,7 +77,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
         engine.step(batches, 1e-4).loss.item()
         return time.perf_counter() - began
 
-    saver = Saver(folder, here, store.clone(), Keep(1))
+    saver = Saver(folder, here, store.clone(), RetentionPolicy(1))
     step()
     alone, beside, stalls, times = [], [], [], []
     for number in range(1, rounds + 1):

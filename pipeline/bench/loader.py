@@ -14,17 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_prep.beton import open_beton
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
 from pipeline.bench.paired import Contestant, race
-from pipeline.bench.sample import repeated
+from pipeline.bench.sample import prepare, repeated
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from pipeline.topology import Topology
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 SIDE, BATCH = 224, 50
@@ -40,9 +38,8 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         named = repeated(files, folder / "pictures", arguments.samples)
-        for kind, marked in (("original", False), ("segments", True)):
-            settings = PrepSettings(max_size=0, restart_markers=marked)
-            prepare("imagenet", folder / "pictures", folder / kind, settings)
+        for kind, markers in (("original", "--no-restart-markers"), ("segments", "--restart-markers")):
+            prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", markers)
         return race(_contestants(named, folder), arguments.rounds, peer=FFCV)
 
 

@@ -18,16 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline import topology
 from pipeline.bench.report import machine
 from pipeline.data.loader import Batch, TrainLoader, check_model
+from pipeline.distributed import topology
+from pipeline.distributed.topology import Topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.engine.loss import DTYPES, LOSSES, autocast
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
-from pipeline.optim import build_optimizer, set_rate
+from pipeline.optim.build import build_optimizer, set_rate
 from pipeline.recipe import Recipe, check_world
-from pipeline.topology import Topology
 
 PARTS = ("compute", "exposed communication", "data wait", "other")
 VERSIONS = ("torch", "numpy")
@@ -43,19 +43,21 @@ def measure_scale(recipe: Recipe, batch: int, steps: int, cpus: int | None = Non
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
     if batch % group:
         raise InputError(f"--batch {batch}: must be a multiple of augment.mix_group {group}")
-    train = recipe.train.model_copy(update={"global_batch": batch * recipe.train.accumulation * here.world})
+    train = recipe.train.model_copy(update={"global_batch": batch * recipe.train.grad_accum_steps * here.world})
     recipe = recipe.model_copy(update={"train": train})
     check_world(recipe, here.world)
     check_engine(recipe.engine, recipe.optim, train, here)
     if cpus:
         keep_to(cpus, here)
-    topology.start(here, recipe.engine.timeout)
+    topology.start(here, recipe.engine.timeout_s)
     try:
         threads = cpus or topology.share_cpus(here)
         torch.set_num_threads(threads)
         dtype = DTYPES[train.precision]
         data = recipe.data.model_copy(update={"workers": recipe.data.workers or threads})
-        loader = TrainLoader(data, recipe.augment, train.global_batch, train.accumulation, train.seed, here, dtype)
+        loader = TrainLoader(
+            data, recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, here, dtype
+        )
         check_model(recipe.model, loader)
         if loader.steps < WARM + 1:
             raise InputError(
@@ -80,14 +82,14 @@ def _row(
     recipe: Recipe, loader: TrainLoader, here: Topology, steps: int, settings: dict[str, Any]
 ) -> dict[str, Any] | None:
     with loader.batches(0) as batches:
-        kept = list(islice(batches, recipe.train.accumulation))
+        kept = list(islice(batches, recipe.train.grad_accum_steps))
     plain = _plain_step(recipe, kept, here)
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train)
     engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
     alone, together = _time_in_turns((plain, lambda: engine.step(kept, 0.0)), steps, here)
-    whole, waited = _time_with_loader(engine.step, loader, recipe.train.accumulation, steps, here)
+    whole, waited = _time_with_loader(engine.step, loader, recipe.train.grad_accum_steps, steps, here)
     sent = max(0.0, together - alone) if here.world > 1 else 0.0  # what an engine adds to one rank is `other`
     parts = (alone, sent, waited, max(0.0, whole - waited - alone - sent))
     mean = topology.mean_over_ranks(torch.tensor([whole, *parts], dtype=torch.float64)).tolist()

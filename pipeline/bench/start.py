@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipeline.bench.sample import prepare
 from pipeline.errors import InputError
 
 VERSIONS = ("torch", "ffcv", "numba")
@@ -23,14 +24,11 @@ SIDE, BATCH = 224, 50
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    from data_prep.prepare import prepare  # not by those that are started, for whom it would count
-    from data_prep.settings import PrepSettings
-
     if len(list((arguments.origin / "train").glob("*/*.JPEG"))) < BATCH:
         raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepare("imagenet", arguments.origin, folder / "data", PrepSettings(max_size=0))
+        prepare("imagenet", arguments.origin, folder / "data", "--max-size=0")
         costs: dict[str, list[tuple[Cost, Cost]]] = {way: [] for way in STARTS}
         for turn in range(arguments.rounds):
             for number, way in enumerate(STARTS):
@@ -82,9 +80,9 @@ def _ours(folder: Path, policy: str | None) -> None:
     import torch
 
     from pipeline.data.loader import TrainLoader
+    from pipeline.distributed.topology import Topology
     from pipeline.recipe.augment import AugmentSection
     from pipeline.recipe.data import DataSection
-    from pipeline.topology import Topology
 
     data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
     augment = AugmentSection(auto_augment=policy, re_prob=0.25 if policy else 0.0)

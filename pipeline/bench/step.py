@@ -20,22 +20,22 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline import topology
-from pipeline.checkpoint import Keep
 from pipeline.data.loader import Batch, EvalLoader, TrainLoader
+from pipeline.distributed import topology
+from pipeline.distributed.signals import StopRequest
+from pipeline.distributed.topology import Topology
+from pipeline.distributed.watchdog import Watch
 from pipeline.engine import Engine, build_engine
-from pipeline.loop import Loop, Run
-from pipeline.metrics import Record, peak_memory
 from pipeline.models.registry import build_model
-from pipeline.progress import Progress
 from pipeline.recipe import Recipe
 from pipeline.recipe.train import LogSection
-from pipeline.rollback import Retreat
-from pipeline.saving import Saver
-from pipeline.schedule import build_schedule
-from pipeline.signals import StopRequest
-from pipeline.topology import Topology
-from pipeline.watch import Watch
+from pipeline.run.checkpoint import RetentionPolicy
+from pipeline.run.metrics import Record, peak_memory
+from pipeline.run.progress import Progress
+from pipeline.run.saving import Saver
+from pipeline.training.faults import Rollback
+from pipeline.training.loop import Loop, Run
+from pipeline.training.schedule import build_schedule
 
 VERSIONS = ("torch", "timm")
 PLAIN, ENGINE, LOOP = "plain loop", "our engine alone", "our whole loop"
@@ -173,8 +173,8 @@ def take_turns(
             schedule=schedule,
             record=record,
             progress=Progress(False, 0, _FOREVER),
-            saver=Saver(folder, here, store.clone(), Keep(1)),
-            retreat=Retreat(folder, here, 0, []),
+            saver=Saver(folder, here, store.clone(), RetentionPolicy(1)),
+            rollback=Rollback(folder, here, 0, []),
             watch=watch,
             last=_FOREVER,
         )

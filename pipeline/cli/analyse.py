@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
 
 

@@ -5,11 +5,12 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.distributed.launchers import adopt
 from pipeline.errors import InputError
-from pipeline.launchers import adopt
 
-# Modules of pipeline.bench, each with `run(arguments) -> rows` and `VERSIONS`, the packages that its figures hang on.
+# Modules of pipeline.bench (prep: data_prep.bench), each with `run(arguments) -> rows` and `VERSIONS`, the packages
+# that its figures depend on.
 BENCHES = {
     "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long it stops the training, by engine",
@@ -113,6 +114,6 @@ def _bench(arguments: argparse.Namespace) -> Exit:
             raise InputError(f"--{name} {value}: must be at least 1")
     from pipeline.bench.report import report
 
-    bench = import_module(f"pipeline.bench.{arguments.bench}")
+    bench = import_module("data_prep.bench" if arguments.bench == "prep" else f"pipeline.bench.{arguments.bench}")
     report(bench.run(arguments), bench.VERSIONS, arguments.json)
     return Exit.DONE

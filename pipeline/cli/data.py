@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands import Exit
+from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
-    from data_prep.manifest import Split
+    from pipeline.formats.manifest import Split
 
 
 def add_prep(commands) -> None:

@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.distributed.launchers import adopt
 from pipeline.errors import InputError
-from pipeline.launchers import adopt
 
 
 def add_cost(commands) -> None:
@@ -52,7 +52,7 @@ def _cost(arguments: argparse.Namespace) -> Exit:
     from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
     if arguments.recipes:
-        from pipeline.catalogue import refresh
+        from pipeline.estimate.recipe_tables import refresh
 
         print(f"{refresh(arguments.recipes)}: written")
         return Exit.DONE

@@ -1,7 +1,7 @@
 """The command line of `widemix`. What a command needs is imported when it runs: help and mistakes come at once."""
 
 from pipeline.cli import analyse, bench, data, machine, runs, study, submit
-from pipeline.commands import Parser
+from pipeline.cli.commands import Parser
 
 COMMANDS = (
     data.add_prep,

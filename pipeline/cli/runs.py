@@ -4,9 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
-from pipeline.commands import Exit, load_from_arguments
+from pipeline.cli.commands import Exit, load_from_arguments
+from pipeline.distributed.launchers import adopt
 from pipeline.errors import InputError
-from pipeline.launchers import adopt
 from pipeline.recipe import check_world
 
 
@@ -63,14 +63,14 @@ def add_eval(commands) -> None:
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
     parser.add_argument("--split", help="split of it (default: the recipe's data.eval_split)")
-    parser.add_argument("--batch", type=int, help="pictures a batch (default: the recipe's eval.batch)")
+    parser.add_argument("--batch", type=int, help="pictures a batch (default: the recipe's eval.batch_size)")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (train.ema_decay)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     parser.set_defaults(command=_eval)
 
 
 def _eval(arguments: argparse.Namespace) -> Exit:
-    from pipeline.measure import measure
+    from pipeline.training.trained import measure
 
     result = measure(arguments.path, arguments.data, arguments.split, arguments.batch, arguments.ema)
     print("  ".join(f"{name} {value:.4f}" for name, value in result.items()))
@@ -93,7 +93,7 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    from pipeline.measure import export
+    from pipeline.training.trained import export
 
     labels = export(arguments.path, arguments.to, arguments.ema)
     print(f"{arguments.to}: {len(labels)} classes; timm.create_model('local-dir:{arguments.to}', pretrained=True)")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pipeline.commands import Exit
+from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
 
 
@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> Exit:
         print(f"{cell.name}: {number} of {len(missing)}", flush=True)
         command = ["-m", "pipeline.train", str(cell.path), "--run-dir", str(folder / cell.name)]
         code = launch([*command, *(f"--{name}={value}" for name, value in cell.overrides)], ranks)
-        if code in (Exit.AGAIN, Exit.WRONG_INPUT):  # Ctrl-C; or a mistake, which the other cells share
+        if code in (Exit.REQUEUE, Exit.WRONG_INPUT):  # Ctrl-C; or a mistake, which the other cells share
             return Exit(code)
         if code != Exit.DONE:
             failed.append(cell.name)

@@ -29,7 +29,7 @@ def finished(hosts: Iterable[Host], finish: Callable[[Host], Arrived], device: t
             yield arrived
 
 
-def hand_over(device: torch.device, *tensors: torch.Tensor) -> None:
+def record_stream(device: torch.device, *tensors: torch.Tensor) -> None:
     """Let the calling thread's stream use tensors that `finished` made: their memory is not used again before it."""
     if device.type == "cuda":
         for tensor in tensors:

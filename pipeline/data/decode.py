@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.beton import Beton
 from pipeline import native
 from pipeline.data.compiled import jit
 from pipeline.data.random import CROP, FLIP, INTERPOLATION, key, uniform
 from pipeline.data.split import descriptor
-from pipeline.data.threads import share_out
+from pipeline.data.threads import run_on_threads
 from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
+from pipeline.formats.beton import Beton
 
 MESSAGE = 200  # bytes that the compiled part may say of a damaged sample
 
@@ -116,7 +116,7 @@ class Decoder:
         messages = np.zeros(len(samples), f"S{MESSAGE}")
         asked = [np.ascontiguousarray(samples, np.int64), np.ascontiguousarray(boxes, np.int64)]
         asked.append(np.ascontiguousarray(cubic, np.uint8))
-        share_out(functools.partial(self._read, self._file, self._tables, *asked, pictures, messages), threads)
+        run_on_threads(functools.partial(self._read, self._file, self._tables, *asked, pictures, messages), threads)
         return {int(place): messages[place].decode(errors="replace") for place in np.flatnonzero(messages)}
 
     def damage(self, sample: int, why: str) -> str:

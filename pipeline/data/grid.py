@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data_prep.manifest import read_manifest
 from pipeline.data.loader import Batch
+from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 
 LEAST, GUTTER, TEXT = 112, 8, 12  # pixels: a tile's side at least, the gap between tiles, the size of letters

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pipeline.data.arrival import finished, hand_over
+from pipeline.data.arrival import finished, record_stream
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import Order, RandomOrder, evaluation_samples, steps_per_epoch
 from pipeline.data.paged import PagedOrder
@@ -23,12 +23,12 @@ from pipeline.data.prefetch import Prefetch
 from pipeline.data.readahead import Readahead
 from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, TextDataSection
 from pipeline.recipe.family import Family
 from pipeline.recipe.text import TextSection
-from pipeline.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class TrainLoader:
         section: AnyDataSection,
         augment: AugmentSection,
         global_batch: int,
-        accumulation: int,
+        grad_accum_steps: int,
         seed: int,
         topology: Topology,
         dtype: torch.dtype = torch.float32,
@@ -103,8 +103,8 @@ class TrainLoader:
         else:
             self.source = AugmentedPictures(section, augment, seed, topology)
         self.section, self.augment, self.seed, self.topology, self.dtype = section, augment, seed, topology, dtype
-        self.global_batch, self.accumulation = global_batch, accumulation
-        self.share = global_batch // topology.world // accumulation  # samples in a micro-batch
+        self.global_batch, self.grad_accum_steps = global_batch, grad_accum_steps
+        self.share = global_batch // topology.world // grad_accum_steps  # samples in a micro-batch
         self.steps = steps_per_epoch(len(self), global_batch)
         if self.steps == 0:
             raise InputError(
@@ -117,8 +117,8 @@ class TrainLoader:
         return len(self.source.file)
 
     def batches(self, epoch: int, first_step: int = 0) -> "Batches":
-        """`accumulation` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        hosts = Prefetch(self._read(epoch, first_step), batches_ahead(self.section, self.source, self.share))
+        """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
+        hosts = Prefetch(self._read(epoch, first_step), prefetch_count(self.section, self.source, self.share))
         return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
@@ -128,7 +128,7 @@ class TrainLoader:
         for step in range(first_step, self.steps):
             disk.ask(self.order.coming(epoch, step, step == first_step, rank, world))
             together = self.order.step(epoch, step)
-            mine = together.reshape(world, self.accumulation, self.share)[rank]
+            mine = together.reshape(world, self.grad_accum_steps, self.share)[rank]
             for part, draws in enumerate(mine):
                 inputs, shown = self.source.read(draws, together, epoch)
                 labels = torch.from_numpy(self.source.file.label[shown % len(self)])
@@ -142,7 +142,7 @@ class TrainLoader:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         targets = soft_labels(labels, self.section.num_classes, augment.smoothing)
         if augment.mixing:
-            first = (self.topology.rank * self.accumulation + host.part) * self.share // augment.mix_group
+            first = (self.topology.rank * self.grad_accum_steps + host.part) * self.share // augment.mix_group
             targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
         return Batch(rounded(inputs, self.dtype), targets, host.draws % len(self), host.replaced)
 
@@ -164,7 +164,7 @@ class EvalLoader:
         return len(self.source.file)
 
     def batches(self) -> "Batches":
-        hosts = Prefetch(self._read(), batches_ahead(self.section, self.source, self.batch))
+        hosts = Prefetch(self._read(), prefetch_count(self.section, self.source, self.batch))
         return Batches(hosts, self._finish, self.topology.device)
 
     def _read(self) -> Iterator[_HostBatch]:
@@ -180,16 +180,16 @@ class EvalLoader:
         return Batch(rounded(self.source.finish(host.inputs, host.draws, 0), self.dtype), labels, host.draws)
 
 
-def batches_ahead(section: AnyDataSection, source: Source, count: int) -> int:
+def prefetch_count(section: AnyDataSection, source: Source, count: int) -> int:
     """How many batches of `count` samples are read ahead: bounded in number and in memory."""
-    return max(1, min(section.batches_ahead, (section.ahead_mib << 20) // source.host_bytes(count)))
+    return max(1, min(section.prefetch_batches, (section.prefetch_mib << 20) // source.host_bytes(count)))
 
 
 def _order(section: AnyDataSection, file: PreparedFile, global_batch: int, seed: int, repeats: int) -> Order:
     """The order that `data.order` names; auto looks at nothing but the recipe and the file."""
-    larger = len(file.bytes) > section.memory * 2**30
+    larger = len(file.bytes) > section.memory_gib * 2**30
     if section.order == "paged" or (section.order == "auto" and larger):
-        return PagedOrder(file.offset, file.size, global_batch, seed, section.window << 20, repeats)
+        return PagedOrder(file.offset, file.size, global_batch, seed, section.shuffle_window_mib << 20, repeats)
     return RandomOrder(len(file), global_batch, seed, repeats)
 
 
@@ -218,7 +218,7 @@ class Batches:
     def __next__(self) -> Batch:
         self._hosts.check()
         batch = next(self._ready)
-        hand_over(self._device, batch.inputs, batch.targets)
+        record_stream(self._device, batch.inputs, batch.targets)
         return batch
 
     def __enter__(self) -> "Batches":

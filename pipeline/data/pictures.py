@@ -5,17 +5,17 @@ import sys
 import numpy as np
 import torch
 
-from data_prep.beton import open_beton
 from pipeline.data.augment.batch import augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from pipeline.data.normalise import fresh, normalised
 from pipeline.data.random import REPLACE, key, uniform
 from pipeline.data.split import open_split
+from pipeline.distributed.topology import Topology, share_cpus
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
-from pipeline.topology import Topology, share_cpus
 
 ATTEMPTS = 10  # others looked at in the place of a picture that cannot be read
 
@@ -77,8 +77,8 @@ class AugmentedPictures(Pictures):
         asked = self._asked(draws, epoch)
         for place, why in self.decoder.try_read(*asked, pictures.numpy(), self.threads).items():
             damage = self.decoder.damage(int(asked[0][place]), why)
-            if self.section.on_bad == "error":
-                raise InputError(f"{damage}; --data.on_bad replace goes on without it")
+            if self.section.on_corrupt == "error":
+                raise InputError(f"{damage}; --data.on_corrupt replace goes on without it")
             shown[place] = self._replace(int(draws[place]), epoch, pictures[place : place + 1].numpy(), damage)
         self.augmentation(pictures.numpy(), shown, self.seed, epoch, self.threads)
         return pictures, shown

@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from data_prep.manifest import check_counts, read_manifest, split_path
 from pipeline.errors import InputError
+from pipeline.formats.manifest import check_counts, read_manifest, split_path
 from pipeline.recipe.data import PreparedSection
 
 

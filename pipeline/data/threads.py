@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 
-def share_out(work: Callable[[int, int], None], threads: int) -> None:
+def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
     """Call `work(k, threads)` for each k at once, each to do its k-th share. Its first exception is raised here."""
     if threads == 1:
         work(0, 1)

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_prep.text import TOKEN, TOKENIZER, open_text
 from pipeline.data.split import descriptor, open_split
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.text import TOKEN, TOKENIZER, open_text
 from pipeline.recipe.data import TextDataSection
 from pipeline.recipe.text import TextSection
-from pipeline.topology import Topology
 
 _MULTIPLE = 8  # few different shapes, and those that tensor cores like
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from data_prep.beton import JPEG
+from pipeline.formats.beton import JPEG
 
 
 def read_with_pillow(file, tables, samples, boxes, cubic, pictures, messages, chunk, chunks) -> None:

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.distributed.rank_status import node_name
+from pipeline.distributed.topology import Topology, name_interface, read_topology
 from pipeline.doctor.judge import Complaint, judge
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import disk_name, read_rate, survey
 from pipeline.errors import InputError
-from pipeline.outcome import node_name
-from pipeline.topology import Topology, name_interface, read_topology
 
 EXPECTED = 0.5  # of the network's rated bandwidth, for an all-reduce not to be remarked on
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.topology import Topology
+from pipeline.distributed.topology import Topology
 
 LARGE = 16 << 20  # bytes; four times as many on GPUs
 ROUNDS = 3

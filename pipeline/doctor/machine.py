@@ -4,8 +4,8 @@ import os
 import resource
 import shutil
 
+from pipeline.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 from pipeline.doctor.finding import Check, Finding
-from pipeline.limits import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 
 GIB = 1 << 30
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pipeline.limits import cpu_share
-from pipeline.outcome import node_name
-from pipeline.topology import Topology
+from pipeline.cgroups import cpu_share
+from pipeline.distributed.rank_status import node_name
+from pipeline.distributed.topology import Topology
 
 PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv")
 LONG, SHORT = 4.0, 0.5  # seconds that a large file is read for, and that a small one is read again for

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.engine.state import State
 from pipeline.errors import InputError
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
-from pipeline.topology import Topology
 
 
 def build_engine(
@@ -41,7 +41,7 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
     network: Any = module  # all of ours have timm's methods
     if train.head_bias:
         nn.init.constant_(network.get_classifier().bias, train.head_bias)
-    if train.checkpointing:
+    if train.activation_checkpointing:
         network.set_grad_checkpointing(True)
     if train.compile:
         module.compile()

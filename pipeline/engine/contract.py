@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.loss import LOSSES
 from pipeline.engine.state import Part, State, by_parameter
-from pipeline.optim import averages_itself, group_scalars, schedule_free_average, set_group_scalars, set_rate
+from pipeline.optim.build import averages_itself, group_scalars, schedule_free_average, set_group_scalars, set_rate
 from pipeline.recipe.train import TrainSection
-from pipeline.topology import Topology
 
 
 @dataclass(frozen=True)

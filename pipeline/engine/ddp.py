@@ -9,12 +9,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult, share
 from pipeline.engine.loss import DTYPES, autocast
-from pipeline.optim import build_optimizer
+from pipeline.optim.build import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
-from pipeline.topology import Topology
 
 
 class DDPEngine(Engine):
@@ -32,14 +32,14 @@ class DDPEngine(Engine):
             module,
             device_ids=[topology.device] if topology.device.type == "cuda" else None,
             forward_sync_buffers=False,  # permutations never change
-            bucket_cap_mb=section.bucket_mb,
-            gradient_as_bucket_view=section.bucket_view,
+            bucket_cap_mb=section.bucket_cap_mb,
+            gradient_as_bucket_view=section.gradient_as_bucket_view,
             static_graph=section.static_graph,
             # It would sort its buckets anew after its first step, and with them the order of sums over three ranks or
             # more: a run that was started again would then differ from one that was not.
             find_unused_parameters=train.deterministic and topology.world > 2,
         )
-        if section.compress:
+        if section.bf16_compress:
             self.model.register_comm_hook(None, bf16_compress_hook)
 
     def train_step(self, batches: Sequence[Batch]) -> StepResult:

@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult, share
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from pipeline.engine.loss import autocast
 from pipeline.engine.state import State
-from pipeline.optim import build_optimizer
+from pipeline.optim.build import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
-from pipeline.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DeepSpeedEngine(Engine):
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
         # Its own group has torch's default, however long or short the recipe's is.
-        dist.set_timeout(timedelta(seconds=section.timeout), self.engine.data_parallel_group)
+        dist.set_timeout(timedelta(seconds=section.timeout_s), self.engine.data_parallel_group)
         self.zero: Any = self.engine.optimizer
         self.fragments = {name: self._fragment(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
-from pipeline.topology import Topology
 
 # What the recipe says in sections of its own.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}
@@ -26,8 +26,8 @@ def deepspeed_config(
     """The whole configuration; `InputError` where `engine.deepspeed_config` contradicts the recipe."""
     config: dict[str, Any] = {
         "train_batch_size": train.global_batch,
-        "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.accumulation,
-        "gradient_accumulation_steps": train.accumulation,
+        "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.grad_accum_steps,
+        "gradient_accumulation_steps": train.grad_accum_steps,
         "gradient_clipping": optim.clip_grad or 0.0,
         "zero_optimization": _zero(engine),
         "zero_allow_untested_optimizer": True,  # torch's own AdamW and SGD
@@ -72,14 +72,14 @@ def _check(merged: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
 def _zero(engine: EngineSection) -> dict[str, Any]:
     if engine.zero_stage == 0:
         return {"stage": 0}
-    elements = engine.bucket_mb * 2**20 // 4
+    elements = engine.bucket_cap_mb * 2**20 // 4
     zero = {
         "stage": engine.zero_stage,
-        "overlap_comm": engine.overlap,
+        "overlap_comm": engine.overlap_comm,
         "reduce_bucket_size": elements,
         "allgather_bucket_size": elements,
     }
-    return zero | ({"offload_optimizer": {"device": "cpu"}} if engine.offload else {})
+    return zero | ({"offload_optimizer": {"device": "cpu"}} if engine.cpu_offload else {})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.loss import DTYPES, autocast
-from pipeline.optim import build_optimizer
+from pipeline.optim.build import build_optimizer
 from pipeline.recipe.optim import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
-from pipeline.topology import Topology
 
 
 class FSDPEngine(Engine):
@@ -37,7 +37,7 @@ class FSDPEngine(Engine):
         half = DTYPES[train.precision] if train.precision != "fp32" else None
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         pinned = topology.device.type == "cuda"
-        place = CPUOffloadPolicy(pin_memory=pinned) if section.offload else OffloadPolicy()
+        place = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
         for block in getattr(module, "blocks", ()):
             fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=place)
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=place)

@@ -58,7 +58,7 @@ def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:
     return torch.zeros(micro, 3, side, side).contiguous(memory_format=torch.channels_last)
 
 
-class Ledger(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Counts while it is on: bytes alive (now, at most) of what was made or seen, and collectives, which it answers.
 
     DDP reads the result of its all-reduce, which PyTorch's fake process group has none of; so that is answered here.

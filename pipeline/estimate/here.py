@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from pipeline.distributed.topology import read_topology
 from pipeline.engine import prepare
 from pipeline.engine.loss import DTYPES, LOSSES, autocast
 from pipeline.estimate.fake import fake_inputs
@@ -12,7 +13,6 @@ from pipeline.estimate.hardware import Gpu
 from pipeline.estimate.network import Pass
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe
-from pipeline.topology import read_topology
 
 REPEATS = 3
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from pipeline.engine.loss import DTYPES, LOSSES, autocast
-from pipeline.estimate.fake import Ledger, Work, fake_inputs, fake_mode, fake_network
+from pipeline.estimate.fake import MemoryTracker, Work, fake_inputs, fake_mode, fake_network
 from pipeline.estimate.hardware import Gpu
 from pipeline.recipe import Recipe
 
@@ -43,7 +43,7 @@ def fake_pass(recipe: Recipe, micro: int) -> Pass:
             inputs = inputs.to(half)
         targets = torch.zeros(micro, recipe.data.num_classes)
         module.train()
-        ledger = Ledger()
+        ledger = MemoryTracker()
         ledger.watch(*module.parameters(), *module.buffers(), inputs, targets)
         before = ledger.alive
         with ledger, Work() as work:

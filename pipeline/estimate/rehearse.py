@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.engine.contract import Engine
-from pipeline.estimate.fake import Ledger, fake_inputs, fake_mode, fake_network
+from pipeline.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, check_world
-from pipeline.topology import Topology
 
 
 class Rehearsal(NamedTuple):
@@ -44,7 +44,7 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
     here = Topology(0, world, 0, local_world, torch.device("cpu"))
     check_engine(recipe.engine, recipe.optim, train, here)
     real = recipe.engine.kind == "deepspeed"
-    micro = 1 if real else train.global_batch // world // train.accumulation
+    micro = 1 if real else train.global_batch // world // train.grad_accum_steps
     with _fake_group(world):
         mode: Any = nullcontext() if real else fake_mode()
         if real:
@@ -52,13 +52,13 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
             prepare(module, train.model_copy(update={"compile": False}))
         else:
             module = fake_network(recipe, mode)
-        ledger = Ledger()
+        ledger = MemoryTracker()
         with ledger:
             ledger.watch(*module.parameters(), *module.buffers())
             engine = build_engine(recipe.engine, module, recipe.optim, train, here)
         with mode:
             targets = torch.full((micro, recipe.data.num_classes), 1 / recipe.data.num_classes)
-            batches = [Batch(fake_inputs(recipe, micro), targets, np.arange(micro))] * train.accumulation
+            batches = [Batch(fake_inputs(recipe, micro), targets, np.arange(micro))] * train.grad_accum_steps
         for _ in range(2):
             ledger.reset()
             _rebuild_buckets(engine)

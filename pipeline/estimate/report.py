@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from data_prep.manifest import NAME, read_manifest
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
 from pipeline.estimate.here import compare
@@ -12,6 +11,7 @@ from pipeline.estimate.network import Pass, fake_pass
 from pipeline.estimate.rehearse import rehearse
 from pipeline.estimate.traffic import exposed, step_traffic
 from pipeline.estimate.units import short, size
+from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.cost import model_cost
 from pipeline.models.memory import STATES, state_bytes
 from pipeline.models.named import printed
@@ -49,9 +49,9 @@ def estimate(
     check_world(recipe, cluster.gpus)
     rows = _model(recipe)
     train = recipe.train
-    micro = train.global_batch // cluster.gpus // train.accumulation
+    micro = train.global_batch // cluster.gpus // train.grad_accum_steps
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
-    parts = f"{cluster.gpus} ranks x {train.accumulation} micro-batches of {micro}"
+    parts = f"{cluster.gpus} ranks x {train.grad_accum_steps} micro-batches of {micro}"
     mixed = f", mixed in groups of {group}" if group > 1 else ""
     rows.append(Row("global batch", train.global_batch, f"{train.global_batch:,}", f"{parts}{mixed}"))
     network = fake_pass(recipe, micro)
@@ -104,9 +104,13 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
         if (kind, stage) == taken:
             total, note = total + held, f"{note}; the recipe's engine".removeprefix("; ")
         rows.append(Row(f"state, {name}", held, size(held), note))
-    blocks = ", blocks computed again" if recipe.train.checkpointing else ""
+    blocks = ", blocks computed again" if recipe.train.activation_checkpointing else ""
     of = cluster.kind.memory
-    short_of = "" if total < of else ": too much; see engine.kind fsdp, train.accumulation, train.checkpointing"
+    short_of = (
+        ""
+        if total < of
+        else ": too much; see engine.kind fsdp, train.grad_accum_steps, train.activation_checkpointing"
+    )
     return [
         *rows,
         Row("activations", network.peak, size(network.peak), f"a GPU, micro-batches of {micro}{blocks}"),
@@ -131,12 +135,12 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     whole = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
     # The optimiser reads weight and gradient, reads and writes its states, writes the weight, all in fp32.
     moved = 4 * (3 + 2 * STATES[recipe.optim.name]) * network.weights / (1 if whole else cluster.gpus)
-    compute = train.accumulation * network.seconds(gpu) / EFFICIENCY
+    compute = train.grad_accum_steps * network.seconds(gpu) / EFFICIENCY
     update = moved / gpu.bandwidth / EFFICIENCY
     # Two thirds of a pass are its backward half, during which gradients travel.
     waits = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
     step = compute + update + waits
-    share = train.accumulation * network.flops / gpu.half / step
+    share = train.grad_accum_steps * network.flops / gpu.half / step
     emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: take fp16"
     roof = f"operator by operator, {EFFICIENCY:.0%} of its roofline, {share:.0%} of the 16-bit peak{emulated}"
     return [
@@ -231,9 +235,8 @@ def _here(recipe: Recipe) -> list[Row]:
 def _too_much(recipe: Recipe, peak: float, cluster: Cluster) -> str:
     train = recipe.train
     needs = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
-    return (
-        f"{needs}; raise train.accumulation (now {train.accumulation}), set train.checkpointing or engine.kind fsdp"
-    )
+    cures = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
+    return f"{needs}; {cures} or engine.kind fsdp"
 
 
 def _sample(recipe: Recipe) -> str:

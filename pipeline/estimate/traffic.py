@@ -31,28 +31,33 @@ def step_traffic(recipe: Recipe, weights: int, blocks: int, in_blocks: int) -> l
     """Of so many weights, of which `in_blocks` lie in blocks that FSDP gathers one by one. `rehearse` counts it."""
     engine, train = recipe.engine, recipe.train
     size = 4 if train.precision == "fp32" else 2
-    bucket = engine.bucket_mb * 2**20
+    bucket = engine.bucket_cap_mb * 2**20
     if engine.kind == "ddp":
-        gradients = (2 if engine.compress else 4) * weights
+        gradients = (2 if engine.bf16_compress else 4) * weights
         return [Traffic("all-reduce", gradients, math.ceil(4 * weights / bucket), hidden=True)]
     if engine.kind == "fsdp":
         gathered = size * (weights + in_blocks)  # for the backward pass again, but not what lies outside of blocks
         return [
-            Traffic("all-gather", train.accumulation * gathered, train.accumulation * (2 * blocks + 1), hidden=True),
+            Traffic(
+                "all-gather",
+                train.grad_accum_steps * gathered,
+                train.grad_accum_steps * (2 * blocks + 1),
+                hidden=True,
+            ),
             Traffic("reduce-scatter", 4 * weights, blocks + 1, hidden=True),
         ]
     if engine.zero_stage == 0:
         return [Traffic("all-reduce", 4 * weights, math.ceil(4 * weights / bucket), hidden=True)]
     calls = math.ceil(weights / (bucket // 4))  # DeepSpeed's buckets count elements
     if engine.zero_stage == 3:
-        times = train.accumulation
+        times = train.grad_accum_steps
         return [
-            Traffic("all-gather", size * weights, calls, hidden=engine.overlap),
-            Traffic("reduce-scatter", times * size * weights, times * calls, hidden=engine.overlap),
+            Traffic("all-gather", size * weights, calls, hidden=engine.overlap_comm),
+            Traffic("reduce-scatter", times * size * weights, times * calls, hidden=engine.overlap_comm),
         ]
-    times = train.accumulation if engine.zero_stage == 2 else 1
+    times = train.grad_accum_steps if engine.zero_stage == 2 else 1
     return [
-        Traffic("all-reduce", times * size * weights, times * calls, hidden=engine.overlap),
+        Traffic("all-reduce", times * size * weights, times * calls, hidden=engine.overlap_comm),
         Traffic("all-gather", size * weights, calls, hidden=False),  # of what the optimiser has just written
     ]
 

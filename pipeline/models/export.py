@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from timm.models import get_pretrained_cfg_value
 
-from data_prep.text import TOKENIZER
 from pipeline.errors import InputError
+from pipeline.formats.text import TOKENIZER
 from pipeline.models.kronecker import ShallowMlp
 from pipeline.models.lasso import LassoNet
 from pipeline.models.mixer import Mixer

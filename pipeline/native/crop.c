@@ -1,34 +1,7 @@
 #include "crop.h"
 
-#include <jerror.h>
-
 #define MARGIN 2 /* pixels beside the crop that upsampling of colour looks at */
 #define ROWS 16  /* asked for at a time */
-
-static void stop(j_common_ptr jpeg) {
-    struct scratch *scratch = (struct scratch *)jpeg;
-    jpeg->err->format_message(jpeg, scratch->why);
-    longjmp(scratch->damaged, 1);
-}
-
-/* libjpeg goes on after a warning, with grey where it knows nothing. Of headers alone that harms no pixel. */
-static void warn(j_common_ptr jpeg, int level) {
-    int code = jpeg->err->msg_code;
-    if (level < 0 && code != JWRN_JFIF_MAJOR && code != JWRN_ADOBE_XFORM && code != JWRN_BOGUS_ICC)
-        stop(jpeg);
-}
-
-static void say_nothing(j_common_ptr jpeg) { (void)jpeg; }
-
-void jpeg_begin(struct scratch *scratch) {
-    scratch->jpeg.err = jpeg_std_error(&scratch->errors);
-    scratch->errors.error_exit = stop;
-    scratch->errors.emit_message = warn;
-    scratch->errors.output_message = say_nothing;
-    jpeg_create_decompress(&scratch->jpeg);
-    scratch->entropy.damaged = &scratch->damaged;
-    scratch->entropy.why = scratch->why;
-}
 
 /* In a function of its own, because longjmp leaves the variables of setjmp's in doubt. */
 static void decode(struct scratch *scratch, int full_height, int full_width, int top, int left, int height, int width,

@@ -33,7 +33,7 @@ struct entropy {
     char *why;
 };
 
-/* Before the picture is begun: where its segments lie in it, as `prep` wrote it (data_prep/restart.py), or none. */
+/* Before the picture is begun: where its segments lie in it, as `prep` wrote it (pipeline/formats/segments.py), or none. */
 void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
 
 /* Put this decoder in the place of libjpeg's, whose decompression has been started; false where it does not know how

@@ -1,7 +1,5 @@
 /* Pictures from a .beton: read, decode the crop, resize, flip. One call does a thread's share of a batch. */
 #include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -10,47 +8,7 @@
 #include "resize.h"
 
 #define JPEG 0
-#define SLACK 64 /* bytes after each buffer, so that whole strips may be read at its end */
 #define MESSAGE JMSG_LENGTH_MAX
-
-static pthread_key_t mine;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-void *room(struct buffer *buffer, size_t size) {
-    if (!buffer->data || buffer->size < size) {
-        free(buffer->data);
-        buffer->size = size + size / 4;
-        buffer->data = malloc(buffer->size + SLACK);
-        if (!buffer->data)
-            buffer->size = 0;
-    }
-    return buffer->data;
-}
-
-static void free_scratch(void *given) {
-    struct scratch *scratch = given;
-    jpeg_destroy_decompress(&scratch->jpeg);
-    struct buffer *buffers[] = {&scratch->bytes,      &scratch->table,      &scratch->pixels,    &scratch->passed,
-                                &scratch->line,       &scratch->weights[0], &scratch->weights[1], &scratch->places[0],
-                                &scratch->places[1],  &scratch->reals,      &scratch->across,    &scratch->quads,
-                                &scratch->sums,       &scratch->moving};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
-        free(buffers[i]->data);
-    free(scratch->entropy.plain);
-    free(scratch);
-}
-
-static void make_key(void) { pthread_key_create(&mine, free_scratch); }
-
-struct scratch *own_scratch(void) {
-    pthread_once(&once, make_key);
-    struct scratch *scratch = pthread_getspecific(mine);
-    if (!scratch && (scratch = calloc(1, sizeof *scratch))) {
-        jpeg_begin(scratch);
-        pthread_setspecific(mine, scratch);
-    }
-    return scratch;
-}
 
 /* pread instead of a mapping: of a file that was cut short it returns less, where a mapping ends the process. */
 static bool read_bytes(int file, void *to, size_t size, off_t from, char *why) {

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.recipe.policy import parse_policy
-from pipeline.recipe.section import Fraction, Jitter, Pair, Positive, Section, key
+from pipeline.section import Fraction, Jitter, Pair, Positive, Section, key
 
 
 class AugmentSection(Section):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from pipeline.recipe.section import Positive, Section, Triple, key
+from pipeline.section import Positive, Section, Triple, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -23,16 +23,18 @@ class PreparedSection(Section):
     order: Literal["auto", "random", "paged"] = key(
         "auto",
         "random: any sample at any time; paged: for files larger than memory, samples near in the file are near in "
-        "time; auto: paged where the training file exceeds data.memory",
+        "time; auto: paged where the training file exceeds data.memory_gib",
     )
-    memory: Annotated[float, Field(gt=0)] = key(
+    memory_gib: Annotated[float, Field(gt=0)] = key(
         128.0,
         "order auto: GiB of the file that a node is taken to keep in memory; stated and not measured, so that a "
         "recipe means the same order on every machine and at every restart",
     )
-    window: Positive = key(4096, "order paged: MiB of the file, over all ranks, within which samples are shuffled")
-    batches_ahead: Positive = key(3, "batches decoded ahead of the step, per rank; one more is on the device")
-    ahead_mib: Positive = key(
+    shuffle_window_mib: Positive = key(
+        4096, "order paged: MiB of the file, over all ranks, within which samples are shuffled"
+    )
+    prefetch_batches: Positive = key(3, "batches decoded ahead of the step, per rank; one more is on the device")
+    prefetch_mib: Positive = key(
         1024, "MiB that the batches decoded ahead may take, per rank: large ones are fewer, but one at least"
     )
 
@@ -48,7 +50,7 @@ class DataSection(PreparedSection):
     interpolation: Literal["bilinear", "bicubic", "random"] = key(
         "bilinear", "how crops are resized, antialiased; random: either, drawn for each picture (evaluation: bicubic)"
     )
-    on_bad: Literal["error", "replace"] = key(
+    on_corrupt: Literal["error", "replace"] = key(
         "error", "a training picture that cannot be read: the end, or another in its place, told and counted"
     )
     mean: Triple = key(IMAGENET_MEAN, "subtracted per RGB channel, on a scale of 0 to 1")

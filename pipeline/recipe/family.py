@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.recipe.section import Section
+from pipeline.section import Section
 
 Expansion = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0)]

@@ -34,6 +34,33 @@ _Yaml.add_implicit_resolver(
 )
 
 
+# Keys by the name that they had before, each with the one that it has now.
+_RENAMED = {
+    "train.accumulation": "train.grad_accum_steps",
+    "train.checkpointing": "train.activation_checkpointing",
+    "train.save_every": "train.save_every_steps",
+    "train.keep": "train.keep_last",
+    "train.keep_every": "train.keep_every_steps",
+    "data.on_bad": "data.on_corrupt",
+    "data.batches_ahead": "data.prefetch_batches",
+    "data.ahead_mib": "data.prefetch_mib",
+    "data.memory": "data.memory_gib",
+    "data.window": "data.shuffle_window_mib",
+    "engine.timeout": "engine.timeout_s",
+    "engine.compress": "engine.bf16_compress",
+    "engine.bucket_view": "engine.gradient_as_bucket_view",
+    "engine.bucket_mb": "engine.bucket_cap_mb",
+    "engine.overlap": "engine.overlap_comm",
+    "engine.offload": "engine.cpu_offload",
+    "faults.hang": "faults.hang_timeout_s",
+    "faults.skips": "faults.max_skipped_steps",
+    "faults.rollbacks": "faults.max_rollbacks",
+    "faults.spike": "faults.loss_spike_std",
+    "eval.every": "eval.every_epochs",
+    "eval.batch": "eval.batch_size",
+}
+
+
 def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
     """The recipe at `path` with `("section.key", "yaml value")` overrides applied, or `InputError`."""
     merged = _read(Path(path), chain=())
@@ -180,6 +207,8 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
 
 def suggest(name: str, table: Iterable[str]) -> str:
     """A half sentence that names the nearest of the known keys."""
+    if name in _RENAMED:
+        return f"; its name is now {_RENAMED[name]}"
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from pipeline.recipe.family import Expansion, Family, Seed, check_patches, hidden_width
 from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
-from pipeline.recipe.section import Fraction, Positive, key
 from pipeline.recipe.text import TextMixerSection, TextTransformerSection
+from pipeline.section import Fraction, Positive, key
 
 
 class MixerSection(Family):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.recipe.section import Decay, Decays, Section, key
+from pipeline.section import Decay, Decays, Section, key
 
 
 class OptimSection(Section):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from pipeline.recipe.family import Expansion, Family, check_patches
-from pipeline.recipe.section import Fraction, Positive, key
+from pipeline.section import Fraction, Positive, key
 
 
 class PatchedSection(Family):

@@ -11,9 +11,9 @@ from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.faults import FaultsSection
 from pipeline.recipe.model import ModelSection
 from pipeline.recipe.optim import OptimSection, ScheduleSection
-from pipeline.recipe.section import Section
 from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
+from pipeline.section import Section
 
 
 class Recipe(Section):
@@ -98,11 +98,11 @@ def _schedule_fits(recipe: Recipe) -> None:
 
 
 _ENGINE_KEYS = {
-    "bucket_mb": ("ddp", "deepspeed"),
-    "bucket_view": ("ddp",),
+    "bucket_cap_mb": ("ddp", "deepspeed"),
+    "gradient_as_bucket_view": ("ddp",),
     "static_graph": ("ddp",),
-    "compress": ("ddp",),
-    "overlap": ("deepspeed",),
+    "bf16_compress": ("ddp",),
+    "overlap_comm": ("deepspeed",),
 }
 
 
@@ -121,16 +121,16 @@ def _engine_can(recipe: Recipe) -> None:
         )
     if recipe.optim.name == "schedule_free":
         _schedule_free_fits(recipe, zero)
-    if recipe.engine.offload and recipe.engine.kind != "fsdp" and zero == 0:
-        raise ValueError("engine.offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
+    if recipe.engine.cpu_offload and recipe.engine.kind != "fsdp" and zero == 0:
+        raise ValueError("engine.cpu_offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
     for name, kinds in _ENGINE_KEYS.items():
         default = EngineSection.model_fields[name].default
         if getattr(recipe.engine, name) != default and recipe.engine.kind not in kinds:
             raise ValueError(
                 f"engine.{name} is for engine.kind {' or '.join(kinds)}, {recipe.engine.kind} would ignore it"
             )
-    if recipe.engine.static_graph and (recipe.train.deterministic or recipe.train.accumulation > 1):
-        other = "train.deterministic" if recipe.train.deterministic else "train.accumulation above 1"
+    if recipe.engine.static_graph and (recipe.train.deterministic or recipe.train.grad_accum_steps > 1):
+        other = "train.deterministic" if recipe.train.deterministic else "train.grad_accum_steps above 1"
         raise ValueError(f"engine.static_graph true does not go with {other}: torch's fails there; set it to false")
     if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
         raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
@@ -155,10 +155,10 @@ def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
 
 
 def _hangs_are_found(recipe: Recipe) -> None:
-    if recipe.faults.hang >= recipe.engine.timeout:
+    if recipe.faults.hang_timeout_s >= recipe.engine.timeout_s:
         raise ValueError(
-            f"faults.hang {recipe.faults.hang} must be shorter than engine.timeout {recipe.engine.timeout}: "
-            "collectives that give up first leave no stacks"
+            f"faults.hang_timeout_s {recipe.faults.hang_timeout_s} must be shorter than engine.timeout_s "
+            f"{recipe.engine.timeout_s}: collectives that give up first leave no stacks"
         )
 
 
@@ -170,14 +170,14 @@ def _best_is_measured(recipe: Recipe) -> None:
 
 def check_world(recipe: Recipe, world: int) -> None:
     """The global batch must fall into whole mixing groups on every rank and micro-batch, or `InputError`."""
-    batch, accumulation = recipe.train.global_batch, recipe.train.accumulation
+    batch, grad_accum_steps = recipe.train.global_batch, recipe.train.grad_accum_steps
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
-    unit = world * accumulation * group
+    unit = world * grad_accum_steps * group
     if batch % unit:
         below, above = batch // unit * unit, -(-batch // unit) * unit
         fits = f"{below} or {above}" if below else f"{above}"
         grouped = f" x augment.mix_group {group}" if group > 1 else ""
         raise InputError(
-            f"train.global_batch {batch} does not divide by {world} ranks x train.accumulation {accumulation}"
+            f"train.global_batch {batch} does not divide by {world} ranks x train.grad_accum_steps {grad_accum_steps}"
             f"{grouped} = {unit}; {fits} would"
         )

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from pipeline.recipe.family import Expansion, Family, Seed, hidden_width
-from pipeline.recipe.section import Fraction, Positive, key
+from pipeline.section import Fraction, Positive, key
 
 
 class TextSection(Family):

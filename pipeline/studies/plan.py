@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError, model_validator
 
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, load_recipe, recipe_hash
-from pipeline.recipe.section import Section, key
+from pipeline.section import Section, key
 
 
 class Entry(Section):

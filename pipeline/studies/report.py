@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.files import write_whole
+from pipeline.files import atomic_write
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.model import MixerSection
@@ -62,7 +62,7 @@ def _depth_to_width(recipe: Recipe) -> float:
 def write_report(points: Sequence[Point], folder: Path) -> list[Path]:
     """report.md and report.png in the study's folder."""
     table, figure = folder / "report.md", folder / "report.png"
-    write_whole(table, as_markdown(points))
+    atomic_write(table, as_markdown(points))
     draw(points, figure)
     return [table, figure]
 

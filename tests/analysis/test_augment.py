@@ -11,9 +11,9 @@ from pipeline.cli import main
 from pipeline.data.grid import GUTTER, PAPER, grid, visible
 from pipeline.data.loader import TrainLoader
 from pipeline.data.normalise import normalised
+from pipeline.distributed.topology import Topology
 from pipeline.recipe import load_recipe
 from pipeline.recipe.data import DataSection
-from pipeline.topology import Topology
 
 
 def rp_mixer(digits):

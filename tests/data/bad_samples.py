@@ -18,10 +18,10 @@ import pipeline.data.decode
 import pipeline.data.with_pillow
 from pipeline.data.loader import TrainLoader
 from pipeline.data.tokens import Tokens
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection, TextDataSection
-from pipeline.topology import Topology
 
 
 def main(folders: list[str]) -> None:

@@ -30,9 +30,9 @@ from PIL import Image
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.data.loader import TrainLoader
+from pipeline.distributed.topology import Topology
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
-from pipeline.topology import Topology
 
 BATCH, PICTURES, WORLDS = 16, 200, (1, 2, 4)
 AUGMENT = AugmentSection(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5, mixup=0.8, cutmix=1.0, mix_group=4)
@@ -62,7 +62,13 @@ def write_pictures(folder: Path) -> None:
 
 def loader_of(folder: str, order: str, rank: int, world: int, workers: int, ahead: int) -> TrainLoader:
     section = DataSection(
-        path=folder, num_classes=2, image_size=32, workers=workers, batches_ahead=ahead, order=order, window=1
+        path=folder,
+        num_classes=2,
+        image_size=32,
+        workers=workers,
+        prefetch_batches=ahead,
+        order=order,
+        shuffle_window_mib=1,
     )
     return TrainLoader(section, AUGMENT, BATCH, 1, 7, Topology(rank, world, rank, world, torch.device("cpu")))
 

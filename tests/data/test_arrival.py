@@ -7,7 +7,7 @@ import torch
 
 from pipeline.data.loader import Batches, EvalLoader, TrainLoader
 from pipeline.data.prefetch import Prefetch
-from pipeline.topology import Topology
+from pipeline.distributed.topology import Topology
 from tests.data.test_loader import BATCH, FULL, folder, place, section  # noqa: F401 - a fixture
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from pipeline.formats.beton import open_beton
 from tests.conftest import ROOT
 
 SECONDS = 5

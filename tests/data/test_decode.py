@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 import pipeline.data.decode
-from data_prep.beton import JPEG, RAW, open_beton
 from data_prep.jpeg import plain_frame
 from data_prep.picture import Encoded
 from data_prep.restart import DamagedJpeg, with_markers
 from data_prep.write import PICTURES, SEGMENTED_PICTURES, BetonWriter
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from pipeline.errors import InputError
+from pipeline.formats.beton import JPEG, RAW, open_beton
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]

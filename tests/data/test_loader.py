@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.data.decode import centre_boxes, padded_boxes, random_boxes
-from pipeline.data.loader import EvalLoader, TrainLoader, batches_ahead
+from pipeline.data.loader import EvalLoader, TrainLoader, prefetch_count
 from pipeline.data.order import RandomOrder
 from pipeline.data.paged import PagedOrder
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
-from pipeline.topology import Topology
 
 BATCH = 16
 FULL = AugmentSection(
@@ -62,17 +62,17 @@ def place(rank=0, world=1) -> Topology:
 
 
 def training(
-    folder, world=1, accumulation=1, first=0, epoch=1, augment=FULL, **changes
+    folder, world=1, grad_accum_steps=1, first=0, epoch=1, augment=FULL, **changes
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Every step of an epoch from `first` on, all ranks put together."""
     parts = []
     for rank in range(world):
-        loader = TrainLoader(section(folder, **changes), augment, BATCH, accumulation, 7, place(rank, world))
+        loader = TrainLoader(section(folder, **changes), augment, BATCH, grad_accum_steps, 7, place(rank, world))
         with loader.batches(epoch, first) as batches:
             parts.append([(batch.inputs, batch.targets) for batch in batches])
     steps = []
-    for step in range(len(parts[0]) // accumulation):
-        mine = [part for rank in parts for part in rank[step * accumulation : (step + 1) * accumulation]]
+    for step in range(len(parts[0]) // grad_accum_steps):
+        mine = [part for rank in parts for part in rank[step * grad_accum_steps : (step + 1) * grad_accum_steps]]
         steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
     return steps
 
@@ -86,11 +86,11 @@ def digest(steps) -> list[str]:
     [
         {"world": 2},
         {"world": 4},
-        {"accumulation": 2},
-        {"world": 2, "accumulation": 2},
+        {"grad_accum_steps": 2},
+        {"world": 2, "grad_accum_steps": 2},
         {"workers": 2},
         {"workers": 3},
-        {"batches_ahead": 1},
+        {"prefetch_batches": 1},
         {"first": 1},
         {"world": 2, "workers": 2, "first": 2},
     ],
@@ -131,17 +131,17 @@ def test_views_of_a_sample_differ_and_the_first_is_the_one_that_it_always_is(fol
 def test_auto_takes_pages_where_the_file_is_larger_than_the_stated_memory(folder):
     size = (folder / "train.beton").stat().st_size / 2**30
     for memory, kind in ((size * 1.01, RandomOrder), (size * 0.99, PagedOrder)):
-        loader = TrainLoader(section(folder, order="auto", memory=memory), FULL, BATCH, 1, 7, place())
+        loader = TrainLoader(section(folder, order="auto", memory_gib=memory), FULL, BATCH, 1, 7, place())
         assert isinstance(loader.order, kind)
 
 
 @pytest.mark.parametrize(("mib", "ahead"), [(1, 1), (4, 1), (5, 2), (6, 2), (7, 3), (1024, 3)])
 def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
     """A batch of 16 pictures of 224 pixels has 2.3 MiB."""
-    loader = TrainLoader(section(folder, image_size=224, ahead_mib=mib), FULL, BATCH, 1, 7, place())
+    loader = TrainLoader(section(folder, image_size=224, prefetch_mib=mib), FULL, BATCH, 1, 7, place())
     with loader.batches(0) as batches:
         inside = next(batches).inputs.numel()  # as many bytes before they are made float32
-        assert batches_ahead(loader.section, loader.source, loader.share) == ahead
+        assert prefetch_count(loader.section, loader.source, loader.share) == ahead
     assert inside * ahead <= max(mib << 20, inside)
 
 
@@ -231,11 +231,11 @@ def damaged(folder, tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "way", [{"world": 2}, {"world": 4, "workers": 2}, {"accumulation": 4}, {"first": 1}], ids=str
+    "way", [{"world": 2}, {"world": 4, "workers": 2}, {"grad_accum_steps": 4}, {"first": 1}], ids=str
 )
 def test_replacements_do_not_depend_on_how_they_are_loaded(damaged, way, capsys):
-    expected = digest(training(damaged, on_bad="replace"))
-    assert digest(training(damaged, on_bad="replace", **way)) == expected[way.get("first", 0) :]
+    expected = digest(training(damaged, on_corrupt="replace"))
+    assert digest(training(damaged, on_corrupt="replace", **way)) == expected[way.get("first", 0) :]
     assert "warning: " in capsys.readouterr().err
 
 
@@ -244,7 +244,7 @@ def test_replacements_are_counted_told_and_leave_the_others_as_they_were(folder,
     for epoch in range(3):
         batches = []
         for data in (folder, damaged):
-            loader = TrainLoader(section(data, on_bad="replace"), AugmentSection(), BATCH, 1, 7, place())
+            loader = TrainLoader(section(data, on_corrupt="replace"), AugmentSection(), BATCH, 1, 7, place())
             with loader.batches(epoch) as stream:
                 batches.append(list(stream))
         for before, after in zip(*batches, strict=True):
@@ -264,7 +264,7 @@ def test_replacements_are_counted_told_and_leave_the_others_as_they_were(folder,
 def test_a_damaged_picture_is_never_left_out_of_evaluation(damaged):
     with (
         pytest.raises(InputError, match=r"val\.beton: sample 5 cannot be read"),
-        EvalLoader(section(damaged, on_bad="replace"), 4, place()).batches() as batches,
+        EvalLoader(section(damaged, on_corrupt="replace"), 4, place()).batches() as batches,
     ):
         list(batches)
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipeline.data.threads import share_out
+from pipeline.data.threads import run_on_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -15,7 +15,7 @@ def test_every_share_is_worked_at_the_same_time(threads):
         meet.wait()  # nobody leaves before all have come
         seen.append((k, of))
 
-    share_out(work, threads)
+    run_on_threads(work, threads)
     assert sorted(seen) == [(k, threads) for k in range(threads)]
 
 
@@ -25,4 +25,4 @@ def test_an_exception_of_any_share_is_raised():
             raise OSError("the third share")
 
     with pytest.raises(OSError, match="the third share"):
-        share_out(work, 3)
+        run_on_threads(work, 3)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from data_prep.text import open_text
 from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.text import open_text
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import TextDataSection
 from pipeline.recipe.text import TextMixerSection
-from pipeline.topology import Topology
 
 SMOOTH = AugmentSection(smoothing=0.1)
 BATCH = 16
@@ -48,16 +48,16 @@ def place(rank=0, world=1):
     return Topology(rank, world, rank, world, torch.device("cpu"))
 
 
-def training(folder, world=1, accumulation=1, first=0, **changes):
+def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
     """Every step of epoch 1 from `first` on: its micro-batches' (ids, targets, samples), all ranks put together."""
     parts = []
     for rank in range(world):
-        loader = TrainLoader(section(folder, **changes), SMOOTH, BATCH, accumulation, 7, place(rank, world))
+        loader = TrainLoader(section(folder, **changes), SMOOTH, BATCH, grad_accum_steps, 7, place(rank, world))
         with loader.batches(1, first) as batches:
             parts.append([(batch.inputs, batch.targets, torch.from_numpy(batch.samples)) for batch in batches])
     steps = []
-    for step in range(len(parts[0]) // accumulation):
-        mine = [part for rank in parts for part in rank[step * accumulation : (step + 1) * accumulation]]
+    for step in range(len(parts[0]) // grad_accum_steps):
+        mine = [part for rank in parts for part in rank[step * grad_accum_steps : (step + 1) * grad_accum_steps]]
         steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
     return steps
 
@@ -80,7 +80,14 @@ def test_batches_hold_the_pairs_of_the_file_as_short_as_the_longest_allows(folde
 
 @pytest.mark.parametrize(
     "way",
-    [{"world": 2}, {"world": 4}, {"world": 16}, {"accumulation": 4}, {"world": 2, "accumulation": 2}, {"first": 1}],
+    [
+        {"world": 2},
+        {"world": 4},
+        {"world": 16},
+        {"grad_accum_steps": 4},
+        {"world": 2, "grad_accum_steps": 2},
+        {"first": 1},
+    ],
     ids=str,
 )
 def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
@@ -91,20 +98,27 @@ def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
 
 
 @settings(max_examples=12)
-@given(world=st.integers(1, 26), accumulation=st.sampled_from([1, 2]), order=st.sampled_from(["random", "paged"]))
-def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, accumulation, order):
+@given(world=st.integers(1, 26), grad_accum_steps=st.sampled_from([1, 2]), order=st.sampled_from(["random", "paged"]))
+def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, grad_accum_steps, order):
     """Steps of one or two pairs a rank, so that there are all of them."""
-    batch = world * accumulation
+    batch = world * grad_accum_steps
     taken = []
     for ranks in (1, world):
         parts = []
         for rank in range(ranks):
             loader = TrainLoader(
-                section(folder, order=order, window=1), SMOOTH, batch, accumulation, 3, place(rank, ranks)
+                section(folder, order=order, shuffle_window_mib=1),
+                SMOOTH,
+                batch,
+                grad_accum_steps,
+                3,
+                place(rank, ranks),
             )
             with loader.batches(0) as batches:
                 parts.append([batch.samples for batch in batches])
-        steps = [[rank[step * accumulation :][:accumulation] for rank in parts] for step in range(53 // batch)]
+        steps = [
+            [rank[step * grad_accum_steps :][:grad_accum_steps] for rank in parts] for step in range(53 // batch)
+        ]
         taken.append([np.concatenate([part for rank in step for part in rank]) for step in steps])
     assert np.array_equal(*taken)
     seen = np.concatenate(taken[0])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from data_prep import cifar
-from data_prep.beton import RAW, open_beton
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
+from pipeline.formats.beton import RAW, open_beton
 
 RNG = np.random.RandomState(0)
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import beton, text
+from data_prep import text
 from data_prep.encode import encode_all
 from data_prep.prepare import prepare
 from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
 from data_prep.write import BetonWriter
+from pipeline.formats import beton
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -13,10 +13,10 @@ from data_prep import pairs
 from data_prep.dry_run import dry_run
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from data_prep.text import open_text
 from data_prep.verify import verify
 from launch.stage import stage
 from pipeline.errors import InputError
+from pipeline.formats.text import open_text
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "mnli"
 ROWS = [

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from data_prep.beton import JPEG, RAW
 from data_prep.jpeg import plain_frame
 from data_prep.picture import encode
 from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
+from pipeline.formats.beton import JPEG, RAW
 
 RAW_PIXELS = PrepSettings(raw=True)
 PLAIN = partial(PrepSettings, restart_markers=False)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.beton import open_beton
-from data_prep.blocks import hash_blocks
-from data_prep.manifest import read_manifest
 from data_prep.prepare import SOURCES, prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
+from pipeline.formats.blocks import hash_blocks
+from pipeline.formats.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()

@@ -12,16 +12,17 @@ import pytest
 from PIL import Image
 
 from data_prep import restart
-from data_prep.beton import open_beton
 from data_prep.encode import encode_all
 from data_prep.jpeg import plain_frame
-from data_prep.manifest import read_manifest
 from data_prep.picture import encode
 from data_prep.prepare import prepare
-from data_prep.restart import NO_SEGMENTS, DamagedJpeg, interval_for, segments_of, with_markers
+from data_prep.restart import DamagedJpeg, interval_for, with_markers
 from data_prep.samples import FileSlice, PictureFiles, Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
+from pipeline.formats.manifest import read_manifest
+from pipeline.formats.segments import NO_SEGMENTS, segments_of
 from pipeline.native import BuildError
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"

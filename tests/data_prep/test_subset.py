@@ -5,12 +5,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_prep.beton import open_beton
 from data_prep.prepare import prepare
 from data_prep.samples import Dataset, PictureFiles
 from data_prep.settings import PrepSettings, parse_share
 from data_prep.subset import take_subset
 from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
 
 
 def dataset(sizes):

@@ -10,15 +10,15 @@ import time
 import numpy as np
 import pytest
 
-from data_prep.beton import ALLOCATION, FIELD, HEADER, open_beton
-from data_prep.beton import SEGMENTED as SAMPLE
-from data_prep.blocks import of_blocks
-from data_prep.manifest import read_manifest
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
+from pipeline.formats.beton import ALLOCATION, FIELD, HEADER, open_beton
+from pipeline.formats.beton import SEGMENTED as SAMPLE
+from pipeline.formats.blocks import of_blocks
+from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 
 TABLES = HEADER.itemsize + 3 * FIELD.itemsize

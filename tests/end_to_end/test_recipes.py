@@ -9,11 +9,11 @@ import pytest
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from pipeline.catalogue import header, shipped
-from pipeline.commands import Exit
-from pipeline.measure import measure
+from pipeline.cli.commands import Exit
+from pipeline.estimate.recipe_tables import header, shipped
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.train import train
+from pipeline.training.trained import measure
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
 

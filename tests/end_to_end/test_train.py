@@ -15,7 +15,7 @@ from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
 from tests.forks import Forks
 
-EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every", "2")
+EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
 
 
@@ -66,17 +66,17 @@ def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, opt
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp_path, options, start):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--train.save_every", "5", *options, **start)
+    command = train("run", *EPOCHS, "--train.save_every_steps", "5", *options, **start)
     command.wait_for_step(run, 33)  # within the second epoch
     command.kill()
     assert not (run / "done.json").exists()
-    finish(train("run", *EPOCHS, "--train.save_every", "5"))
+    finish(train("run", *EPOCHS, "--train.save_every_steps", "5"))
     assert_same_curve(run, undisturbed, 1e-4)
 
 
 def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_included(train, tmp_path):
     options = ("--model.drop_path", "0.4", "--train.deterministic", "true", "--train.max_steps", "20")
-    options = (*EPOCHS, *options, "--train.save_every", "4")
+    options = (*EPOCHS, *options, "--train.save_every_steps", "4")
     finish(train("whole", *options))
     killed = train("parts", *options)
     killed.wait_for_step(tmp_path / "parts", 9)
@@ -114,7 +114,7 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
 
 def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
     run, steep = tmp_path / "run", ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0")
-    command = train("run", *EPOCHS[:2], *steep, "--faults.skips", "100000")
+    command = train("run", *EPOCHS[:2], *steep, "--faults.max_skipped_steps", "100000")
     metrics = run / "metrics.jsonl"
     while not (metrics.exists() and '"skipped"' in metrics.read_text()):
         assert command.is_running(), command.wait()[1]
@@ -225,7 +225,7 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
 def test_a_disk_that_is_full_for_a_while_costs_nothing(digits, undisturbed, disk, tmp_path):
     run, log = disk / "run", tmp_path / "log"
     words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
-    often = ("--train.save_every", "5", "--log.tensorboard", "true")
+    often = ("--train.save_every_steps", "5", "--log.tensorboard", "true")
     codes, said = Forks(train_with, "fill@22-64", *words, *often, log=log).wait()
     assert codes == [0], said
     assert said.count("metrics.jsonl: cannot be written to (No space left on device)") == 1

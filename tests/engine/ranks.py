@@ -13,15 +13,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline import topology
 from pipeline.data.loader import Batch, EvalLoader, TrainLoader
+from pipeline.distributed import topology
 from pipeline.engine import State, build_engine, prepare
-from pipeline.evaluate import evaluate_engine
-from pipeline.finetune import freeze
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
-from pipeline.saving import assembled
-from pipeline.schedule import build_schedule
+from pipeline.run.saving import assembled
+from pipeline.training.evaluate import evaluate_engine
+from pipeline.training.finetune import freeze
+from pipeline.training.schedule import build_schedule
 from tests.conftest import ROOT
 
 ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3"]
@@ -48,11 +48,11 @@ class Setting:
         self.recipe = load_recipe(ROOT / f"recipes/digits/{recipe}.yaml", [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
         loader = TrainLoader(
-            *(self.data, self.recipe.augment, train.global_batch, train.accumulation, train.seed, self.here)
+            *(self.data, self.recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, self.here)
         )
         with loader.batches(0) as batches:
             everything = list(batches)
-        parts = train.accumulation
+        parts = train.grad_accum_steps
         self.steps: list[list[Batch]] = [everything[i * parts : (i + 1) * parts] for i in range(STEPS)]
         schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, loader.steps, train.epochs)
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
@@ -145,7 +145,7 @@ def resumed(data: Path) -> dict[str, Any]:
 
 def compressed(data: Path) -> list[float]:
     """The curve of gradients that travel as bf16."""
-    setting = Setting("mixer", data, ("engine.compress", "true"))
+    setting = Setting("mixer", data, ("engine.bf16_compress", "true"))
     return setting.run(setting.engine())
 
 

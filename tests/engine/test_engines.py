@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from pipeline.data.loader import Batch
+from pipeline.distributed.topology import read_topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
-from pipeline.topology import read_topology
 from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
@@ -42,7 +42,7 @@ class Case:
 
     def parts(self, step: int) -> list[Batch]:
         images, targets = self.batches[step]
-        size = BATCH // self.recipe.train.accumulation
+        size = BATCH // self.recipe.train.grad_accum_steps
         pairs = zip(images.split(size), targets.split(size), strict=True)
         return [Batch(x, y, np.arange(size)) for x, y in pairs]
 
@@ -78,9 +78,11 @@ def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
     "overrides",
     [
         pytest.param([], id="adamw, clipped"),
-        pytest.param([("optim.clip_grad", "null"), ("train.accumulation", "2")], id="accumulated"),
+        pytest.param([("optim.clip_grad", "null"), ("train.grad_accum_steps", "2")], id="accumulated"),
         pytest.param([("optim.name", "sgd"), ("optim.weight_decay", "0.01")], id="nesterov"),
-        pytest.param([("train.loss", "sigmoid"), ("train.checkpointing", "true")], id="sigmoid, checkpointed"),
+        pytest.param(
+            [("train.loss", "sigmoid"), ("train.activation_checkpointing", "true")], id="sigmoid, checkpointed"
+        ),
     ],
 )
 def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
@@ -96,7 +98,7 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
 @pytest.mark.parametrize("name", ENGINES)
 def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
     """And drops the same again where a checkpointed block is computed a second time."""
-    given = case(*overrides_for(name), ("model.drop_path", "0.5"), ("train.checkpointing", "true"))
+    given = case(*overrides_for(name), ("model.drop_path", "0.5"), ("train.activation_checkpointing", "true"))
 
     def seeded(steps):
         for number, step in enumerate(steps):

@@ -70,7 +70,7 @@ def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_tr
         ([*SCHEDULE_FREE, ("schedule.name", "cosine")], "set schedule.name constant"),
         ([*SCHEDULE_FREE, ("train.ema_decay", "0.9")], "set train.ema_decay to null"),
         ([*SCHEDULE_FREE, ("optim.betas", "[0, 0.9]")], "the first must be above 0"),
-        ([("engine.offload", "true")], "engine.offload needs engine.kind fsdp"),
+        ([("engine.cpu_offload", "true")], "engine.cpu_offload needs engine.kind fsdp"),
         ([("engine.deepspeed_config", "x.json")], "needs engine.kind deepspeed"),
         (
             [("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")],

@@ -7,10 +7,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from pipeline import checkpoint
-from pipeline.finetune import start_from
+from pipeline.run import checkpoint
+from pipeline.training.finetune import start_from
 from tests.engine.ranks import ENGINES, Setting
-from tests.test_checkpoint import position
+from tests.run.test_checkpoint import position
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -45,7 +45,7 @@ def saved(alone, digits, tmp_path_factory):
     engine = setting.engine()
     setting.run(engine, range(2))
     state = engine.state()
-    return checkpoint.save(tmp_path_factory.mktemp("run"), state, position(2), checkpoint.Keep(1)), state
+    return checkpoint.save(tmp_path_factory.mktemp("run"), state, position(2), checkpoint.RetentionPolicy(1)), state
 
 
 def test_torchs_distributed_checkpoint_reads_ours(saved):

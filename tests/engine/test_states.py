@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from pipeline.data.loader import EvalLoader
 from pipeline.engine import State
 from pipeline.engine.average import ema_decay
-from pipeline.finetune import freeze
-from pipeline.saving import assembled
+from pipeline.run.saving import assembled
+from pipeline.training.finetune import freeze
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import CHAIN, EMA, ENGINES, STEPS, Setting, chain, overrides_for
 
@@ -133,7 +133,7 @@ def test_the_decay_is_timms(warmup):
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed 1", "deepspeed 2", "deepspeed 3"])
 def test_offloaded_state_draws_the_same_curve(digits, name):
-    setting = Setting("mixer", digits, *overrides_for(name), ("engine.offload", "true"))
+    setting = Setting("mixer", digits, *overrides_for(name), ("engine.cpu_offload", "true"))
     engine = setting.engine()
     assert setting.run(engine) == pytest.approx(plain(setting)[0], rel=1e-6)
     if name != "fsdp":

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from pipeline.distributed.topology import read_topology
 from pipeline.engine import check_engine
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
-from pipeline.topology import read_topology
 from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
 
@@ -22,7 +22,11 @@ def reference(alone, digits):
 
 
 def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
-    keys = [("engine.bucket_mb", "1"), ("engine.bucket_view", "false"), ("engine.static_graph", "true")]
+    keys = [
+        ("engine.bucket_cap_mb", "1"),
+        ("engine.gradient_as_bucket_view", "false"),
+        ("engine.static_graph", "true"),
+    ]
     setting = Setting("mixer", digits, *keys)
     engine = setting.engine()
     assert engine.model.bucket_bytes_cap == 2**20
@@ -39,7 +43,7 @@ def test_gradients_that_travel_as_bf16_are_rounded_and_no_more(ranks, reference)
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_zeros_buckets_and_overlap_change_no_number(digits, reference, stage):
-    keys = [("engine.bucket_mb", "1"), ("engine.overlap", "false")]
+    keys = [("engine.bucket_cap_mb", "1"), ("engine.overlap_comm", "false")]
     setting = Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), *keys)
     engine = setting.engine()
     assert engine.engine.zero_overlap_comm() is False
@@ -50,7 +54,7 @@ def test_zeros_buckets_and_overlap_change_no_number(digits, reference, stage):
 @pytest.mark.parametrize("stage", ["0", "2", "3"])
 def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
     engine = (
-        Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), ("engine.timeout", "3456")).engine().engine
+        Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), ("engine.timeout_s", "3456")).engine().engine
     )
     group = engine.data_parallel_group
     assert group is not torch.distributed.group.WORLD
@@ -60,9 +64,15 @@ def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([("engine.kind", "fsdp"), ("engine.compress", "true")], "engine.compress is for engine.kind ddp, fsdp"),
-        ([("engine.overlap", "false")], "engine.overlap is for engine.kind deepspeed, ddp"),
-        ([("engine.static_graph", "true"), ("train.accumulation", "2")], "does not go with train.accumulation"),
+        (
+            [("engine.kind", "fsdp"), ("engine.bf16_compress", "true")],
+            "engine.bf16_compress is for engine.kind ddp, fsdp",
+        ),
+        ([("engine.overlap_comm", "false")], "engine.overlap_comm is for engine.kind deepspeed, ddp"),
+        (
+            [("engine.static_graph", "true"), ("train.grad_accum_steps", "2")],
+            "does not go with train.grad_accum_steps",
+        ),
         ([("engine.static_graph", "true"), ("train.deterministic", "true")], "does not go with train.deterministic"),
     ],
 )

@@ -12,12 +12,12 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline import checkpoint
+from pipeline.run import checkpoint
 from tests.conftest import train_lines
 from tests.faults.ranks import ranks
 
 LAST, SAVE_EVERY, TOLERANCE = 36, 4, 1e-4
-OPTIONS = ("--train.max_steps", f"{LAST}", "--train.save_every", f"{SAVE_EVERY}", "--train.keep", "3")
+OPTIONS = ("--train.max_steps", f"{LAST}", "--train.save_every_steps", f"{SAVE_EVERY}", "--train.keep_last", "3")
 ENGINES = {
     "ddp": ("--engine.kind", "ddp"),
     "ZeRO 1": ("--engine.kind", "deepspeed", "--engine.zero_stage", "1"),
@@ -53,7 +53,7 @@ class Disturbed:
 
     def poison(self, world: int, engine: str, step: int, rank: int) -> None:
         """The pictures of four steps are not numbers: the run goes back and leaves them out. Then a rank dies."""
-        self.missing = f"left_out@{step}-{step + 3}"
+        self.missing = f"skipped_ranges@{step}-{step + 3}"
         codes, said = self.start(world, engine, f"nan@{step}-{step + 3},die@{step + 2 * SAVE_EVERY}:{rank}")
         assert codes == [-9 if r == rank else 1 for r in range(world)], f"{codes}\n{said}"
         assert "rollback" in said, said
@@ -77,7 +77,7 @@ class Disturbed:
 
     def hang(self, world: int, engine: str, step: int, rank: int) -> None:
         kind = random.choice(["loader", "stuck"])
-        codes, said = self.start(world, engine, f"{kind}@{step}:{rank}", "--faults.hang", "40")
+        codes, said = self.start(world, engine, f"{kind}@{step}:{rank}", "--faults.hang_timeout_s", "40")
         assert set(codes) == {1}, f"{codes}\n{said}"
         for number in range(world):
             stacks = (self.run / f"stacks/rank-{number}.txt").read_text()
@@ -128,7 +128,7 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
 
 def short(data: Path, folder: Path, clean: Path) -> None:
     """A round for each engine, while one run hangs; and what tests/faults/test_chaos.py has a look at."""
-    hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang", "12")
+    hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "12")
     for engine in ("ddp", "ZeRO 1"):
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
     Disturbed(data, folder / "nan").start(2, "ZeRO 1", "nan@6-7,nan@13-18")

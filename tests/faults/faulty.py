@@ -2,7 +2,7 @@
 
 FAULT is any of these, joined by commas, or "none":
 nan@A-B      the pictures of steps A to B (of the data's order, from 0) are not numbers
-left_out@A-B steps A to B of the data's order are left out from the start
+skipped_ranges@A-B steps A to B of the data's order are left out from the start
 die@S:R      rank R is killed after step S
 raise@S:R    rank R's loader raises at step S of the first epoch
 loader@S:R   rank R's loader never delivers step S of the first epoch
@@ -23,9 +23,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline import checkpoint, runfolder
 from pipeline.data.loader import TrainLoader
-from pipeline.loop import Loop
+from pipeline.run import checkpoint
+from pipeline.run import run_dir as runfolder
+from pipeline.training.loop import Loop
 from tests.forks import be_rank
 
 
@@ -41,8 +42,8 @@ def nan(first: int, last: int) -> None:
     TrainLoader._finish = faulty
 
 
-def left_out(first: int, last: int) -> None:
-    runfolder.read_left_out = lambda folder: [(first, last + 1)]
+def skipped_ranges(first: int, last: int) -> None:
+    runfolder.read_skipped_ranges = lambda folder: [(first, last + 1)]
 
 
 def after(step: int, rank: int, action) -> None:
@@ -137,7 +138,7 @@ def term(step: int, _=None) -> None:
 
 FAULTS = {
     "nan": nan,
-    "left_out": left_out,
+    "skipped_ranges": skipped_ranges,
     "die": die,
     "stuck": stuck,
     "silent": silent,

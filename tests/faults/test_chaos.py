@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from pipeline.data.loader import TrainLoader
+from pipeline.distributed.topology import read_topology
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
-from pipeline.schedule import build_schedule
-from pipeline.topology import read_topology
+from pipeline.training.schedule import build_schedule
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
 from tests.faults.chaos import short, undisturbed
@@ -59,7 +59,7 @@ def test_the_others_say_why_a_rank_has_ended(chaos):
 
 def test_pictures_that_are_not_numbers_are_left_out_and_nothing_else_changes(chaos, digits):
     """Two steps in a row are skipped; of six the run goes back after four, leaves these out and skips the others."""
-    found = [(e["event"], e["step"], e.get("left_out")) for e in events(chaos / "nan")]
+    found = [(e["event"], e["step"], e.get("skipped_ranges")) for e in events(chaos / "nan")]
     assert found == [
         ("skipped", 7, None),
         ("skipped", 8, None),
@@ -67,7 +67,7 @@ def test_pictures_that_are_not_numbers_are_left_out_and_nothing_else_changes(cha
         ("skipped", 14, None),
         ("skipped", 15, None),
     ]
-    assert json.loads((chaos / "nan/left_out.json").read_text()) == [[13, 17]]
+    assert json.loads((chaos / "nan/skipped_ranges.json").read_text()) == [[13, 17]]
 
     orders = [order for order in range(29) if not 13 <= order < 17][:20]  # the data of step 1, 2, ...
     recipe = load_recipe(chaos / "nan/recipe.yaml")

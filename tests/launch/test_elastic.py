@@ -19,13 +19,22 @@ from tests.launch.hosts import Hosts, missing
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(REASON), reason=REASON)]
 # A batch that 2, 3 and 4 ranks divide.
-BATCH = ("--train.global_batch", "96", "--augment.mix_group", "8", "--train.epochs", "6", "--train.save_every", "4")
+BATCH = (
+    "--train.global_batch",
+    "96",
+    "--augment.mix_group",
+    "8",
+    "--train.epochs",
+    "6",
+    "--train.save_every_steps",
+    "4",
+)
 LAST = 6 * (1437 // 96)
 
 
 def words(digits: Path, run: Path) -> list[str]:
     given = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *BATCH)
-    return [str(word) for word in (*given, "--engine.timeout", "40", "--faults.hang", "20")]
+    return [str(word) for word in (*given, "--engine.timeout_s", "40", "--faults.hang_timeout_s", "20")]
 
 
 @pytest.fixture(scope="module")

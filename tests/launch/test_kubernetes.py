@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import yaml
 
-from pipeline.commands import Parser
+from pipeline.cli.commands import Parser
 from pipeline.recipe import check_world, load_recipe
 from pipeline.train import add_arguments
 from tests.conftest import ROOT

@@ -7,8 +7,8 @@ from argparse import Namespace
 import pytest
 from torch.distributed.run import parse_args
 
+from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.cli.parser import COMMANDS
-from pipeline.commands import Exit, Parser, run_command
 from pipeline.recipe import load_recipe
 from pipeline.train import add_arguments
 from tests.conftest import ROOT

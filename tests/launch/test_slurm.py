@@ -38,7 +38,7 @@ def submit(slurm, digits):
     """widemix submit of the digits over some nodes, a rank each: submit(folder, options...) -> what it printed."""
 
     def start(folder: Path, *options: str, code: int = 0) -> str:
-        small = (*SMALL, *EPOCHS, "--train.save_every", "5", "--data.path", str(digits))
+        small = (*SMALL, *EPOCHS, "--train.save_every_steps", "5", "--data.path", str(digits))
         machine = ("--gpus-per-node", "0", "--cpus-per-node", "1")
         command = Command("submit", RECIPE, "--run-dir", folder, *small, *machine, *options, env=slurm.environ)
         found, output = command.wait()

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 STAGE = """
     import sys
     from pathlib import Path
-    from data_prep import blocks, manifest
+    from pipeline.formats import blocks
+    from pipeline.formats import manifest
     from launch import stage
 
     blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
@@ -32,7 +33,11 @@ STAGE = """
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The digits, in blocks of 4 KiB and small pages."""
-    for place in ("data_prep.blocks.BLOCK", "data_prep.blocks.PIECE", "data_prep.manifest.BLOCK"):
+    for place in (
+        "pipeline.formats.blocks.BLOCK",
+        "pipeline.formats.blocks.PIECE",
+        "pipeline.formats.manifest.BLOCK",
+    ):
         monkeypatch.setattr(place, 4096)
     for name in ("BLOCK", "PIECE"):
         monkeypatch.setattr(f"launch.stage.{name}", 4096)

@@ -14,9 +14,9 @@ from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _must_go_without, _start, meet, torchrun_command
-from pipeline.commands import Exit, Parser, run_command
+from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.distributed.rank_status import RankStatus
 from pipeline.errors import InputError
-from pipeline.outcome import Word
 from tests.conftest import ROOT
 
 
@@ -158,8 +158,8 @@ def test_only_a_start_that_trained_nothing_leaves_nodes_out(tmp_path):
         logs.mkdir(parents=True)
         (logs / "sick").write_text("n3\n")
         if trained:
-            (logs / "rank-0.json").write_text(json.dumps(asdict(Word(0, "n3", 75, "stopped", 1.0))))
-        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, asked=False)) == Exit.AGAIN
+            (logs / "rank-0.json").write_text(json.dumps(asdict(RankStatus(0, "n3", 75, "stopped", 1.0))))
+        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, asked=False)) == Exit.REQUEUE
         assert (logs / "left-out").exists() is not trained
     assert (tmp_path / "slurm/7.0/left-out").read_text() == "n3\n"
 
@@ -218,8 +218,8 @@ def test_a_folder_whose_run_slurm_still_has_takes_no_other_job(dry_run, tmp_path
     assert output == f"error: {tmp_path / 'run'}: job 12 is queued or running there\n"
 
 
-def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> Word:
-    return Word(rank, f"n{rank}", code, message, time)
+def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> RankStatus:
+    return RankStatus(rank, f"n{rank}", code, message, time)
 
 
 @pytest.mark.parametrize(
@@ -227,18 +227,18 @@ def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> W
     [
         ([word(0, 0), word(1, 0)], False, 9, Exit.DONE, "done"),
         ([word(0, 0), word(1, None)], True, 9, Exit.DONE, "done"),
-        ([word(0, 75), word(1, 75)], True, 9, Exit.AGAIN, "stopped on purpose with a checkpoint"),
+        ([word(0, 75), word(1, 75)], True, 9, Exit.REQUEUE, "stopped on purpose with a checkpoint"),
         (
             [word(0, 75), word(1, None)],
             False,
             0,
-            Exit.AGAIN,
+            Exit.REQUEUE,
             "stopped on purpose and nothing was saved",
         ),
-        ([word(0, None), word(1, None)], True, 0, Exit.AGAIN, "before a last checkpoint"),
-        ([], True, 0, Exit.AGAIN, "before a last checkpoint"),
+        ([word(0, None), word(1, None)], True, 0, Exit.REQUEUE, "before a last checkpoint"),
+        ([], True, 0, Exit.REQUEUE, "before a last checkpoint"),
         ([word(0, 1), word(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),
-        ([word(0, 1, "lost n1", 5), word(1, None)], False, 9, Exit.AGAIN, "rank 1 on n1 was killed"),
+        ([word(0, 1, "lost n1", 5), word(1, None)], False, 9, Exit.REQUEUE, "rank 1 on n1 was killed"),
         ([word(0, 1, "lost n1", 5), word(1, 1, "nan", 4)], False, 0, Exit.FAILED, "rank 1 on n1 failed first: nan"),
         ([word(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
         ([], False, 0, Exit.FAILED, "no rank ever started"),

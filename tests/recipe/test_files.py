@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.catalogue import shipped
 from pipeline.errors import InputError
+from pipeline.estimate.recipe_tables import shipped
 from pipeline.recipe import check_world, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_overrides_are_yaml_and_win():
         ([("data.image_size", "9")], "model.patch_size 2 does not divide data.image_size 9; 3, 9 would"),
         ([("model.tokens", "17")], "have 16 tokens"),
         ([("train.global_batch", "60")], "= 16; 48 or 64 would"),
-        ([("train.accumulation", "3")], "= 48; 48 or 96 would"),
+        ([("train.grad_accum_steps", "3")], "= 48; 48 or 96 would"),
         ([("schedule.warmup_epochs", "30")], "must be shorter than train.epochs 30"),
         ([("schedule.min_lr", "1")], "schedule.min_lr 1 exceeds optim.lr"),
         ([("augment.mix_group", "15")], "must be even"),
@@ -186,3 +186,13 @@ def test_a_wrong_recipe_never_imports_torch():
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.split() == ["2", "False"]
     assert answer.stderr == "error: --train.epoch: no such key; did you mean train.epochs?\n"
+
+
+def test_a_key_under_its_earlier_name_is_an_error_that_names_the_new_one(tmp_path):
+    for earlier, now in (("train.accumulation", "train.grad_accum_steps"), ("faults.hang", "faults.hang_timeout_s")):
+        with pytest.raises(InputError, match=rf"no such key; its name is now {now}$"):
+            load_recipe(ROOT / "recipes/digits/mixer.yaml", [(earlier, "2")])
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: {ROOT / 'recipes/digits/mixer.yaml'}\ndata:\n  on_bad: replace\n")
+    with pytest.raises(InputError, match=r"unknown key data.on_bad; its name is now data.on_corrupt$"):
+        load_recipe(path)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from pipeline.catalogue import hours, measured, row, shipped
+from pipeline.estimate.recipe_tables import hours, measured, row, shipped
 from pipeline.models.cost import model_cost
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, load_recipe

@@ -11,7 +11,7 @@ from pipeline.data.augment.run import run_mixture, run_policy
 from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.compiled import jit
 from pipeline.data.random import APPEARANCE, AUGMENT, key
-from pipeline.data.threads import share_out
+from pipeline.data.threads import run_on_threads
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.policy import parse_policy
 
@@ -27,9 +27,9 @@ class Augmentation:
         """Augment uint8 [B, H, W, 3], which show `samples`, in place. What is off is not even compiled."""
         if self.program.kind != NO_POLICY:
             work = _mix_share if self.program.kind == MIX else _run_share
-            share_out(functools.partial(work, pictures, samples, seed, epoch, self.program), threads)
+            run_on_threads(functools.partial(work, pictures, samples, seed, epoch, self.program), threads)
         if max(self.looks.jitter_prob, self.looks.gray_prob, self.looks.blur_prob) > 0:
-            share_out(functools.partial(_look_share, pictures, samples, seed, epoch, self.looks), threads)
+            run_on_threads(functools.partial(_look_share, pictures, samples, seed, epoch, self.looks), threads)
 
 
 def augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:

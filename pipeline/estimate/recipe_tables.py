@@ -1,0 +1,125 @@
+"""The tables of recipes/README.md, from the recipes' headers and from what the recipes say: none is kept by hand."""
+
+import re
+from pathlib import Path
+
+from pipeline.errors import InputError
+from pipeline.estimate.hardware import Cluster
+from pipeline.estimate.report import estimate
+from pipeline.estimate.units import short
+from pipeline.files import atomic_write
+from pipeline.models.cost import model_cost
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
+from pipeline.recipe.text import TextSection
+
+FIELDS = ("prepare", "command", "expected", "source", "measured", "cost")
+BEGIN, END = "<!-- written by `widemix cost --recipes recipes` -->\n", "<!-- end -->\n"
+GPU = "a100"
+
+
+def shipped(folder: Path) -> list[Path]:
+    """The recipes in `folder`, without what they extend and the data of studies."""
+    return sorted(path for path in folder.glob("*/*.yaml") if path.parent.name not in ("base", "studies"))
+
+
+def header(path: Path) -> dict[str, str]:
+    """The named lines of a recipe's header, with what continues them; `InputError` where one is missing."""
+    fields: dict[str, str] = {}
+    name = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        start = re.match(rf"#   ({'|'.join(FIELDS)}) +(.+)", line)
+        if start:
+            name = start[1]
+            fields[name] = start[2]
+        elif name and line.startswith("#    "):
+            fields[name] += " " + line.removeprefix("#").strip()
+        elif not line.startswith("#"):
+            break
+    for name in FIELDS:
+        if name not in fields and name != "measured":
+            raise InputError(f"{path}: its header has no line `#   {name}   ...`")
+    return fields
+
+
+def table(folder: Path) -> str:
+    """Every recipe with what it costs and what to expect, and then those measured in the small, as Markdown."""
+    lines = [
+        "| recipe | model | parameters | Omega | width m | batch | epochs | expected | source "
+        f"| {GPU.upper()} hours |",
+        "|---|---|---:|---:|---:|---:|---:|---|---|---:|",
+    ]
+    lines += [f"{row(path)} {hours(path)} |" for path in shipped(folder)]
+    return "\n".join([*lines, "", *measured(folder)]) + "\n"
+
+
+def measured(folder: Path) -> list[str]:
+    """What was measured in the small, as Markdown."""
+    found = {path: header(path).get("measured") for path in shipped(folder)}
+    rows = [f"| {_name(path)} | {text} |" for path, text in found.items() if text]
+    return ["| recipe | measured in the small |", "|---|---|", *rows]
+
+
+def row(path: Path) -> str:
+    """A recipe's line but for its hours, which take a second to work out."""
+    recipe, fields = load_recipe(path), header(path)
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    cells = (
+        *(_name(path), model(recipe), f"{cost.parameters:,}", short(cost.omega), f"{cost.width:,.0f}"),
+        *(f"{recipe.train.global_batch:,}", f"{recipe.train.epochs:,}", fields["expected"], fields["source"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def hours(path: Path) -> str:
+    """Of a whole run on one GPU, as `widemix cost` has them, for the samples that the header names."""
+    samples = re.search(r"--samples (\d+)", header(path)["cost"])
+    rows = estimate(load_recipe(path), Cluster(1, GPU), int(samples[1]) if samples else None)
+    value = next(row.value for row in rows if row.name == "hours")
+    return "under 0.01" if value < 0.01 else f"{value:.2g}" if value < 10 else f"{value:,.0f}"
+
+
+def _name(path: Path) -> str:
+    return f"`{path.parent.name}/{path.name}`"
+
+
+def model(recipe: Recipe) -> str:
+    """A recipe's network in the papers' letters."""
+    section = recipe.model
+    random = "RP " if getattr(section, "permutation", "") == "random" else ""
+    match section:
+        case MixerSection():
+            name = "S-Mixer" if section.kind == "s_mixer" else "Mixer"
+            shape = f"P {section.patch_size}, S {section.tokens}, C {section.channels}, L {section.depth}"
+            hidden = f", gamma {section.expansion:g}" if section.expansion else ""
+            if section.token_hidden:
+                hidden = f", D {section.token_hidden}/{section.channel_hidden}"
+            return f"{random}{name}, {shape}{hidden}{_activation(section.activation)}"
+        case SwMlpSection():
+            hidden = f", gamma {section.expansion:g}" if section.expansion else ""
+            return f"SW-MLP, m {section.width}, p {section.density:g}, L {section.depth}{hidden}"
+        case ShallowSection():
+            return f"{section.matrices} MLP, m {section.width}"
+        case LassoSection():
+            return f"{section.kind.upper().replace('_', '-')}, alpha {section.base_channels}"
+        case TextSection():
+            name = "Mixer" if section.kind == "text_mixer" else "transformer"
+            activation = _activation(getattr(section, "activation", "gelu"))
+            return f"{random}{name}, T {section.tokens}, d {section.width}, L {section.depth}{activation}"
+    return section.kind
+
+
+def _activation(name: str) -> str:
+    return "" if name == "gelu" else ", sigma_2"
+
+
+def refresh(folder: Path) -> Path:
+    """Write the tables anew between the two marks of the folder's README.md."""
+    path = folder / "README.md"
+    try:
+        before, rest = path.read_text(encoding="utf-8").split(BEGIN)
+        after = rest.split(END)[1]
+    except (OSError, ValueError, IndexError):
+        raise InputError(f"{path}: needs the lines {BEGIN.strip()} and {END.strip()}, once each") from None
+    atomic_write(path, before + BEGIN + "\n" + table(folder) + "\n" + END + after)
+    return path

@@ -1,0 +1,195 @@
+"""FFCV's .beton format, version 2, as numpy types, and an opening that refuses what is damaged.
+
+Layout: header, field descriptors, one metadata record a sample, pages of data, allocation table. FFCV's own
+`Reader` trusts all of it and importing it costs 4 s a process (a numba dictionary is compiled at import), so
+the types stand here; `tests/data_prep/test_beton.py` holds them equal to FFCV's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.errors import InputError
+
+VERSION = 2
+ALIGNED = 4  # bytes; every part of a sample but its first lies at a multiple of that
+INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
+TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
+JPEG, RAW = 0, 1
+
+HEADER = np.dtype(
+    [
+        ("version", "<u2"),
+        ("num_fields", "<u2"),
+        ("page_size", "<u4"),
+        ("num_samples", "<u8"),
+        ("table", "<u8"),
+    ],
+    align=True,
+)
+FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", (1024,)))], align=True)
+IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
+SAMPLE = np.dtype([("f0", IMAGE), ("f1", "<i8")], align=True)
+BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
+SEGMENTED = np.dtype([("f0", IMAGE), ("f1", "<i8"), ("f2", BYTES)], align=True)
+ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
+
+FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
+SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see pipeline/formats/segments.py
+ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD)  # the fields of a sample that have an allocation each
+
+Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each
+
+
+@dataclass(frozen=True)
+class Beton:
+    """An opened file of pictures and labels. `bytes` maps the file; `offset` and `size` say where sample i lies."""
+
+    path: Path
+    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    mode: np.ndarray  # uint8 [n], JPEG or RAW
+    width: np.ndarray  # int64 [n], pixels
+    height: np.ndarray  # int64 [n], pixels
+    offset: np.ndarray  # int64 [n], bytes from the start of the file
+    size: np.ndarray  # int64 [n], bytes
+    label: np.ndarray  # int64 [n]
+    segments: np.ndarray  # int64 [n], where the table of the picture's segments lies (pipeline/formats/segments.py)
+    segments_size: np.ndarray  # int64 [n], bytes of that table; 0 where the file has none
+
+    @property
+    def stop(self) -> np.ndarray:
+        """Where each sample ends: int64 [n], bytes from the start of the file."""
+        return np.maximum(self.offset + self.size, self.segments + self.segments_size)
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+class Tables(NamedTuple):
+    """What a file of any fields says of its samples, checked as far as that goes without knowing the fields."""
+
+    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    arguments: np.ndarray  # uint8 [fields, 1024], of each field
+    samples: np.ndarray  # one record a sample
+    offset: np.ndarray  # int64 [n, fields that have data], bytes from the start of the file
+    size: np.ndarray  # int64 [n, fields that have data], bytes
+
+
+def open_beton(path: Path) -> Beton:
+    """Map a .beton of (image, label) or (image, label, segments) samples.
+
+    `InputError` unless every table and sample lies inside the file.
+    """
+    tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
+    if tables.arguments.any():
+        raise InputError(f"{path}: has fields with settings of their own; prepare it again")
+    image, segments, segments_size = tables.samples["f0"], *_segments(path, tables)
+    beton = Beton(
+        path=path,
+        bytes=tables.bytes,
+        mode=np.ascontiguousarray(image["mode"]),
+        width=image["width"].astype(np.int64),
+        height=image["height"].astype(np.int64),
+        offset=image["data_ptr"].astype(np.int64),
+        size=tables.size[:, 0],
+        segments=segments,
+        segments_size=segments_size,
+        label=tables.samples["f1"].astype(np.int64),
+    )
+    raw = beton.width * beton.height * 3
+    refuse(
+        path,
+        (beton.offset != tables.offset[:, 0])
+        | ((beton.mode != JPEG) & (beton.mode != RAW))
+        | ((beton.mode == RAW) & (beton.size != raw))
+        | (raw == 0),
+    )
+    return beton
+
+
+def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
+    """Places and sizes of the tables of segments: int64 [n] each, zeros in a file that has none."""
+    if tables.offset.shape[1] == 1:
+        none = np.zeros(len(tables.offset), np.int64)
+        return none, none
+    offset, size = tables.offset[:, 1], tables.size[:, 1]
+    found = tables.samples["f2"]
+    misplaced = (found["ptr"].astype(np.int64) != offset) | (found["size"].astype(np.int64) != size)
+    refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12))
+    return offset, size
+
+
+def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
+    """Map a file whose fields and sample records are one of the given pairs, or `InputError`."""
+    try:
+        mapped = np.memmap(path, np.uint8, "r")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; `widemix prep` writes it") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+
+    header = _table(path, mapped, HEADER, 0, 1)[0]
+    if header["version"] != VERSION:
+        raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
+    page = int(header["page_size"])
+    if page == 0 or page & (page - 1):  # FFCV finds pages by shifts
+        raise InputError(f"{path}: has pages of {page} bytes, no power of two; prepare it again")
+    described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
+    found = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
+    if found not in layouts:
+        wanted = " and ".join(name for name, _ in next(iter(layouts)))
+        raise InputError(f"{path}: holds {', '.join(name for name, _ in found)}, not {wanted}")
+
+    count = int(header["num_samples"])
+    samples = _table(path, mapped, layouts[found], HEADER.itemsize + described.nbytes, count)
+    parts = sum(kind in ALLOCATING for _, kind in found)
+    table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
+    if int(header["table"]) + table.nbytes != len(mapped):
+        raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
+    numbers = np.repeat(np.arange(count, dtype=np.uint64), parts)
+    if not np.array_equal(table["sample_id"], numbers):  # FFCV's own files, in the order of its processes
+        table = table[np.lexsort((table["ptr"], table["sample_id"]))]
+    if not np.array_equal(table["sample_id"], numbers):
+        raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
+    offset, size = (table[name].astype(np.int64).reshape(count, parts) for name in ("ptr", "size"))
+    tables_end = HEADER.itemsize + described.nbytes + samples.nbytes
+    _check_places(path, offset, size, tables_end, int(header["table"]), page)
+    return Tables(mapped, described["arguments"], samples, offset, size)
+
+
+def refuse(path: Path, bad: np.ndarray) -> None:
+    """`InputError` naming the first sample for which `bad`, bool [n] or [n, parts], holds."""
+    if bad.any():
+        first = int(np.nonzero(bad)[0][0])
+        raise InputError(f"{path}: sample {first} does not lie inside the file; prepare it again")
+
+
+def _name(field: np.ndarray) -> str:
+    return field.tobytes().rstrip(b"\0").decode("ascii", "replace")
+
+
+def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: int) -> np.ndarray:
+    if offset + count * kind.itemsize > len(mapped):
+        raise InputError(f"{path}: is cut short at {len(mapped)} bytes; prepare it again")
+    return np.frombuffer(mapped, kind, count, offset)
+
+
+def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int, page: int) -> None:
+    """Every part lies between `start` and `stop`, on one page, and begins where the one before ends, or a page does.
+
+    A sum of offset and size could overflow.
+    """
+    refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
+    refuse(path, offset // page != (offset + size - 1) // page)
+    begins, ends = offset.ravel(), (offset + size).ravel()
+    order = np.arange(len(begins))
+    if (np.diff(begins) < 0).any():
+        order = np.argsort(begins, kind="stable")
+    gap = begins[order][1:] - ends[order][:-1]
+    wrong = (gap < 0) | ((gap >= ALIGNED) & (begins[order][1:] % page != 0))
+    if wrong.any():
+        first, second = order[wrong.argmax() :][:2] // offset.shape[1]
+        raise InputError(f"{path}: samples {first} and {second} overlap or lie apart; prepare it again")

@@ -1,0 +1,1 @@
+"""Optimizers: parameter groups, torch's and timm's optimizers, and our own."""

@@ -1,0 +1,1 @@
+"""The run folder: checkpoints, metrics, progress, and who may write there."""

@@ -1,0 +1,92 @@
+"""`widemix bench scale`, in this process and by its command on two ranks."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.bench.scale import PARTS, keep_to, measure_scale, read_rows, settings_of, with_efficiency, write_row
+from pipeline.distributed import topology
+from pipeline.distributed.topology import Topology
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, load_recipe
+from tests.conftest import ROOT, Command
+
+RECIPE = "recipes/digits/rp_mixer.yaml"
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "share_cpus", lambda here: 1)
+
+
+def small(digits: Path) -> Recipe:
+    return load_recipe(ROOT / RECIPE, [("data.path", str(digits)), ("model.depth", "1"), ("data.workers", "1")])
+
+
+def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: Path, tmp_path: Path) -> None:
+    alone = measure_scale(small(digits), batch=16, steps=3)
+    assert alone is not None
+    write_row(tmp_path / "scale", alone)
+    options = (
+        "--data.path",
+        digits,
+        "--batch",
+        "16",
+        "--steps",
+        "3",
+        "--to",
+        tmp_path / "scale",
+        "--model.depth",
+        "1",
+        "--data.workers",
+        "1",
+    )
+    code, output = Command("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json").wait()
+    assert code == 0, output
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["1 rank", "2 ranks"]
+    for row, ranks in zip(rows, (1, 2), strict=True):
+        assert row["images_per_s"] == pytest.approx(16 * ranks / row["step"])
+        assert sum(row[part] for part in PARTS) >= 0.999 * row["step"]
+        assert all(row[part] >= 0 for part in PARTS)
+    assert rows[0]["efficiency"] == 1
+    assert rows[1]["efficiency"] == pytest.approx(rows[1]["images_per_s"] / 2 / rows[0]["images_per_s"])
+    assert (tmp_path / "scale" / "scale.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_run_anew_replaces_its_row(tmp_path: Path) -> None:
+    for ranks, rate in ((4, 300.0), (1, 100.0), (4, 200.0)):
+        rows = write_row(tmp_path, {"ranks": ranks, "images_per_s": rate, "settings": {"batch": 8}})
+    assert [(row["ranks"], row["images_per_s"], row["efficiency"]) for row in rows] == [(1, 100, 1), (4, 200, 0.5)]
+    assert with_efficiency(rows[1:])[0]["efficiency"] == 1
+
+
+def test_rows_of_other_settings_are_kept_apart(digits: Path, tmp_path: Path) -> None:
+    recipe = small(digits)
+    write_row(tmp_path, {"ranks": 1, "images_per_s": 100.0, "settings": settings_of(recipe, 8)})
+    with pytest.raises(InputError, match="measured with another cpus; name another folder"):
+        read_rows(tmp_path, settings_of(recipe, 8, cpus=1))
+    other = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "/local/digits"})})
+    assert len(read_rows(tmp_path, settings_of(other, 8))) == 1
+    with pytest.raises(InputError, match=r"1-ranks\.json: measured with another batch; name another folder"):
+        read_rows(tmp_path, settings_of(recipe, 16))
+
+
+def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: dict[int, list[int]] = {}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6, 9, 11})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
+    for rank, own in enumerate(([3, 5], [6, 9])):
+        keep_to(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
+        assert all(bound[thread.native_id] == own for thread in threading.enumerate())
+    with pytest.raises(InputError, match="--cpus 2: 3 ranks of a node may use 5 CPUs in all"):
+        keep_to(2, Topology(0, 3, 0, 3, torch.device("cpu")))
+
+
+def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:
+    with pytest.raises(InputError, match="--batch 512: 1 ranks leave 2 steps an epoch"):
+        measure_scale(small(digits), batch=512, steps=3)

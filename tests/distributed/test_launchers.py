@@ -1,0 +1,143 @@
+"""Every launcher's variables come to the same words, and every rank's end to a word that a launcher can read."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, translate
+from pipeline.distributed.rank_status import RankStatus, read_rank_statuses, write_rank_status
+from pipeline.distributed.topology import name_interface, read_topology
+from pipeline.errors import InputError
+from tests.conftest import ROOT, Command
+
+# As OpenMPI 4.1.4 set them for rank 3 of 2 x 2, and Slurm 22.05 for rank 2 of the same.
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "2094661633",
+}
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "n[2-3]",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "77",
+}
+
+
+def test_openmpi_and_srun_are_read_like_torchrun():
+    words = translate(OPENMPI | {"MASTER_ADDR": "head"})
+    place = read_topology(words)
+    assert (place.rank, place.world, place.local_rank, place.local_world) == (3, 4, 1, 2)
+    place = read_topology(translate(SRUN))
+    assert (place.rank, place.world, place.local_rank, place.local_world) == (2, 4, 0, 2)
+    assert translate(SRUN)["MASTER_ADDR"] == "n2"
+
+
+def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
+    def port(job: str, rank: str) -> str:
+        mine = {"PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_RANK": rank, "MASTER_ADDR": "head"}
+        return translate(OPENMPI | mine)["MASTER_PORT"]
+
+    assert port("2094661633", "0") == port("2094661633", "3") != port("2094661634", "0")
+    assert translate(SRUN)["MASTER_PORT"] != translate(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
+
+
+def test_no_two_jobs_that_may_share_a_node_share_a_port():
+    ports = [job_port(job, use) for job in range(9_000, 13_000) for use in USES]
+    assert len(set(ports)) == len(ports)
+    assert min(ports) >= 20_000
+    assert max(ports) < 32_000
+
+
+def test_torchruns_words_stand_before_those_of_the_launcher_around_it():
+    assert translate({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
+    assert translate({}) == {}
+    assert translate({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
+    batch = {name: value for name, value in SRUN.items() if "STEP" not in name}
+    assert translate(batch) == {}  # a batch script without srun is one process
+
+
+def test_mpirun_over_several_nodes_without_an_address_says_what_is_missing():
+    with pytest.raises(InputError, match="MASTER_ADDR"):
+        translate(OPENMPI)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n7", "n7"),
+        ("n[2-3]", "n2"),
+        ("gpu[007-012,20]-ib,login1", "gpu007-ib"),
+        ("a-b.c,d[1,2]", "a-b.c"),
+        ("r[1-2]n[03-04],x", "r1n03"),
+    ],
+)
+def test_the_first_host_of_slurms_lists(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_slurms_counts_of_tasks():
+    assert tasks_per_node("4(x3),2,1(x2)") == [4, 4, 4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_way_to_an_address_of_this_machine_starts_there(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            pytest.skip(f"no {address} here")
+    assert route_from(address) == address
+
+
+def test_no_interface_is_named_where_none_is_known_or_somebody_chose_one():
+    chosen = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
+    for environ in (chosen, {"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "no.such.host.invalid"}):
+        before = dict(environ)
+        name_interface(environ)
+        assert environ == before
+
+
+def test_an_end_that_no_restart_would_mend_is_0_to_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEMIX_OUTCOME", str(tmp_path))
+    assert write_rank_status(75) == 75  # no rank, no word: not a launcher's child
+    assert read_rank_statuses(tmp_path) == []
+    monkeypatch.setenv("RANK", "3")
+    assert [write_rank_status(code) for code in (0, 2, 75, 1)] == [0, 0, 0, 1]
+    (word,) = read_rank_statuses(tmp_path)
+    assert (word.rank, word.code) == (3, 1)
+    monkeypatch.setenv("WIDEMIX_OUTCOME", "/dev/null/no-folder")
+    assert write_rank_status(75) == 75
+    monkeypatch.delenv("WIDEMIX_OUTCOME")
+    assert write_rank_status(75) == 75
+
+
+def test_a_rank_with_a_mistake_says_it_where_the_launcher_looks(tmp_path):
+    environ = {"WIDEMIX_OUTCOME": str(tmp_path / "words"), "RANK": "1", "WORLD_SIZE": "2"}
+    code, output = Command("no/such.yaml", module="pipeline.train", env=environ).wait()
+    assert (code, output) == (0, "")  # rank 0 would say it
+    (word,) = read_rank_statuses(tmp_path / "words")
+    assert word.code == 2
+    assert "no/such.yaml" in word.message
+
+
+def test_a_crash_leaves_its_message(tmp_path):
+    environ = os.environ | {"WIDEMIX_OUTCOME": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
+    program = "from pipeline.cli.commands import *; run_command(Parser(), lambda _: 1 / 0, [])"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    word = RankStatus(**json.loads((tmp_path / "rank-0.json").read_text()))
+    assert word.code == 1
+    assert word.message == "ZeroDivisionError: division by zero"

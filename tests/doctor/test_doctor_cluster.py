@@ -1,0 +1,147 @@
+"""The cluster's doctor: ranks that talk over gloo, one of them sick or absent, and judgements by hand."""
+
+import itertools
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.distributed.topology import Topology
+from pipeline.doctor.cluster import _reads
+from pipeline.doctor.judge import judge
+from pipeline.doctor.links import pairings
+from pipeline.doctor.survey import health, read_rate
+from tests.conftest import Command
+
+
+def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:
+    """A rank as srun starts it on a node of its own."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": f"1(x{world})", "SLURM_STEP_NODELIST": "node[0-9]"}
+    counts = {"SLURM_STEP_NUM_TASKS": world, "SLURM_PROCID": rank, "SLURM_NODEID": rank, "SLURM_LOCALID": 0}
+    place = step | {name: str(count) for name, count in counts.items()} | {"SLURM_JOB_ID": "1"}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    name = {"SLURMD_NODENAME": f"node{rank}"}
+    return Command("doctor", "--cluster", *options, env=place | meet | name | environ)
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path: Path) -> None:
+    metadata = tmp_path / "timm-0.0.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: timm\nVersion: 0.0.1\n")
+    options = ("--exclude", str(tmp_path / "sick"), "--patience", "60")
+    sick = launch(2, 1, port, *options, PYTHONPATH=str(tmp_path))
+    time.sleep(2)  # started later, a rank is surveyed later: its clock is right all the same
+    first = launch(2, 0, port, *options)
+    code, output = first.wait()
+    assert code == 1, output
+    assert "sick   node1  timm " in output
+    assert "all-reduce: " in output  # which both took part in
+    assert "clock" not in output
+    assert "node1" in (tmp_path / "sick").read_text().split()
+    assert "sbatch --exclude=" in output
+    assert sick.wait()[0] == 1
+
+
+def test_a_rank_that_never_comes_is_named(port: int, tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "sick"
+    code, output = launch(2, 0, port, "--patience", "1", "--exclude", str(nowhere)).wait()
+    assert code == 2, output
+    assert "rank 1 never came" in output
+    assert output.splitlines()[-1] == f"error: --exclude {nowhere}: cannot be written (No such file or directory)"
+
+
+def rank(host: str, **changes) -> dict:
+    healthy = {
+        "host": host,
+        "rank": 0,
+        "local_rank": 0,
+        "clock": 1000.0,
+        "versions": {"torch": "3.0"},
+        "open_files": 4096,
+        "locked_memory": -1,
+        "shared_memory": 8 << 30,
+        "gpu": {"name": "H200", "celsius": 40, "used_mib": 0},
+        "cpu": 1.0,
+        "flops": 1e12,
+        "disk": 1e9,
+        "pairs": [1e9, 2e9],
+    }
+    return healthy | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "state"),
+    [
+        ({"versions": {"torch": "2.9"}}, "torch", "sick"),
+        ({"gpu": {"name": "V100"}}, "GPU", "sick"),
+        ({"gpu": {"name": "H200", "ill": "3 uncorrected memory errors"}}, "GPU 0", "sick"),
+        ({"gpu": {"name": "H200", "celsius": 95}}, "GPU 0", "note"),
+        ({"gpu": {"name": "H200", "used_mib": 9000}}, "GPU 0", "note"),
+        ({"flops": 5e11}, "computing", "sick"),
+        ({"cpu": 0.3}, "CPU", "note"),
+        ({"disk": 1e8}, "disk", "sick"),
+        ({"disk": 0}, "disk", "sick"),
+        ({"pairs": [1e8, 2e8]}, "network", "sick"),
+        ({"clock": 1003.0}, "clock", "note"),
+        ({"open_files": 256}, "open files", "note"),
+        ({"locked_memory": 65536}, "locked memory", "note"),
+        ({"shared_memory": 64 << 20}, "shared memory", "note"),
+    ],
+)
+def test_what_ails_a_node(changes: dict, what: str, state: str) -> None:
+    for sick in (0, 3):  # the first node is no better than others
+        surveys = [rank(f"n{i}", **(changes if i == sick else {})) for i in range(4)]
+        (complaint,) = judge(surveys)
+        assert (complaint.host, complaint.what, complaint.state) == (f"n{sick}", what, state)
+    assert judge([rank(f"n{i}") for i in range(4)]) == []
+
+
+def test_a_link_is_as_good_as_its_best_partner_and_a_node_as_slow_as_its_worst_rank() -> None:
+    surveys = [rank("a", pairs=[1e8, 2e9]), rank("b", pairs=[1e8, 1e8]), rank("c"), rank("c", flops=1e11)]
+    found = {(c.host, c.what) for c in judge(surveys)}
+    assert found == {("b", "network"), ("c", "computing"), ("c", "ranks")}
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_partners_are_mutual_and_new_in_every_round(count: int) -> None:
+    rounds = pairings(count)
+    assert len(rounds) == min(3, count - 1 + count % 2)
+    for partners in rounds:
+        assert [partners[partners[i]] for i in range(count)] == list(range(count))
+        assert sum(partners[i] == i for i in range(count)) == count % 2  # of an odd number one rests
+    for one, other in itertools.combinations(rounds, 2):
+        assert all(one[i] != other[i] for i in range(count))
+
+
+def test_what_nvidia_smi_says() -> None:
+    assert health("0, Not Active, 41, 4\n") == {"celsius": 41, "used_mib": 4}
+    assert health("[N/A], Not Active, 41, 4") == {"celsius": 41, "used_mib": 4}
+    assert health("2, Active, 88, 4")["ill"] == "2 uncorrected memory errors"
+    assert health("0, Active, 88, 4")["ill"] == "its clock is held down by the hardware at 88 C"
+
+
+def test_reading_the_disk(tmp_path: Path) -> None:
+    assert read_rate(tmp_path) == 0
+    (tmp_path / "train.beton").write_bytes(bytes(6 << 20))
+    assert read_rate(tmp_path) > 0
+    (tmp_path / "val.beton").write_bytes(b"")
+    (tmp_path / "train.beton").write_bytes(b"")
+    assert read_rate(tmp_path) == 0
+
+
+def test_a_disk_that_nodes_share_on_one_machine_is_read_by_one_of_them(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    nodes = [Topology(rank, 3, 0, 1, torch.device("cpu")) for rank in range(3)]
+    assert [_reads(store, node, tmp_path) for node in nodes] == [True, False, False]
+    assert _reads(store, nodes[1], Path("/dev"))  # another disk
+    assert all(_reads(store, node, tmp_path / "none") for node in nodes)  # each says so itself

@@ -1,0 +1,195 @@
+"""`widemix cost`: numbers that follow from the papers' formulas, and that steps on real tensors bear out."""
+
+import json
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pipeline.cli.commands import Parser, run_command
+from pipeline.cli.machine import add_cost
+from pipeline.engine.loss import softmax_loss
+from pipeline.errors import InputError
+from pipeline.estimate.hardware import EFFICIENCY, GPUS, Cluster, network_bandwidth
+from pipeline.estimate.network import fake_pass
+from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
+from pipeline.estimate.tables import named_rows, pairs_table
+from pipeline.estimate.traffic import Traffic, exposed
+from pipeline.models.registry import build_model
+from pipeline.recipe import Recipe, load_recipe
+from tests.conftest import ROOT, Command
+
+B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"
+TINY = (
+    *(("model.depth", "2"), ("model.channels", "96"), ("model.channel_hidden", "384")),
+    *(("train.global_batch", "64"), ("augment.mix_group", "2")),
+)
+
+
+def values(*overrides, samples=1_281_167, rehearsed=False, **cluster):
+    where = Cluster(**({"gpus": 128} | cluster))
+    rows = estimate(load_recipe(B16, overrides), where, samples, rehearsed)
+    return {row.name: row.value for row in rows}
+
+
+def test_counts_hours_and_memory_of_mixer_b16():
+    found = values()
+    assert found["parameters"] == 59_880_472
+    assert found["Omega"] == pytest.approx(196 * 768 * (384 + 3072) / 2)
+    assert found["steps"] == 1_281_167 // 4096 * 300
+    assert found["hours"] == pytest.approx(found["step"] * found["steps"] / 3600)
+    assert found["GPU hours"] == pytest.approx(128 * found["hours"])
+    assert found["all-reduce"] == 4 * 59_880_472
+    assert found["state, DDP"] == 16 * 59_880_472
+    assert found["state, FSDP"] == 16 * 59_880_472 / 128
+    assert found["memory"] == found["state, DDP"] + found["activations"]
+    assert found["read rate"] == pytest.approx(4096 / found["step"] / 32 * 102_000)
+
+
+def test_memory_follows_the_recipes_engine():
+    options = [("engine.kind", "deepspeed"), ("engine.zero_stage", "2")]
+    found = values(*options)
+    assert found["memory"] == found["state, ZeRO 2"] + found["activations"]
+    assert found["state, ZeRO 2"] == pytest.approx((2 + 2 / 128 + 12 / 128) * 59_880_472)
+
+
+def test_wrong_numbers_are_refused():
+    wrong = ({"gpus": 0}, {"gpus": 3}, {"samples": 0}, {"nodes": 3}, {"nodes": 0})
+    for one in (*wrong, *({"network": text} for text in ("", "0", "-1", "nan", "inf", "0xhdr", "hd", "3x"))):
+        with pytest.raises(InputError):
+            values(**one)
+    with pytest.raises(InputError, match="both must be above 0"):
+        pairs_table(-1, 1)
+
+
+def test_networks_by_name_by_adapters_and_by_number():
+    for text, gigabits in (("hdr", 200), ("4xNDR", 1600), ("2xedr", 200), ("100", 100), ("2x12.5", 25)):
+        assert network_bandwidth(text) == gigabits * 1e9 / 8
+
+
+def test_a_ring_moves_what_it_must_and_hides_it_behind_the_backward_pass():
+    sums = Traffic("all-reduce", 1e9, 10, hidden=True)
+    alone = 2 * 127 / 128 * 1e9 / 25e9 + 10 * 50e-6
+    assert sums.seconds(128, 25e9) == pytest.approx(alone)
+    assert sums.seconds(1, 25e9) == 0
+    assert exposed([sums], 128, 25e9, backward=1) == pytest.approx(alone / 10)  # the last bucket
+    assert exposed([sums], 128, 25e9, backward=alone / 2) == pytest.approx(alone / 2)
+    gathers = Traffic("all-gather", 1e9, 1, hidden=False)
+    assert exposed([gathers], 2, 1e9, backward=1) == pytest.approx(0.5 + 50e-6)
+
+
+@pytest.mark.parametrize(("name", "published"), [("mixer_s16", 1543), ("mixer_b16", 528), ("mixer_l16", 164)])
+def test_the_roofline_against_published_speeds(name, published):
+    """timm's benchmark-train-amp-nchw table for an RTX 3090."""
+    values = load_recipe(B16).model_dump(mode="json")
+    values["model"] = {"kind": "timm", "name": f"{name}_224"}
+    values["train"]["precision"] = "fp16"
+    seconds = fake_pass(Recipe.model_validate(values), 64).seconds(GPUS["rtx3090"])
+    assert 64 / seconds * EFFICIENCY == pytest.approx(published, rel=0.03)
+
+
+@pytest.mark.parametrize("checkpointing", ["false", "true"])
+def test_a_fake_pass_takes_the_memory_of_a_real_one(checkpointing):
+    """Against what PyTorch's allocator hands out, as its profiler records it."""
+    changes = (*TINY, ("train.precision", "fp32"), ("train.activation_checkpointing", checkpointing))
+    recipe = load_recipe(B16, changes)
+    module = build_model(recipe.model, 224, 1000)
+    if recipe.train.activation_checkpointing:
+        module.set_grad_checkpointing(True)
+    inputs, targets = torch.zeros(16, 3, 224, 224), torch.zeros(16, 1000)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as real:
+        softmax_loss(module(inputs), targets).backward()
+    sizes = [e.nbytes() for e in real.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for change in sizes:
+        held += change
+        peak = max(peak, held)
+    assert fake_pass(recipe, 16).peak == pytest.approx(peak, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        (("engine.kind", "ddp"),),
+        (("engine.kind", "ddp"), ("engine.bf16_compress", "true"), ("train.grad_accum_steps", "2")),
+        (("engine.kind", "fsdp"), ("train.grad_accum_steps", "2")),
+    ],
+)
+def test_a_rehearsal_sends_and_keeps_what_the_estimate_says(engine):
+    found = values(*TINY, *engine, gpus=4, rehearsed=True)
+    kinds = [kind for kind in ("all-reduce", "all-gather", "reduce-scatter") if kind in found]
+    assert kinds
+    for kind in kinds:
+        assert found[kind] == found[f"rehearsed {kind}"], kind
+    if "all-reduce" in found:  # FSDP's also has what it has just gathered, which is much of so small a network
+        assert found["memory"] == pytest.approx(found["rehearsed memory"], rel=0.2)
+
+
+def test_the_command_rehearses_zero_and_writes_json(tmp_path):
+    """In a process of its own: DeepSpeed has one group for good."""
+    file = tmp_path / "cost.json"
+    tiny = [f"--{name}={value}" for name, value in TINY]
+    engine = ("--engine.kind=deepspeed", "--engine.zero_stage=2")
+    code, output = Command("cost", B16, *tiny, *engine, "--gpus", "4", "--rehearse", "--json", file).wait()
+    assert code == 0, output
+    written = json.loads(file.read_text())
+    assert written["machine"] == "4 x a100"
+    found = {row["name"]: row["value"] for row in written["rows"]}
+    for kind in ("all-reduce", "all-gather"):
+        assert found[kind] == pytest.approx(found[f"rehearsed {kind}"], rel=1e-4), kind  # it pads
+
+
+def test_what_cannot_work_on_the_cluster_fails_in_one_line():
+    large = [("model.depth", "1"), ("train.global_batch", "1048576")]
+    with pytest.raises(InputError, match=r"needs .* GB on each GPU, a v100 has 32; raise train.grad_accum_steps"):
+        values(*large, gpu="v100", rehearsed=True)
+    with pytest.raises(InputError, match="does not divide by 96 ranks"):
+        values(gpus=96, rehearsed=True)
+
+
+def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_path):
+    good = f"extends: {B16}\nmodel: {{depth: 1, channels: 48, channel_hidden: 96}}\n"
+    (tmp_path / "good.yaml").write_text(good)
+    (tmp_path / "odd.yaml").write_text(good.replace("depth", "detph"))
+    rows = rehearsal_rows(tmp_path, Cluster(128, nodes=32))
+    row = next(rows)
+    lines = [*HEAD.splitlines(), rehearsal_line(row), rehearsal_line(next(rows))]
+    assert {line.count("|") for line in lines} == {10}
+    assert "model.depth" in lines[3]
+    cells = lines[2].split(" | ")
+    assert cells[1] == f"{row['parameters'] / 1e6:.1f} M"
+    assert cells[2] == f"{4 * row['parameters'] / 1e6:,.0f} MB"  # DDP sends every gradient once
+    assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 300 / 3600:.1f}"
+    with pytest.raises(InputError, match="has no recipes"):
+        next(rehearsal_rows(tmp_path / "none", Cluster(128)))
+    with pytest.raises(InputError, match="--gpus 0"):  # once, and not by every recipe
+        next(rehearsal_rows(tmp_path, Cluster(0)))
+
+
+def test_the_larger_imagenets_hours_are_known_too():
+    found = values(("data.num_classes", "21841"), samples=None)
+    assert found["steps"] == 14_126_136 // 4096 * 300
+
+
+def test_pictures_and_their_speed_are_the_benchs():
+    table = (ROOT / "pipeline/bench/README.md").read_text()
+    assert f"| **ours, restart markers** | **{IMAGES_PER_CPU:,}** |" in table  # as prep stores them
+    assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
+
+
+def test_pairs_have_the_omega_asked_for_and_the_widest_is_in_the_middle():
+    lines = [line.strip("| ").split(" | ") for line in pairs_table(2**18, 1).splitlines()[2:-2]]
+    rows = [[float(cell.replace(",", "")) for cell in line] for line in lines]
+    widths = [width for _, _, width, _ in rows]
+    assert widths.index(max(widths)) == len(rows) // 2
+    assert [64, 64, 4096, 262_144] in rows
+    assert all(omega == pytest.approx(2**18, rel=0.05) for *_, omega in rows)  # tokens are whole
+
+
+def test_the_tables_are_written_as_json_too(tmp_path):
+    file = tmp_path / "named.json"
+    commands = Parser(prog="widemix")
+    add_cost(commands.add_subparsers(required=True))
+    assert run_command(commands, argv=["cost", "--named", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["rows"] == named_rows()

@@ -1,0 +1,127 @@
+"""Parameter groups and the learning rate."""
+
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+
+import pipeline.models  # noqa: F401 - registers our names
+from pipeline.errors import InputError
+from pipeline.optim.build import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
+from pipeline.recipe import load_recipe
+from pipeline.recipe.optim import OptimSection, ScheduleSection
+from pipeline.training.schedule import build_schedule
+
+
+@pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
+def test_groups_are_timms_where_timm_knows_the_model(name):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    spared = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
+    theirs, _ = param_groups_weight_decay(model, 0.05, no_weight_decay_list=spared)
+    names = {p: n for n, p in model.named_parameters()}
+    expected = {
+        names[p] for p in theirs["params"] if names[p].endswith("bias") or "norm" in names[p] or names[p] in spared
+    }
+    assert undecayed(model) >= expected
+    assert not {n for n in undecayed(model) if n.endswith(("fc1.weight", "fc2.weight", "head.weight", "proj.weight"))}
+
+
+def test_a_sparse_matrix_on_one_axis_decays():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    model.register_parameter("values", torch.nn.Parameter(torch.ones(7)))
+    assert undecayed(model) == {"0.bias", "1.weight", "1.bias"}
+    optimizer = build_optimizer(OptimSection(lr=0.1, weight_decay=0.5), model)
+    decayed, others = optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
+    assert {id(p) for p in decayed["params"]} == {id(model.values), id(model[0].weight)}
+
+
+@pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
+def test_layer_wise_decay_is_timms(name):
+    model = timm.create_model(name, num_classes=10)
+    spared = tuple(undecayed(model))
+    theirs = param_groups_layer_decay(model, 0.05, spared, layer_decay=0.7, weight_decay_exclude_1d=False)
+    expected = {id(p): (g["lr_scale"], g["weight_decay"]) for g in theirs for p in g["params"]}
+    section = OptimSection(lr=0.1, weight_decay=0.05, layer_decay=0.7)
+    groups = parameter_groups(section, model)
+    assert {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]} == expected
+    assert len({scale for scale, _ in expected.values()}) > 8
+    optimizer = build_optimizer(section, model)
+    set_rate(optimizer, 0.2)
+    assert sorted({g["lr"] for g in optimizer.param_groups}) == pytest.approx(
+        sorted({0.2 * scale for scale, _ in expected.values()})
+    )
+
+
+def test_layer_wise_decay_needs_layers():
+    with pytest.raises(InputError, match="Linear has no order of layers"):
+        parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
+
+
+def test_embeddings_are_spared_where_asked():
+    model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
+    assert undecayed(model) == {"1.bias"}
+    assert undecayed(model, decay_embeddings=False) == {"0.weight", "1.bias"}
+
+
+def test_muon_takes_the_matrices_of_the_blocks():
+    model = timm.create_model("vit_tiny_patch16_224")
+    assert inner_matrices(model) == {
+        f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    }
+
+
+def test_the_schedule_of_the_paper():
+    """Five epochs of warm-up from 1e-6 to 1e-3, then a cosine to 1e-5 at the last of 300."""
+    recipe = load_recipe(Path(__file__).parents[2] / "recipes/imagenet/mixer_b16.yaml")
+    schedule = build_schedule(recipe.schedule, recipe.optim.lr, 312, recipe.train.epochs)
+    assert schedule(0) == 1e-6
+    assert schedule(5 * 312) == pytest.approx(1e-3)
+    assert schedule(780) == pytest.approx((1e-6 + 1e-3) / 2)
+    assert schedule(300 * 312 - 1) == pytest.approx(1e-5)
+    middle = 5 * 312 + (295 * 312 - 1) / 2
+    assert schedule(math.floor(middle)) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
+    rates = [schedule(step) for step in range(300 * 312)]
+    assert max(rates) == schedule(5 * 312)
+
+
+def test_the_schedule_without_warm_up_is_torchs_cosine():
+    schedule = build_schedule(ScheduleSection(min_lr=0.1), 1.0, steps_per_epoch=5, epochs=4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=19, eta_min=0.1)
+    for step in range(20):
+        assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+
+
+def rates(epochs=4, **changes):
+    schedule = build_schedule(ScheduleSection(**changes), 1.0, steps_per_epoch=5, epochs=epochs)
+    return [schedule(step) for step in range(5 * epochs)]
+
+
+def test_the_linear_schedule_reaches_its_floor_at_the_last_step():
+    expected = torch.linspace(1.0, 0.05, 20, dtype=torch.float64)
+    assert rates(name="linear", min_lr=0.05) == pytest.approx(expected.tolist())
+
+
+def test_the_step_schedule_decays_at_its_epochs():
+    found = rates(name="step", decay_epochs=1.5, decay_rate=0.5)
+    assert found == pytest.approx([1.0] * 8 + [0.5] * 7 + [0.25] * 5)
+
+
+def test_the_constant_schedule_cools_down_at_the_end():
+    assert rates(name="constant") == [1.0] * 20
+    found = rates(name="constant", cooldown_epochs=1, min_lr=0.2)
+    assert found[:15] == [1.0] * 15
+    assert found[14:] == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36, 0.2])
+
+
+def test_warm_up_comes_before_every_way_down():
+    for name in ("cosine", "linear", "step", "constant"):
+        found = rates(name=name, warmup_epochs=1, warmup_lr=0.5)
+        assert found[:6] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])

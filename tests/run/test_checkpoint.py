@@ -1,0 +1,65 @@
+"""Checkpoints are whole or absent, whatever fails while they are written."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.engine.state import State
+from pipeline.run import checkpoint
+from pipeline.run.checkpoint import Position, RetentionPolicy
+
+
+def state(value: float = 1.0) -> State:
+    weights = {"fc.weight": torch.full((3, 2), value), "fc.bias": torch.full((3,), value)}
+    return State(weights, {f"exp_avg/{name}": tensor + 1 for name, tensor in weights.items()}, {"loss_scale": 2.0})
+
+
+def position(step: int, **others) -> Position:
+    fixed = {"seconds": 1.5, "scalars": {"loss_scale": 2.0}, "recipe": {}}
+    return Position(**(fixed | {"step": step, "order": step, "figures": {}} | others))
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("call", ["rename", "mkdir", "write_text"])
+def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call):
+    checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(2))
+    failed = []
+    # The folder, its own; state.json, the hashes; into place, the mark.
+    works = getattr(Path, call)
+    for number in range(1, 9):
+        left = number
+
+        def fails(self, *words, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                failed.append(number)  # noqa: B023
+                raise OSError(28, "No space left on device")
+            return works(self, *words, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, call, fails)
+            try:
+                checkpoint.save(tmp_path, state(), position(2), RetentionPolicy(2))
+            except OSError:
+                assert folders(tmp_path) == ["00000001"]
+                continue
+        break
+    assert failed
+    assert folders(tmp_path) == ["00000001", "00000002"]
+    assert checkpoint.newest(tmp_path).load().model["fc.bias"].tolist() == [1, 1, 1]
+
+
+def test_folders_that_someone_else_has_named_are_left_alone(tmp_path):
+    copied = checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(1)).rename(
+        tmp_path / "checkpoints/00000001-good"
+    )
+    for step in (2, 3):
+        checkpoint.save(tmp_path, state(), position(step), RetentionPolicy(1, every=10))
+    assert checkpoint.newest(tmp_path).position.step == 3
+    assert folders(tmp_path) == ["00000001-good", "00000003"]
+    assert checkpoint.find(copied).position.step == 1  # but by its own name

@@ -1,0 +1,154 @@
+"""Saving beside the training: parts from many ranks become one whole checkpoint, or none."""
+
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.distributed.topology import Topology
+from pipeline.engine.state import Part
+from pipeline.errors import InputError
+from pipeline.run import checkpoint, saving
+from pipeline.run.checkpoint import RetentionPolicy
+from pipeline.run.saving import Saver
+from tests.run.test_checkpoint import folders, position
+
+WHOLE = {
+    "model/fc.weight": torch.arange(15.0).view(3, 5),
+    "optimizer/exp_avg/fc.weight": torch.arange(15.0, 30.0).view(3, 5),
+    "ema/fc.weight": -torch.arange(15.0).view(3, 5),
+}
+
+
+def parts(rank: int, cuts: list[int]) -> list[Part]:
+    """What lies between two cuts of each flattened tensor; rank 0 has an index, too, that half a float can't hold."""
+    first, stop = cuts[rank : rank + 2]
+    found = [Part(key, (3, 5), first, whole.reshape(-1)[first:stop].clone()) for key, whole in WHOLE.items()]
+    if rank == 0:
+        found.append(Part("model/index", (2,), 0, torch.tensor([2**40 + 1, 3])))
+    return found
+
+
+def savers(run: Path, world: int, keep: RetentionPolicy | None = None) -> list[Saver]:
+    store = dist.HashStore()
+    return [
+        Saver(run, Topology(r, world, r, world, torch.device("cpu")), store, keep or RetentionPolicy(2))
+        for r in range(world)
+    ]
+
+
+def save(ranks: list[Saver], cuts: list[int], step: int, **others) -> str | None:
+    """Why it failed, if it did."""
+    for rank, saver in enumerate(ranks):
+        assert saver.begin(parts(rank, cuts), position(step, **others)) is None
+    failed, *_ = [saver.finish() for saver in ranks]
+    return failed
+
+
+@pytest.mark.parametrize("cuts", [[0, 15], [0, 7, 15], [0, 0, 15, 15], [0, 4, 8, 12, 15]])
+def test_the_whole_is_the_same_however_many_ranks_had_parts_of_it(tmp_path, cuts):
+    assert save(savers(tmp_path, len(cuts) - 1), cuts, 3) is None
+    state = checkpoint.newest(tmp_path).load()
+    assert torch.equal(state.model["fc.weight"], WHOLE["model/fc.weight"])
+    assert torch.equal(state.optimizer["exp_avg/fc.weight"], WHOLE["optimizer/exp_avg/fc.weight"])
+    assert torch.equal(state.ema["fc.weight"], WHOLE["ema/fc.weight"])
+    assert state.model["index"].tolist() == [2**40 + 1, 3]
+    assert state.scalars == {"loss_scale": 2.0}
+    assert folders(tmp_path) == ["00000003"]
+
+
+def test_parts_that_are_not_the_whole_are_a_mistake_that_is_raised(tmp_path):
+    ranks = savers(tmp_path, 2)
+    with pytest.raises(AssertionError, match="not the whole of"):
+        save(ranks, [0, 7, 14], 1)
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_succeeds(tmp_path, monkeypatch, rank):
+    ranks = savers(tmp_path, 2)
+    assert save(ranks, [0, 7, 15], 1) is None
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving if rank else checkpoint, "save_file", full)
+        failed = save(ranks, [0, 7, 15], 2)
+    assert "No space left on device" in failed
+    assert ("rank 1" in failed) == (rank == 1)
+    assert ranks[0].failure() is None  # told once
+    assert folders(tmp_path) == ["00000001"]
+    assert save(ranks, [0, 7, 15], 3) is None
+    assert folders(tmp_path) == ["00000001", "00000003"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    (saver,) = savers(tmp_path, 1)
+    writing, may_end = threading.Event(), threading.Event()
+    save_file = checkpoint.save_file
+
+    def slow(*words):
+        writing.set()
+        assert may_end.wait(60)
+        save_file(*words)
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    mine = parts(0, [0, 15])
+    saver.begin(mine, position(1))  # returns
+    assert writing.wait(60)
+    assert saver.failure() is None
+    assert checkpoint.newest(tmp_path) is None
+    may_end.set()
+    assert saver.finish() is None
+    assert checkpoint.newest(tmp_path).position.step == 1
+
+
+def test_what_a_killed_run_left_behind_goes_at_the_next_start(tmp_path):
+    left = tmp_path / "checkpoints" / ".parts-7"
+    left.mkdir(parents=True)
+    (left / "1").write_bytes(b"half a part")
+    savers(tmp_path, 2)
+    assert folders(tmp_path) == []
+
+
+def test_keeps_the_newest_the_best_and_every_so_many(tmp_path):
+    (saver,) = savers(tmp_path, 1, RetentionPolicy(2, best="top1", every=4))
+    for step, top1 in enumerate([10, 70, None, 30, 50, 60, 20], start=1):
+        figures = {} if top1 is None else {"top1": top1}
+        assert save([saver], [0, 15], step, figures=figures) is None
+    assert folders(tmp_path) == ["00000002", "00000004", "00000006", "00000007"]
+    assert checkpoint.best(tmp_path, "top1").name == "00000002"
+    assert checkpoint.best(tmp_path, "loss") is None
+
+
+def test_the_best_loss_is_the_smallest(tmp_path):
+    (saver,) = savers(tmp_path, 1, RetentionPolicy(1, best="ema_loss"))
+    for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], start=1):
+        save([saver], [0, 15], step, figures={"ema_loss": loss})
+    assert folders(tmp_path) == ["00000002", "00000004"]
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "ema/model.safetensors", "state.json"]
+)
+def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_taken(tmp_path, name):
+    (saver,) = savers(tmp_path, 1)
+    for step in (1, 2):
+        save([saver], [0, 15], step)
+    path = tmp_path / "checkpoints/00000002" / name
+    damaged = bytearray(path.read_bytes())
+    damaged[-2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(InputError):
+        checkpoint.newest(tmp_path).load()
+    found, complaints = checkpoint.newest_sound(tmp_path)
+    assert found.position.step == 1
+    assert len(complaints) == 1
+    assert name in complaints[0]
+    assert checkpoint.newest(tmp_path).position.step == 1  # nobody reads the other again
+    assert save([saver], [0, 15], 2) is None  # until the run comes there once more
+    assert checkpoint.newest(tmp_path).position.step == 2

@@ -1,0 +1,86 @@
+"""What cgroups leave a process, read from folders laid out as the kernel's."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import cgroups as limits
+from pipeline.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
+from tests.conftest import ROOT
+
+
+def cgroups(root: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{content}\n")
+    (root / "own").write_text(f"{own}\n")
+    return root, root / "own"
+
+
+def test_limits_of_cgroups_2_hold_from_any_level(tmp_path: Path) -> None:
+    files = {
+        "job/cpu.max": "150000 100000",
+        "job/step/cpu.max": "max 100000",
+        "job/memory.max": "max",
+        "job/step/memory.max": "4096",
+        "other/memory.max": "1",
+    }
+    given = cgroups(tmp_path, "0::/job/step", files)
+    assert (cpu_quota(*given), memory_limit(*given)) == (1.5, 4096)
+
+
+def test_limits_of_cgroups_1(tmp_path: Path) -> None:
+    files = {
+        "cpu/job/cpu.cfs_quota_us": "50000",
+        "cpu/job/cpu.cfs_period_us": "100000",
+        "cpu/cpu.cfs_quota_us": "-1",
+        "cpu/cpu.cfs_period_us": "100000",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/job/memory.limit_in_bytes": "8192",
+    }
+    given = cgroups(tmp_path, "4:memory:/job\n2:cpu,cpuacct:/job\n0::/", files)
+    assert (cpu_quota(*given), memory_limit(*given)) == (0.5, 8192)
+
+
+def test_no_cgroups_no_limits(tmp_path: Path) -> None:
+    assert cpu_quota(tmp_path, tmp_path / "none") is None
+    assert memory_limit(tmp_path, tmp_path / "none") is None
+
+
+def test_affinity_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "cpu_quota", lambda: 64.0)
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert (allowed_cpus(), usable_cpus()) == (1, 1)
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(("quota", "usable"), [(None, 8), (0.5, 1), (2.9, 2), (64.0, 8)])
+def test_a_quota_below_the_allowed_cpus_counts(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, usable: int
+) -> None:
+    monkeypatch.setattr(limits, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(limits, "allowed_cpus", lambda: 8)
+    assert usable_cpus() == usable
+
+
+def test_a_thread_that_is_held_back_says_so() -> None:
+    """Stopped for most of the time from outside, as a limit of cgroups does."""
+    code = "from pipeline.cgroups import cpu_share; print('here', flush=True); print(cpu_share(1.0))"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.08)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.02)
+        assert float(process.stdout.read()) < 0.5

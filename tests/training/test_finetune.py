@@ -1,0 +1,238 @@
+"""Weights trained before, taken over: from us, from timm, from DeepSpeed's tool; other heads, larger pictures."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from pipeline.engine.state import State
+from pipeline.errors import InputError
+from pipeline.models.grow import grow
+from pipeline.models.mixer import Mixer
+from pipeline.models.registry import build_model
+from pipeline.recipe.model import MixerSection
+from pipeline.recipe.relatives import TimmSection
+from pipeline.run import checkpoint
+from pipeline.training.finetune import freeze, start_from
+from tests.run.test_checkpoint import position
+
+
+def section(side: int = 8, token_hidden: int = 6, **others) -> MixerSection:
+    widths = {"token_hidden": token_hidden, "channel_hidden": 24} if others.get("kind", "mixer") == "mixer" else {}
+    shape = {"kind": "mixer", "patch_size": 4, "tokens": (side // 4) ** 2, "channels": 12, "depth": 2}
+    return MixerSection(**(shape | widths | others))
+
+
+def mixer(side: int = 8, classes: int = 5, seed: int = 0, **others) -> Mixer:
+    torch.manual_seed(seed)
+    model = build_model(section(side, **others), side, classes)
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+def written(model: torch.nn.Module, path: Path) -> str:
+    save_file(model.state_dict(), path)
+    return str(path)
+
+
+def same(one: torch.nn.Module, other: torch.nn.Module, side: int = 8) -> bool:
+    pictures = torch.randn(2, 3, side, side)
+    return torch.equal(one.eval()(pictures), other.eval()(pictures))
+
+
+def test_a_file_and_a_folder_of_safetensors(tmp_path):
+    source, target = mixer(seed=1), mixer(seed=2)
+    written(source, tmp_path / "model.safetensors")  # as zero_to_fp32 --safe_serialization leaves a folder
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        target = mixer(seed=2)
+        assert not same(target, source)
+        assert start_from(target, str(path)) == []
+        assert same(target, source)
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_run_of_ours_with_its_average_where_it_has_one(tmp_path, ema):
+    raw, averaged, target = mixer(seed=1), mixer(seed=2), mixer(seed=3)
+    state = State(raw.state_dict(), {}, {}, averaged.state_dict() if ema else {})
+    path = checkpoint.save(tmp_path, state, position(1), checkpoint.RetentionPolicy(1))
+    for source in (tmp_path, path):
+        start_from(target, str(source))
+        assert same(target, averaged if ema else raw)
+
+
+def test_a_head_for_other_classes_is_drawn_anew_and_the_rest_taken_over(tmp_path):
+    source, target = mixer(seed=1, classes=5), mixer(seed=2, classes=7)
+    drawn = target.head.weight.clone()
+    assert len(start_from(target, written(source, tmp_path / "weights"))) == 2
+    assert torch.equal(target.head.weight, drawn)
+    assert torch.equal(target.blocks[1].mlp_tokens.fc1.weight, source.blocks[1].mlp_tokens.fc1.weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        pytest.param({"token_hidden": 24}, "copies", id="copies"),
+        pytest.param({"token_hidden": 6}, "bilinear", id="bilinear"),
+        pytest.param({"token_hidden": 24, "permutation": "random"}, "copies", id="random-permuted"),
+        pytest.param({"kind": "s_mixer"}, "copies", id="S-Mixer"),
+        pytest.param({"token_hidden": 24, "tokens": 12, "project_tokens": True}, "copies", id="projected"),
+    ],
+)
+def test_a_mixer_for_larger_pictures_is_grown(tmp_path, kind, method):
+    small_kind = kind | ({"token_hidden": 6} if "token_hidden" in kind else {})
+    if "tokens" in kind:
+        small_kind["tokens"] = 3
+    source, target = mixer(seed=1, **small_kind), mixer(16, seed=2, **kind)
+    assert start_from(target, written(source, tmp_path / "weights")) == [f"grown 2 x 2 times by {method}"]
+    assert same(target, grow(source, 2, method), 16)
+
+
+def test_timms_own_weights_in_its_own_form(tmp_path):
+    torch.manual_seed(1)
+    theirs = timm.create_model("mixer_s32_224", num_classes=5)
+    torch.manual_seed(2)
+    small = MixerSection(
+        kind="mixer", patch_size=32, tokens=49, channels=512, depth=8, token_hidden=256, channel_hidden=2048
+    )
+    for ours in (build_model(small, 224, 5), build_model(TimmSection(kind="timm", name="mixer_s32_224"), 224, 5)):
+        start_from(ours, written(theirs, tmp_path / "weights"))
+        pictures = torch.randn(1, 3, 224, 224)
+        torch.testing.assert_close(ours.eval()(pictures), theirs.eval()(pictures))
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "options"),
+    [
+        pytest.param(lambda weights, _: weights, {}, id="a state_dict"),
+        pytest.param(
+            lambda weights, other: weights, {"_use_new_zipfile_serialization": False}, id="before torch 1.6"
+        ),
+        pytest.param(
+            lambda weights, other: {
+                "epoch": 3,
+                "arch": "mixer",
+                "args": Namespace(lr=0.1),
+                "state_dict": other,
+                "state_dict_ema": {f"module.{name}": value for name, value in weights.items()},
+            },
+            {},
+            id="timm's checkpoint",
+        ),
+        pytest.param(
+            lambda weights, _: {f"_orig_mod.{name}": value for name, value in weights.items()},
+            {},
+            id="of a compiled one",
+        ),
+    ],
+)
+def test_what_torch_save_wrote(tmp_path, wrapped, options):
+    source, target = mixer(seed=1), mixer(seed=2)
+    path = tmp_path / "weights.pth.tar"
+    torch.save(wrapped(source.state_dict(), mixer(seed=3).state_dict()), path, **options)
+    assert start_from(target, str(path)) == []
+    assert same(target, source)
+
+
+class Code:
+    """What pickle would run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (lambda path: {"head.weight": Code(path)}, "no state_dict but more than weights (weights_only=True blocked"),
+        (lambda path: mixer(), "no state_dict but more than weights (weights_only=True blocked"),
+        (lambda path: [torch.ones(2)], "no state_dict but more than weights"),
+        (lambda path: {"epoch": 3}, "epoch is no tensor; save the model's state_dict alone"),
+    ],
+    ids=["code", "a whole model", "a list", "numbers"],
+)
+def test_what_else_torch_save_wrote_is_refused_and_never_run(tmp_path, content, says):
+    torch.save(content(tmp_path / "run"), tmp_path / "weights.pth")
+    with pytest.raises(InputError) as raised:
+        start_from(mixer(), str(tmp_path / "weights.pth"))
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_timms_pretrained_by_name(monkeypatch):
+    source, target = mixer(seed=1), mixer(seed=2)
+    asked = []
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append((name, pretrained)) or source)
+    start_from(target, "timm:mixer_b16_224.goog_in21k")
+    assert asked == [("mixer_b16_224.goog_in21k", True)]
+    assert same(target, source)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (lambda: mixer(16, token_hidden=7), "D_S is 6, the recipe's 7; model.token_hidden 24 grows it"),
+        (lambda: mixer(depth=3), "has no blocks.2"),
+        (lambda: mixer(depth=1), "has blocks.1"),
+        (lambda: mixer(channels=16), "is [24, 12] there, [24, 16] in the recipe's model"),
+        (lambda: mixer(12), "reads pictures of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
+        (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; take the model"),
+        (lambda: mixer(16, patch_size=8, tokens=4), "is [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path, target, says):
+    with pytest.raises(InputError) as raised:
+        start_from(target(), written(mixer(), tmp_path / "weights"))
+    assert says in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0notjson!", None])
+def test_what_is_no_weights_is_refused(tmp_path, content):
+    path = tmp_path / "weights.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"train.init_from .*safetensors"):
+        start_from(mixer(), str(path))
+
+
+def test_frozen_parameters_are_named_by_patterns():
+    model = mixer()
+    assert freeze(model, ["stem.*", "blocks.0.*"]) == sum(
+        p.numel() for part in (model.stem, model.blocks[0]) for p in part.parameters()
+    )
+    assert {name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad} == {
+        "blocks",
+        "norm",
+        "head",
+    }
+    with pytest.raises(InputError, match=r"train.freeze steam.*: matches no parameter"):
+        freeze(mixer(), ["steam.*"])
+    with pytest.raises(InputError, match="leaves nothing to train"):
+        freeze(mixer(), ["*"])
+
+
+def test_a_run_starts_from_weights_and_trains_the_rest(train, tmp_path):
+    source = mixer_of_digits(tmp_path)
+    options = ("--train.init_from", source, "--train.freeze", "[stem.*, blocks.*]", "--train.epochs", "3")
+    code, output = train("run", *options, "--schedule.warmup_epochs", "0", "--train.max_steps", "1").wait()
+    assert code == 0, output
+    assert "starting from" in output
+    assert "weights are frozen" in output
+    before, after = load_file(source), load_file(tmp_path / "run/checkpoints/00000001/model.safetensors")
+    moved = {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {"norm", "head"}
+
+
+def mixer_of_digits(tmp_path: Path) -> str:
+    torch.manual_seed(5)
+    shape = {"kind": "mixer", "patch_size": 2, "tokens": 16, "channels": 64, "depth": 2, "expansion": 2}
+    model = build_model(MixerSection(**shape, permutation="random"), 8, 10)
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    return written(model, tmp_path / "weights")
