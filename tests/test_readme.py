@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from data_prep.prepare import SOURCES
 from pipeline.estimate.tables import named_table
 from pipeline.models.cost import model_cost
@@ -10,10 +12,26 @@ from pipeline.recipe.model import MixerSection
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+ROOMS = ("pipeline", "data_prep", "launch", "recipes")
+PAGES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))
 
 
 def test_the_table_of_networks_is_the_commands():
-    assert named_table() in README
+    assert named_table() in (ROOT / "pipeline/models/README.md").read_text()
+
+
+def test_every_room_has_its_line():
+    tree = README[README.index("## The code") :]
+    rooms = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
+    files = [path.name for path in (ROOT / "pipeline").glob("*.py") if path.name != "__init__.py"]
+    for name in [*(f"{room}/" for room in rooms), *files, "data_prep/", "launch/", "recipes/", "tests/"]:
+        assert re.search(rf"(^|\s){re.escape(name)}\s", tree), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_every_page_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
 
 
 def test_every_recipe_and_path_that_it_names_exists():
