@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, one line for a mistake, recipe overrides on the command line."""
+"""What all commands share: exit codes, one-line errors, and recipe keys as options of the command line."""
 
 import argparse
 import enum
@@ -14,21 +14,24 @@ from pipeline.recipe import Recipe, keys, load_recipe, suggest
 
 
 class Exit(enum.IntEnum):
+    """The exit code of a command."""
+
     DONE = 0
     FAILED = 1
     WRONG_INPUT = 2
-    REQUEUE = 75  # stopped on purpose with a checkpoint: start me again
+    REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are one line, like all others."""
+    """An argument parser that raises `InputError` and does not accept abbreviated options."""
 
     def __init__(self, **options):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str):
+        """Raise `InputError` with the message and the nearest recipe key, where argparse would print its usage."""
         unknown = re.search(r"unrecognized arguments: (--?\S+)", message)
-        hint = suggest(unknown[1].lstrip("-"), keys()) if unknown else f"; `{self.prog} --help` explains"
+        hint = suggest(unknown[1].lstrip("-"), keys()) if unknown else f"; see `{self.prog} --help`"
         raise InputError(f"{message}{hint}")
 
 
@@ -37,13 +40,22 @@ def run_command(
     command: Callable[[argparse.Namespace], Exit] | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Parse, run, and turn what went wrong into a line and an exit code. Only rank 0 repeats a shared mistake."""
+    """Parse a command line, run its command and return the exit code.
+
+    parser: sets `command` for each of its commands, unless the argument `command` is given.
+    argv: the words after the program's name (default: those of this process).
+
+    An `InputError` is printed as one line by rank 0, since all ranks make the same mistake. An OSError or
+    RuntimeError is printed as one line by the rank that it happened on; WIDEMIX_TRACEBACK=1 shows its traceback.
+    """
     try:
         words, overrides = _split(sys.argv[1:] if argv is None else argv)
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):
-            raise InputError(f"--{overrides[0][0]}: no such option; only recipes have keys to override")
+            raise InputError(
+                f"--{overrides[0][0]}: no such option; recipe keys are options only of commands that take a recipe"
+            )
         return write_rank_status(int((command or arguments.command)(arguments)))
     except InputError as error:
         if os.environ.get("RANK", "0") == "0":
@@ -56,31 +68,32 @@ def run_command(
         write_rank_status(Exit.FAILED, f"{type(error).__name__}: {error}")
         if not isinstance(error, OSError | RuntimeError) or os.environ.get("WIDEMIX_TRACEBACK"):
             raise
-        print(f"error: {error} (WIDEMIX_TRACEBACK=1 shows where)", file=sys.stderr)
+        print(f"error: {error} (WIDEMIX_TRACEBACK=1 shows the traceback)", file=sys.stderr)
         return Exit.FAILED
 
 
 def add_recipe_arguments(parser: Parser) -> None:
-    """The recipe, and in the epilogue of --help every key that may be overridden."""
+    """Add the argument RECIPE.yaml, and at the end of --help a list of all recipe keys."""
     parser.add_argument(
-        "recipe", metavar="RECIPE.yaml", nargs="?", help="a recipe, such as recipes/digits/rp_mixer.yaml"
+        "recipe", metavar="RECIPE.yaml", nargs="?", help="recipe file, such as recipes/digits/rp_mixer.yaml"
     )
     rows = []
     for name, (kind, default, text) in keys().items():
         stated = text if default is ... else f"{text} (default: {_yaml(default)})"
-        rows.append(f"  --{name} {kind if '|' in kind else kind.upper()}")
+        rows.append(f"  --{name} {kind}")
         rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
     parser.epilog = (
-        "Any key of the recipe as --section.key VALUE, VALUE in YAML. Defaults are those of a silent recipe.\n"
-        + "\n".join(rows)
+        "recipe keys, as --section.key VALUE with the value in YAML. They override those of the recipe file; the\n"
+        "defaults are for keys that the recipe omits.\n" + "\n".join(rows)
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s RECIPE.yaml [options] [--section.key VALUE ...]"
 
 
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
+    """Load the recipe that a command line names, with its overrides applied."""
     if arguments.recipe is None:
-        raise InputError("a recipe is missing, such as recipes/digits/rp_mixer.yaml")
+        raise InputError("give a recipe, such as recipes/digits/rp_mixer.yaml")
     return load_recipe(arguments.recipe, arguments.overrides)
 
 

@@ -1,4 +1,4 @@
-"""Recipe files: YAML with `extends`, overrides from the command line, and messages that name the right key."""
+"""Recipe files: YAML with `extends`, overrides from the command line, and errors that suggest the right key."""
 
 import difflib
 import hashlib
@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,14 +17,14 @@ from pipeline.recipe.schema import Recipe
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as a string and lets the last of two equal keys win; neither is what a recipe means."""
+    """A YAML loader that reads `1e-3` as a number and refuses duplicate keys; PyYAML's (YAML 1.1) does neither."""
 
     def construct_mapping(self, node, deep=False):
         seen: set[str] = set()
         for name, _ in node.value:
             if name.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {name.value!r} stands twice", name.start_mark
+                    None, None, f"the key {name.value!r} is duplicated", name.start_mark
                 )
             seen.add(name.value)
         return super().construct_mapping(node, deep)
@@ -34,7 +35,7 @@ _Yaml.add_implicit_resolver(
 )
 
 
-# Keys by the name that they had before, each with the one that it has now.
+# Keys that were renamed: the old name of each, and its name now.
 _RENAMED = {
     "train.accumulation": "train.grad_accum_steps",
     "train.checkpointing": "train.activation_checkpointing",
@@ -62,7 +63,13 @@ _RENAMED = {
 
 
 def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
-    """The recipe at `path` with `("section.key", "yaml value")` overrides applied, or `InputError`."""
+    """Return the recipe at `path` with overrides applied.
+
+    path: a YAML file; `extends` in it is relative to the file.
+    overrides: pairs of `section.key` and a value as YAML text, such as `("train.epochs", "3")`; the last one wins.
+
+    Raises `InputError`, in one line that names file or command line, key and cure.
+    """
     merged = _read(Path(path), chain=())
     origin = {name: str(path) for name in _leaves(merged)}
     for name, text in overrides:
@@ -74,7 +81,12 @@ def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
 def parse_recipe(
     values: Mapping[str, Any], origin: Mapping[str, str] | None = None, default_origin="recipe"
 ) -> Recipe:
-    """Validate plain values; the first complaint becomes one line naming file, key and cure."""
+    """Validate plain values; the first mistake becomes an `InputError` of one line.
+
+    values: sections by name, each a mapping of its keys.
+    origin: for each `section.key`, the file it comes from or "the command line", for the message.
+    default_origin: the same for keys that `origin` omits.
+    """
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -82,18 +94,18 @@ def parse_recipe(
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """The whole recipe as YAML, defaults included: what the run folder keeps."""
+    """Return the whole recipe as YAML, defaults included, as the run folder stores it."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
 def recipe_hash(recipe: Recipe) -> str:
-    """Sixteen hex digits that name the recipe's values."""
+    """Return 16 hexadecimal digits that depend on the values of all keys."""
     canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def differences(one: Recipe, other: Recipe) -> list[str]:
-    """The `section.key` names at which two recipes differ."""
+    """Return the `section.key` names whose values differ between two recipes."""
     a, b = one.model_dump(mode="json"), other.model_dump(mode="json")
     return [name for name in _leaves(a | b) if _get(a, name) != _get(b, name)]
 
@@ -123,14 +135,15 @@ def _families(section: str) -> tuple[type[BaseModel], ...]:
 
 
 def _joined(one: tuple[str, Any, str], other: tuple[str, Any, str]) -> tuple[str, Any, str]:
-    values = one[0] if other[0] in one[0].split("|") else f"{one[0]}|{other[0]}"
+    """A key that two families share: the values, and the descriptions, of both, each once."""
+    values = "|".join(dict.fromkeys([*one[0].split("|"), *other[0].split("|")]))
     descriptions = one[2] if other[2] in one[2] else f"{one[2]}; {other[2]}"
     return values, one[1] if one[1] == other[1] else ..., descriptions
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in chain:
-        raise InputError(f"{path}: extends itself by way of {chain[-1]}")
+        raise InputError(f"{path}: extends itself through {chain[-1]}")
     try:
         text = path.read_text(encoding="utf-8")
         values = yaml.load(text, _Yaml)
@@ -151,7 +164,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Mappings merge, everything else replaces."""
+    """Merge mappings; any other value of `over` replaces that of `base`."""
     merged = dict(base)
     for name, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(name), dict)
@@ -174,7 +187,7 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
 
 
 def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin: str) -> str:
-    # A key that nobody knows explains one that is missing, and not the other way round.
+    # A mistyped key is often the reason why another one is missing: report it first.
     first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     path = [part for part in first["loc"] if isinstance(part, str)]
     family = path.pop(1) if len(path) > 1 and len(_families(path[0])) > 1 else None  # pydantic puts the kind there
@@ -184,7 +197,7 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
     if first["type"] == "extra_forbidden":
         table = list(keys()) if "." in name else list(Recipe.model_fields)
         if family and name in table:
-            return f"{where}: {name} is no key of kind {family}{more}"
+            return f"{where}: {name} is not a key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
         return f"{where}: {name}: the list is too short{more}"
@@ -197,7 +210,7 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
         where = origin.get(f"{name}.kind", default_origin)
         given = first["ctx"]["tag"]
         close = difflib.get_close_matches(given, kinds, n=1, cutoff=0.5)
-        cure = f"did you mean {close[0]}?" if close else f"known are {', '.join(kinds)}"
+        cure = f"did you mean {close[0]}?" if close else f"choose from {', '.join(kinds)}"
         return f"{where}: {name}.kind {given!r}: no such kind; {cure}{more}"
     message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
     given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
@@ -206,25 +219,25 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
 
 
 def suggest(name: str, table: Iterable[str]) -> str:
-    """A half sentence that names the nearest of the known keys."""
+    """Return the end of an error message: "; did you mean KEY?" with the nearest of the keys in `table`."""
     if name in _RENAMED:
-        return f"; its name is now {_RENAMED[name]}"
+        return f"; it was renamed to {_RENAMED[name]}"
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]
     close = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not close:
         by_leaf = {known.rsplit(".", 1)[-1]: known for known in names}
-        close = [by_leaf[found] for found in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.5)]
+        close = [by_leaf[match] for match in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.5)]
     if close:
         return f"; did you mean {close[0]}?"
-    return f"; known are {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"
+    return f"; choose from {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"
 
 
 def _nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else None
     if folder is None:
-        return f" (nor is there a folder {path.parent})"
+        return f" (there is no folder {path.parent} either)"
     close = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.yaml")], n=1, cutoff=0.4)
     return f"; did you mean {folder / close[0]}?" if close else ""
 
@@ -251,12 +264,14 @@ def _get(values: Mapping[str, Any], name: str) -> Any:
 
 
 def _type_name(annotation: Any) -> str:
-    text = getattr(annotation, "__name__", None) if isinstance(annotation, type) else str(annotation)
-    text = re.sub(r"typing\.(Literal|Annotated)", r"\1", str(text))
-    literal = re.fullmatch(r"Literal\[(.*)\]", text)
-    if literal:
-        return "|".join(part.strip(" '") for part in literal[1].split(","))
-    if "tuple" in text:
+    """The values that a key takes, as `--help` shows them: `int`, `float|null`, `list` or `auto|random|paged`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return "|".join(_type_name(part) for part in arguments)
+    if origin is tuple:
         return "list"
-    base = re.search(r"\b(int|float|str|bool)\b", text)
-    return f"{base[1] if base else text}{' or null' if 'None' in text else ''}"
+    return "null" if annotation is NoneType else annotation.__name__

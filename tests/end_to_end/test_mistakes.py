@@ -25,7 +25,7 @@ def refused(command: Command, words: str) -> None:
     ("words", "expected"),
     [
         (["train", "recipes/digits/rp_mixr.yaml"], "did you mean recipes/digits/rp_mixer.yaml?"),
-        (["train", "nowhere/x.yaml"], "nor is there a folder nowhere"),
+        (["train", "nowhere/x.yaml"], "there is no folder nowhere either"),
         (["train", RECIPE, "--train.epoch", "3"], "did you mean train.epochs?"),
         (["train", RECIPE, "--epochs", "3"], "did you mean train.epochs?"),
         (["train", RECIPE, "--train.epochs"], "--train.epochs: needs a value"),
@@ -39,7 +39,7 @@ def refused(command: Command, words: str) -> None:
         (["eval", "nowhere"], "no such run or checkpoint folder"),
         (["verify", "nowhere"], "no such folder"),
         (["cost", RECIPE, "--gpus", "0"], "must be at least 1"),
-        (["doctor", "--train.epochs", "3"], "only recipes have keys to override"),
+        (["doctor", "--train.epochs", "3"], "recipe keys are options only of commands that take a recipe"),
     ],
     ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
 )

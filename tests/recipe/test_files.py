@@ -1,5 +1,6 @@
 """Recipe files: what they say, what they refuse, and in which words."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
 from pipeline.estimate.recipe_tables import shipped
-from pipeline.recipe import check_world, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
+from pipeline.recipe import check_world, differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = shipped(ROOT / "recipes")
@@ -101,7 +103,7 @@ def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
     ("text", "words"),
     [
         ("tarin: {epochs: 1}", "unknown key tarin; did you mean train?"),
-        ("train: {epochs: 1, epochs: 2}", "the key 'epochs' stands twice"),
+        ("train: {epochs: 1, epochs: 2}", "the key 'epochs' is duplicated"),
         ("train: {epochs: 1, glob_batch: 2}", "unknown key train.glob_batch; did you mean train.global_batch?"),
         ("- a\n- b", "a recipe is a mapping of sections"),
         ("data: {kind: txt, path: x}", "data.kind 'txt': no such kind; did you mean text?"),
@@ -124,7 +126,7 @@ def test_a_wrong_file_is_named(write, text, words):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ([("data.image_size", "32")], "the command line: data.image_size is no key of kind text"),
+        ([("data.image_size", "32")], "the command line: data.image_size is not a key of kind text"),
         (
             [("data.kind", "pictures")],
             "model.kind text_mixer takes text, data.kind is pictures; set data.kind to text",
@@ -190,9 +192,23 @@ def test_a_wrong_recipe_never_imports_torch():
 
 def test_a_key_under_its_earlier_name_is_an_error_that_names_the_new_one(tmp_path):
     for earlier, now in (("train.accumulation", "train.grad_accum_steps"), ("faults.hang", "faults.hang_timeout_s")):
-        with pytest.raises(InputError, match=rf"no such key; its name is now {now}$"):
+        with pytest.raises(InputError, match=rf"no such key; it was renamed to {now}$"):
             load_recipe(ROOT / "recipes/digits/mixer.yaml", [(earlier, "2")])
     path = tmp_path / "recipe.yaml"
     path.write_text(f"extends: {ROOT / 'recipes/digits/mixer.yaml'}\ndata:\n  on_bad: replace\n")
-    with pytest.raises(InputError, match=r"unknown key data.on_bad; its name is now data.on_corrupt$"):
+    with pytest.raises(InputError, match=r"unknown key data.on_bad; it was renamed to data.on_corrupt$"):
         load_recipe(path)
+
+
+def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["train", "--help"])
+    listed = re.findall(r"^  --(\w+\.\w+) (.+)$", capsys.readouterr().out, re.MULTILINE)
+    assert dict(listed).keys() == keys().keys()
+    shown = dict(listed)
+    assert shown["train.keep_best"] == "top1|top5|loss|ema_top1|ema_top5|ema_loss|null"
+    assert (shown["train.epochs"], shown["train.ema_decay"], shown["optim.betas"]) == ("int", "float|null", "list")
+    for name, values in listed:
+        parts = values.split("|")
+        assert len(set(parts)) == len(parts), f"{name} {values}"
+        assert all(re.fullmatch(r"\w+", part) for part in parts), f"{name} {values}"
