@@ -1,4 +1,4 @@
-"""Hand a recipe, or a study of its variations, to Slurm: one sbatch command, shown before it is run."""
+"""`widemix submit`: a recipe, or a study that varies some of its keys, as one sbatch command."""
 
 import argparse
 import getpass
@@ -15,90 +15,103 @@ from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.formats.manifest import read_manifest
-from pipeline.recipe import check_world, load_recipe
+from pipeline.recipe import check_world
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
-_OURS = ("--array", "--nodes", "--output", "--wrap")  # what is started and where its words go follows from these
+_RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A command that sbatch understands, the folder that it is about, and the lines of the study's table."""
+    """What is to be submitted.
+
+    command: sbatch and its arguments.
+    folder: the run folder, or the study's folder.
+    table: the lines of the study's cells.tsv; empty for a single run.
+    numbers: the lines, from 1, of the cells that are submitted; empty for a single run.
+    """
 
     command: list[str]
     folder: Path
-    cells: list[str]
-    numbers: list[int]  # lines of those that are submitted; empty for a single run
+    table: list[str]
+    numbers: list[int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `widemix submit`."""
     add = parser.add_argument
-    add("recipe", metavar="RECIPE.yaml", nargs="?")
     add(
-        "--run-dir",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="on a disk that all nodes share; of a study: of its cells",
+        "recipe",
+        metavar="RECIPE.yaml",
+        nargs="?",
+        help="recipe file; its keys are options too, as of `widemix train`",
     )
-    add("--nodes", type=int, default=1, metavar="N", help="(default: 1)")
-    add("--gpus-per-node", type=int, default=4, metavar="N", help="0 trains on CPUs (default: 4)")
-    add("--ranks-per-node", type=int, metavar="N", help="(default: one a GPU, or 1)")
-    add("--cpus-per-node", type=int, metavar="N", help="share the node with others (default: all of it)")
+    folder = "run folder, on a disk that all nodes share; with --vary, the folder of the cells' run folders"
+    add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
+    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
+    add("--ranks-per-node", type=int, metavar="N", help="processes on each node (default: one per GPU, or 1)")
+    add("--cpus-per-node", type=int, metavar="N", help="CPUs of each node to request (default: whole nodes)")
     for name in _PASSED:
-        add(f"--{name}", help="as sbatch has it")
-    add("--sbatch", action="append", default=[], metavar="OPTION", help="any other of sbatch's: --sbatch=--mem=64G")
-    add("--container", type=Path, metavar="IMAGE", help="run in this Apptainer image")
+        add(f"--{name}", help=f"sbatch's --{name}")
     add(
-        "--stage-to", default="", metavar="DIR", help="copy the data to each node's own disk first, such as '$TMPDIR'"
+        "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch: --sbatch=--mem=64G"
     )
-    add("--restarts", type=int, default=2, metavar="N", help="of crashed ranks within a job (default: 2)")
-    known = "run `widemix doctor --cluster` on all ranks first; exclude: start again without sick nodes (default: no)"
-    add("--preflight", choices=("no", "report", "exclude"), default="no", help=known)
-    add("--vary", action="append", default=[], metavar="KEY=A,B", help="a study: an array job, a cell a combination")
-    add("--at-once", type=int, metavar="N", help="cells of a study that run at the same time (default: all)")
-    add("--script", type=Path, default=SCRIPT, metavar="FILE", help="a changed copy of launch/slurm/train.sbatch")
-    add("--dry-run", action="store_true", help="print the command and the script, and do nothing")
+    add("--container", type=Path, metavar="IMAGE", help="run in this Apptainer image")
+    stage = "first copy the data to this folder on each node's own disk, such as '$TMPDIR'"
+    add("--stage-to", default="", metavar="DIR", help=stage)
+    restarts = "how often torchrun restarts all ranks within a job after one has crashed (default: 2)"
+    add("--restarts", type=int, default=2, metavar="N", help=restarts)
+    preflight = (
+        "run `widemix doctor --cluster` on all ranks first. report: print its table; exclude: if it finds faulty "
+        "nodes, also requeue the job without them (default: no)"
+    )
+    add("--preflight", choices=("no", "report", "exclude"), default="no", help=preflight)
+    vary = (
+        "submit a study, as an array job: one cell for every combination of the values of all --vary, such as "
+        "--vary train.seed=0,1,2"
+    )
+    add("--vary", action="append", default=[], metavar="KEY=A,B", help=vary)
+    add("--at-once", type=int, metavar="N", help="with --vary: most cells that run at the same time (default: all)")
+    script = "batch script, if not launch/slurm/train.sbatch: a copy of it that you have changed"
+    add("--script", type=Path, default=SCRIPT, metavar="FILE", help=script)
+    add("--dry-run", action="store_true", help="print the sbatch command and the script, and submit nothing")
 
 
 def plan(arguments: argparse.Namespace) -> Submission:
-    """Check what can be checked on the login node, and put the command together."""
+    """Check options, recipe and data, and return the sbatch command; raises `InputError`."""
     _check(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
     recipe = load_from_arguments(arguments)
     check_world(recipe, arguments.nodes * ranks)
-    read_manifest(Path(recipe.data.path))
+    data = Path(recipe.data.path)
+    read_manifest(data)
     folder = _folder(arguments)
-    lines, numbers = _cells(arguments, folder, arguments.nodes * ranks)
+    table, numbers = _cells(arguments, folder, arguments.nodes * ranks)
+    command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
+    command += [str(folder), str(ranks), str(arguments.restarts), arguments.preflight, arguments.stage_to]
+    command += [*_python(arguments, folder, data), "--", arguments.recipe]
+    command += [f"--{name}={value}" for name, value in arguments.overrides]
+    return Submission(command, folder, table, numbers)
+
+
+def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[int]) -> list[str]:
     options = ["--job-name", f"widemix-{folder.name}", "--nodes", str(arguments.nodes)]
     options += ["--output", f"{folder}/slurm/{'%A_%a' if numbers else '%j'}.log"]
     options += ["--gpus-per-node", str(arguments.gpus_per_node)] if arguments.gpus_per_node else []
-    shared = arguments.cpus_per_node
-    options += ["--cpus-per-task", str(shared)] if shared else ["--exclusive", "--mem", "0"]
+    cpus = arguments.cpus_per_node
+    options += ["--cpus-per-task", str(cpus)] if cpus else ["--exclusive", "--mem", "0"]
     for name in _PASSED:
         if value := getattr(arguments, name):
             options += [f"--{name}", value]
     if numbers:
         options += ["--array", ranges(numbers) + (f"%{arguments.at_once}" if arguments.at_once else "")]
-    python = _python(arguments, folder, Path(recipe.data.path))
-    train = [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
-    words = [
-        str(folder),
-        str(ranks),
-        str(arguments.restarts),
-        arguments.preflight,
-        arguments.stage_to,
-        *python,
-        "--",
-        *train,
-    ]
-    command = ["sbatch", "--parsable", *options, *arguments.sbatch, str(arguments.script), *words]
-    return Submission(command, folder, lines, numbers)
+    return [*options, *arguments.sbatch]
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """What can be wrong with the options by themselves."""
+    """Raise `InputError` for options that are wrong whatever the recipe is."""
     least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0, "restarts": 0}
     for name, lowest in least.items():
         value = getattr(arguments, name)
@@ -106,61 +119,63 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
     for path in (arguments.script, arguments.container):
         if path is not None and not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+            raise InputError(f"{path}: no such file")
     if arguments.stage_to and arguments.stage_to[0] not in "/$":
         raise InputError(
-            f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, as '$TMPDIR'"
+            f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, such as '$TMPDIR'"
         )
     for option in arguments.sbatch:
         if not option.startswith("-"):
-            raise InputError(f"--sbatch={option}: should be an option of sbatch's, such as --sbatch=--mem=64G")
-        if option.partition("=")[0] in _OURS:
-            raise InputError(f"--sbatch={option}: is set by submit itself; `widemix submit --help` says by what")
+            raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
+        if option.partition("=")[0] in _RESERVED:
+            raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
     if arguments.at_once and not arguments.vary:
-        raise InputError("--at-once is about the cells of a study: give it with --vary")
+        raise InputError("--at-once limits the cells of a study: give it with --vary")
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
-    """The run folder's whole path, which Slurm and a new run can take."""
+    """Return the absolute path of --run-dir; raises `InputError` if Slurm or a new run could not use it."""
     folder: Path = arguments.run_dir.resolve()
-    if any(letter in "%\\" or not letter.isprintable() for letter in str(folder)):
+    if any(character in "%\\" or not character.isprintable() for character in str(folder)):
         raise InputError(
-            f"{str(folder)!r}: sbatch can't write a log there, for %, \\ or the like in it; name another"
+            f"{str(folder)!r}: has %, \\ or an unprintable character, so sbatch can't write a log there; name "
+            "another folder with --run-dir"
         )
-    for place in (folder, *folder.parents):
-        if place.exists() and not place.is_dir():
-            raise InputError(f"{place}: is a file; name a folder with --run-dir")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: is a file; name a folder with --run-dir")
     present = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if arguments.vary and "recipe.yaml" in present:
-        raise InputError(f"{folder}: is a run folder; name another with --run-dir for the folders of a study's cells")
+        raise InputError(f"{folder}: is a run folder; name another with --run-dir for a study")
     if not arguments.vary and present - {".lock", "slurm"} and "recipe.yaml" not in present:
         raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
     return folder
 
 
 def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[list[str], list[int]]:
-    """The study's table and the lines of it to submit: neither finished nor with Slurm already."""
-    with_slurm = [job.partition("_")[::2] for job in queued(folder)]
-    for job, index in with_slurm:
+    """Return the lines of the study's table, and the numbers of those to submit: neither done nor queued."""
+    queued_jobs = [job.partition("_")[::2] for job in queued(folder)]
+    for job, index in queued_jobs:
         if not (arguments.vary and index.isdigit()):
             raise InputError(f"{folder}: job {job} is queued or running there")
     if not arguments.vary:
         return [], []
-    cells = cross(arguments.vary)
+    cells = cross(Path(arguments.recipe), arguments.vary, arguments.overrides)
     for cell in cells:
-        recipe = load_recipe(arguments.recipe, [*arguments.overrides, *cell.overrides])
+        recipe = cell.recipe()
         check_world(recipe, world)
         read_manifest(Path(recipe.data.path))
-    lines = merge(folder, cells)
-    missing = unfinished(folder, lines, cells)
-    numbers = [number for number in missing if str(number) not in {index for _, index in with_slurm}]
+    table = merge(folder, cells)
+    missing = unfinished(folder, table, cells)
+    indices = {index for _, index in queued_jobs}
+    numbers = [number for number in missing if str(number) not in indices]
     if not numbers:
-        raise InputError(f"{folder}: of {len(cells)} cells {len(missing)} are with Slurm, the others done")
-    return lines, numbers
+        raise InputError(f"{folder}: of {len(cells)} cells {len(missing)} are queued or running, the others done")
+    return table, numbers
 
 
 def _python(arguments: argparse.Namespace, folder: Path, data: Path) -> list[str]:
-    """What starts Python on the nodes: this one, or the container's with the folders that it needs."""
+    """Return the command that starts Python on the nodes: this Python, or the container's with the folders bound."""
     if arguments.container is None:
         return [sys.executable]
     binds = ",".join(sorted({str(Path.cwd()), str(folder.parent), str(data.resolve())}))
@@ -168,43 +183,44 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Path) -> list[str
 
 
 def queued(folder: Path) -> list[str]:
-    """Jobs of earlier submissions to this folder that Slurm still has: `12_3`, array and index, or `12_N/A`."""
+    """Return the jobs submitted for this folder that are queued or running: `12_3` (array, index) or `12_N/A`."""
     record = folder / "slurm" / "jobs.jsonl"
     if not record.exists():
         return []
     jobs = {json.loads(line)["job"] for line in record.read_text().splitlines()}
     command = ["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format", "%F_%K"]
-    return [job for job in _ask(command).split() if job.partition("_")[0] in jobs]
+    return [job for job in _run(command).split() if job.partition("_")[0] in jobs]
 
 
-def _ask(command: list[str]) -> str:
-    """What a command of Slurm's prints, or its complaint as ours."""
+def _run(command: list[str]) -> str:
+    """Run a command of Slurm and return its output; raises `InputError` with Slurm's message if it fails."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError:
-        raise InputError(f"{command[0]} is not here: submit on a machine that has Slurm's commands") from None
+        raise InputError(f"{command[0]}: not found; submit on a machine that has Slurm's commands") from None
     except subprocess.CalledProcessError as error:
-        complaint = error.stderr.strip().splitlines() or ["no word why"]
-        said = re.sub(rf"^{command[0]}: (error: )?", "", complaint[-1])
-        raise InputError(f"{command[0]} refused: {said}") from None
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        message = re.sub(rf"^{command[0]}: (error: )?", "", lines[-1])
+        raise InputError(f"{command[0]} failed: {message}") from None
 
 
 def submit(arguments: argparse.Namespace) -> Exit:
+    """Submit the job, or print what would be submitted."""
     submission = plan(arguments)
     text = shlex.join(submission.command)
     if arguments.dry_run:
-        print(text, *([f"# {TABLE}", *submission.cells] if submission.cells else []), sep="\n")
+        print(text, *([f"# {TABLE}", *submission.table] if submission.table else []), sep="\n")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
-    notes = submission.folder / "slurm"
-    notes.mkdir(parents=True, exist_ok=True)
-    if submission.cells:
-        # Cells that run already read the table.
-        atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.cells))
+    logs = submission.folder / "slurm"
+    logs.mkdir(parents=True, exist_ok=True)
+    if submission.table:
+        # Cells that are running already read the table.
+        atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.table))
     print(text)
-    job = _ask(submission.command).strip().partition(";")[0]
-    with (notes / "jobs.jsonl").open("a") as record:
+    job = _run(submission.command).strip().partition(";")[0]
+    with (logs / "jobs.jsonl").open("a") as record:
         record.write(json.dumps({"job": job, "command": submission.command}) + "\n")
     cells = f", {len(submission.numbers)} cells" if submission.numbers else ""
-    print(f"job {job}{cells}; its word on what happens is in {notes}")
+    print(f"job {job}{cells}; logs in {logs}")
     return Exit.DONE

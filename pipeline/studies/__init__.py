@@ -1,1 +1,1 @@
-"""Studies: recipes that differ in a few numbers, run cell by cell and drawn together."""
+"""Studies: runs of recipes that differ in a few keys, started one by one and reported together."""

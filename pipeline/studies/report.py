@@ -1,4 +1,4 @@
-"""What a study's finished cells reached: a table, and a figure of accuracy over width or depth to width."""
+"""Results of a study: a table of its finished cells, and a figure of accuracy over width or depth to width."""
 
 import json
 import math
@@ -12,27 +12,27 @@ from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.recipe.model import MixerSection
 from pipeline.recipe.text import TextSection
-from pipeline.studies.plan import Cell
+from pipeline.studies.cell import Cell
 
 LABELS = {"width": "effective width m", "depth_to_width": "depth / log2 width (p / log2 d)"}
 
 
 @dataclass(frozen=True)
 class Point:
-    """A finished cell."""
+    """A finished cell: its cost and its final evaluation."""
 
     cell: Cell
     parameters: int
     x: float
-    top1: float  # percent, of the evaluation at the end
+    top1: float  # percent
     loss: float
     epochs: int
     seconds: float
 
 
 def collect(cells: Sequence[Cell], folder: Path) -> list[Point]:
-    """The finished cells, from their run folders alone; `InputError` if there are none,."""
-    points = [_point(cell, folder / cell.name) for cell in cells if (folder / cell.name / "done.json").exists()]
+    """Read the results of the finished cells from their run folders; raises `InputError` if there are none."""
+    points = [_point(cell, folder / cell.name) for cell in cells if cell.has_result(folder)]
     if not points:
         raise InputError(f"{folder}: none of the study's {len(cells)} cells is finished there")
     return points
@@ -43,24 +43,24 @@ def _point(cell: Cell, run: Path) -> Point:
         done, recipe = json.loads((run / "done.json").read_text()), load_recipe(run / "recipe.yaml")
         top1, loss, seconds = (float(done[name]) for name in ("top1", "loss", "seconds"))
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{run}: is no finished run ({error})") from None
+        raise InputError(f"{run}: is not a finished run ({error})") from None
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     x = cost.width if cell.across == "width" else _depth_to_width(recipe)
     return Point(cell, cost.parameters, x, top1, loss, recipe.train.epochs, seconds)
 
 
 def _depth_to_width(recipe: Recipe) -> float:
-    """p / log2 d, over which Navon & Bronstein 2023 look for the best depth at a budget of weights."""
+    """Depth over log2 of the width, p / log2 d: the x axis of Navon & Bronstein 2023."""
     section = recipe.model
     if isinstance(section, TextSection):
         return section.depth / math.log2(section.width)
     if isinstance(section, MixerSection):
         return section.depth / math.log2(section.channels)
-    raise InputError(f"across: depth_to_width: a model of kind {section.kind} has none")
+    raise InputError(f"across: depth_to_width: a model of kind {section.kind} has no such ratio")
 
 
 def write_report(points: Sequence[Point], folder: Path) -> list[Path]:
-    """report.md and report.png in the study's folder."""
+    """Write report.md and report.png into the study's folder; returns their paths."""
     table, figure = folder / "report.md", folder / "report.png"
     atomic_write(table, as_markdown(points))
     draw(points, figure)
@@ -68,7 +68,7 @@ def write_report(points: Sequence[Point], folder: Path) -> list[Path]:
 
 
 def as_markdown(points: Sequence[Point]) -> str:
-    """A row a cell, in the study's order."""
+    """Return the Markdown table, one row a cell, in the study's order."""
     lines = [
         f"| cell | parameters | {LABELS[points[0].cell.across]} | epochs | top-1 % | loss | seconds |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -82,7 +82,7 @@ def as_markdown(points: Sequence[Point]) -> str:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Top-1 over x, a line for each that the study tells apart."""
+    """Draw top-1 over x, one line for each `Cell.line`, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -90,8 +90,8 @@ def draw(points: Sequence[Point], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
     for line in dict.fromkeys(point.cell.line for point in points):
-        found = sorted((point.x, point.top1) for point in points if point.cell.line == line)
-        axes.plot([x for x, _ in found], [top1 for _, top1 in found], marker="o", label=line)
+        curve = sorted((point.x, point.top1) for point in points if point.cell.line == line)
+        axes.plot([x for x, _ in curve], [top1 for _, top1 in curve], marker="o", label=line)
     if points[0].cell.across == "width":
         axes.set_xscale("log", base=2)
     axes.set(xlabel=LABELS[points[0].cell.across], ylabel="top-1 %")

@@ -165,7 +165,7 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     output = submit(folder, *study)
     job = job_of(output)
     assert "3 cells" in output
-    assert "with Slurm" in submit(folder, *study, code=2)  # all are queued or running
+    assert "are queued or running" in submit(folder, *study, code=2)  # all are queued or running
     slurm.until(lambda: not slurm("squeue", "-h"), 600)
     assert [(folder / f"seed-{seed}" / "done.json").exists() for seed in range(3)] == [True, False, True]
     (failed,) = summaries(folder / "seed-1")

@@ -19,6 +19,8 @@ from pipeline.distributed.rank_status import RankStatus
 from pipeline.errors import InputError
 from tests.conftest import ROOT
 
+RECIPE = ROOT / "recipes/digits/mixer.yaml"
+
 
 @pytest.fixture
 def dry_run(digits, capsys):
@@ -61,13 +63,13 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
         (("--sbatch=mem=64G",), "--sbatch=--mem=64G"),  # sbatch would take it for the script
         (("--sbatch=--array=1-3",), "set by submit itself"),
         (("--data.path", "none"), "none: no such folder"),
-        (("--container", "no.sif"), "no.sif: there is no such file"),
+        (("--container", "no.sif"), "no.sif: no such file"),
         (("--vary", "train.sed=1,2"), "train.seed"),
         (("--vary", "seed"), "section.key=VALUE"),
         (("--vary", "train.seed=1,1"), "both be called seed-1"),
         (("--vary", "train.seed=1", "--vary", "train.seed=2"), "train.seed: is given twice"),
         (("--vary", "data.path=none,nothing"), "none: no such folder"),
-        (("--vary", f"data.path={'x' * 300}"), "letters, over 200"),
+        (("--vary", f"data.path={'x' * 300}"), "characters, over 200"),
         (("--partitoin", "x"), "--partitoin"),
     ],
 )
@@ -104,10 +106,10 @@ def test_slurms_own_complaint_is_the_line(tmp_path, monkeypatch):
     )
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(InputError, match=r"^sbatch refused: Invalid partition name specified$"):
-        module._ask(["sbatch"])
-    with pytest.raises(InputError, match=r"^no-sbatch is not here"):
-        module._ask(["no-sbatch"])
+    with pytest.raises(InputError, match=r"^sbatch failed: Invalid partition name specified$"):
+        module._run(["sbatch"])
+    with pytest.raises(InputError, match=r"^no-sbatch: not found"):
+        module._run(["no-sbatch"])
 
 
 def test_a_stage_folder_whose_variable_the_node_lacks_is_the_jobs_verdict(digits, tmp_path, monkeypatch, capsys):
@@ -176,12 +178,12 @@ def test_nodes_wait_for_the_last_however_long_it_stages():
 
 
 def test_cells_are_the_product_and_keep_their_lines(tmp_path):
-    cells = cross(["train.seed=0,1", "augment.scale=[0.1, 1],[0.5, 1]", "optim.lr=1e-3"])
+    cells = cross(RECIPE, ["train.seed=0,1", "augment.scale=[0.1, 1],[0.5, 1]", "optim.lr=1e-3"])
     assert [cell.name for cell in cells[:2]] == ["seed-0_scale-0.1_1_lr-1e-3", "seed-0_scale-0.5_1_lr-1e-3"]
     assert cells[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
-    first = merge(tmp_path, cross(["train.seed=2,0"]))
+    first = merge(tmp_path, cross(RECIPE, ["train.seed=2,0"]))
     (tmp_path / "cells.tsv").write_text("".join(f"{line}\n" for line in first))
-    wider = cross(["train.seed=0,1,2"])
+    wider = cross(RECIPE, ["train.seed=0,1,2"])
     lines = merge(tmp_path, wider)
     assert lines == ["seed-2\t--train.seed=2", "seed-0\t--train.seed=0", "seed-1\t--train.seed=1"]
     (tmp_path / "seed-0").mkdir()
@@ -189,7 +191,7 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
     assert unfinished(tmp_path, lines, wider) == [1, 3]
     assert unfinished(tmp_path, lines, wider[1:2]) == [3]
     with pytest.raises(InputError, match="another cell called seed-0"):
-        merge(tmp_path, cross(["model.seed=0"]))
+        merge(tmp_path, cross(RECIPE, ["model.seed=0"]))
 
 
 def test_ranges_expand_to_the_numbers():
@@ -202,7 +204,7 @@ def test_ranges_expand_to_the_numbers():
 
 
 def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_ask", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
+    monkeypatch.setattr(module, "_run", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
     assert module.queued(tmp_path) == []
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
@@ -213,7 +215,7 @@ def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
 def test_a_folder_whose_run_slurm_still_has_takes_no_other_job(dry_run, tmp_path, monkeypatch, study):
     (tmp_path / "run" / "slurm").mkdir(parents=True)
     (tmp_path / "run" / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
-    monkeypatch.setattr(module, "_ask", lambda command: "12_N/A\n")
+    monkeypatch.setattr(module, "_run", lambda command: "12_N/A\n")
     output = dry_run(tmp_path / "run", *study, code=2)
     assert output == f"error: {tmp_path / 'run'}: job 12 is queued or running there\n"
 

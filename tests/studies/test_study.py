@@ -63,13 +63,13 @@ def test_a_cell_is_its_recipe_with_its_values_and_those_of_all(tmp_path):
     [
         (TWO, [("model.channels", "8")], "*", "--model.channels: .* varies it"),
         (TWO, [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
-        (TWO.replace("[16]", "[8]"), [], "*", "the cell digits-s_mixer_channels-8 is there twice"),
+        (TWO.replace("[16]", "[8]"), [], "*", "the cell digits-s_mixer_channels-8 is duplicated"),
         (TWO.replace("[16]", "[16, 2]"), [], "*", r"the cell \[16, 2\] has 2 values, there are 1 keys"),
         (TWO.replace("keys", "key"), [], "*", "0.keys: Field required"),
         (TWO.replace("channels", "chanels"), [], "*", "model.chanels.*channels"),
         (TWO.replace("cells: [[8], [16]]", "cells: [[8], [0]]"), [], "*", "model.channels"),
         ("- [", [], "*", "is not YAML"),
-        ("a: 1", [], "*", "the whole: Input should be a valid list"),
+        ("a: 1", [], "*", "the whole file: Input should be a valid list"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, text, overrides, only, complaint):
