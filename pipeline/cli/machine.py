@@ -82,20 +82,26 @@ def _cost(arguments: argparse.Namespace) -> Exit:
 
 
 def add_doctor(commands) -> None:
+    """Add `widemix doctor`."""
     parser = commands.add_parser(
         "doctor",
-        help="what this machine, or a cluster's nodes, have and lack",
-        description="A table of what is there, missing or mismatched, each with its cure. Exit code 1: cannot train. "
-        "With --cluster, started on all ranks by the launcher of the job: versions, clocks, GPUs, limits, disks and "
-        "network of all nodes, each held against the others. Exit code 1: a node must be left out.",
+        help="check this machine, or the nodes of a cluster, before training",
+        description="Check what is installed on this machine: a table of what is present, missing or mismatched, and "
+        "how to fix it. Exit code 1: training cannot run here. With --cluster, started on all ranks by the job's "
+        "launcher: compare the versions, clocks, GPUs, limits, disks and network of all nodes with each other. Exit "
+        "code 1: a node is faulty and should be excluded from the job.",
     )
     add = parser.add_argument
-    add("--cluster", action="store_true", help="check all nodes of a job; under a minute")
-    add("--data", type=Path, metavar="DIR", help="with --cluster: time reading this prepared folder, on each node")
-    add("--network", help="with --cluster: what a node's network should move, as of `widemix cost`: 2xedr, or Gbit/s")
-    add("--exclude", type=Path, metavar="FILE", help="with --cluster: write the sick nodes there, one a line")
-    patience = "with --cluster: seconds that a rank has to answer, and again for the network (default: 20)"
-    add("--patience", type=float, default=20.0, metavar="S", help=patience)
+    add("--cluster", action="store_true", help="check all nodes of a job; takes under a minute")
+    add("--data", type=Path, metavar="DIR", help="with --cluster: time reading this prepared folder on each node")
+    network = "with --cluster: rated bandwidth of a node, such as 2xedr or Gbit/s, as of `widemix cost`"
+    add("--network", metavar="RATE", help=network)
+    exclude = "with --cluster: write the names of faulty nodes to this file, one a line"
+    add("--exclude", type=Path, metavar="FILE", help=exclude)
+    timeout = (
+        "with --cluster: time limit of a rank's measurements, and again of those of the network, s (default: 20)"
+    )
+    add("--timeout", type=float, default=20.0, metavar="S", help=timeout)
     parser.set_defaults(command=_doctor)
 
 
@@ -108,10 +114,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from pipeline.doctor import run_doctor
 
         return run_doctor()
-    if not 0 < arguments.patience < 3600:
-        raise InputError(f"--patience {arguments.patience:g}: must be above 0 and under 3600")
+    if not 0 < arguments.timeout < 3600:
+        raise InputError(f"--timeout {arguments.timeout:g}: must be above 0 and under 3600")
     from pipeline.doctor.cluster import run_cluster_doctor
     from pipeline.estimate.hardware import network_bandwidth
 
     rated = network_bandwidth(arguments.network) if arguments.network is not None else None
-    return run_cluster_doctor(arguments.data, rated, arguments.exclude, arguments.patience)
+    return run_cluster_doctor(arguments.data, rated, arguments.exclude, arguments.timeout)

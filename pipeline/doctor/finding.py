@@ -1,4 +1,4 @@
-"""What a check of the doctor says, and the commands that it may propose."""
+"""The result of a check of the doctor, and the commands that it may suggest."""
 
 import importlib.metadata
 import os
@@ -15,43 +15,49 @@ APT = "apt-get install --no-install-recommends"
 
 @dataclass(frozen=True)
 class Finding:
-    """`missing`: the main job cannot run; `note`: it can, but read this. `cure`: a command where there is one."""
+    """The result of a check.
 
-    found: str
+    text: what was found.
+    state: `missing`: preparing, training or evaluating cannot run; `note`: they can, but something should be known.
+    fix: a command, if there is one.
+    """
+
+    text: str
     state: Literal["ok", "note", "missing"] = "ok"
-    cure: str = ""
+    fix: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """How to look, and the package to install anew when looking raises."""
+    """A check, and the package to reinstall if it raises."""
 
-    look: Callable[[], Finding]
+    run: Callable[[], Finding]
     package: str = ""
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 
 def install(*names: str) -> str:
-    """The command that installs packages, and what they lack, at the versions that widemix asks for."""
-    return f"{_pip()} install {_asked(names)}"
+    """Return the command that installs packages at the versions that widemix requires."""
+    return f"{_pip()} install {_pinned(names)}"
 
 
 def repair(*names: str) -> str:
-    """The command that installs packages anew though they are there. torch brings CUDA's libraries with it."""
+    """Return the command that reinstalls packages; without their dependencies, except torch's CUDA libraries."""
     alone = "" if "torch" in names else "--no-deps "
-    return f"{_pip()} install --force-reinstall --no-cache-dir {alone}{_asked(names)}"
+    return f"{_pip()} install --force-reinstall --no-cache-dir {alone}{_pinned(names)}"
 
 
 def requirements(distribution: str) -> list[Requirement]:
-    """What an installed distribution asks for on this platform, extras left out; empty when it is not installed."""
+    """Return what an installed distribution requires on this platform, without extras; [] if it is not installed."""
     try:
-        asked = [Requirement(line) for line in importlib.metadata.requires(distribution) or ()]
+        required = [Requirement(line) for line in importlib.metadata.requires(distribution) or ()]
     except importlib.metadata.PackageNotFoundError:
         return []
-    return [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def _pip() -> str:
@@ -59,6 +65,6 @@ def _pip() -> str:
     return f"{shlex.quote(os.path.relpath(sys.executable) if inside else sys.executable)} -m pip"
 
 
-def _asked(names: tuple[str, ...]) -> str:
+def _pinned(names: tuple[str, ...]) -> str:
     wanted = {r.name: str(r) for r in requirements("widemix")}
     return " ".join(f"'{wanted.get(name, name)}'" for name in names)

@@ -1,4 +1,4 @@
-"""How fast ranks talk: an all-reduce of all together, and nodes two by two, to find the slow one."""
+"""The speed of the network: an all-reduce over all ranks, and transfers between pairs of nodes to find slow ones."""
 
 import time
 from collections.abc import Callable
@@ -15,12 +15,16 @@ ROUNDS = 3
 
 
 def measure_links(topology: Topology) -> dict[str, Any]:
-    """The clock at one moment, seconds of a tiny all-reduce, bytes/s of a large one and with some other nodes."""
-    dist.all_reduce(torch.zeros(1))  # by gloo, which all ranks leave at the same moment
+    """Measure the network on this rank; all ranks must call it.
+
+    Returns "clock", the time of all ranks at one moment (s since 1970); "latency", of an all-reduce of one number
+    (s); "bus", the bus bandwidth of a large one (bytes/s, as NCCL defines it); "pairs", bytes/s with some other nodes.
+    """
+    dist.all_reduce(torch.zeros(1))  # by gloo: all ranks leave it at nearly the same moment
     clock = time.time()
     device = topology.device
     tiny, large = torch.zeros(1, device=device), torch.zeros(_size(device) // 4, device=device)
-    dist.all_reduce(large)  # connects, which is not counted
+    dist.all_reduce(large)  # not timed: it connects
     latency = _shortest(lambda: dist.all_reduce(tiny), device, 10)
     seconds = _shortest(lambda: dist.all_reduce(large), device, 3)
     bus = 2 * (topology.world - 1) / topology.world * large.nbytes / seconds
@@ -28,9 +32,9 @@ def measure_links(topology: Topology) -> dict[str, Any]:
 
 
 def pairings(count: int) -> list[list[int]]:
-    """The partner of each of `count` nodes in some rounds (the node itself: it rests), all pairs of a round apart.
+    """Return the partner of each of `count` nodes for some rounds; a node that is its own partner pauses.
 
-    By the circle method: the last one stays, the others turn, so that each has another partner in every round.
+    By the circle method for round-robin tournaments: a node has another partner in every round.
     """
     places = count + count % 2
     rounds = []
@@ -44,29 +48,30 @@ def pairings(count: int) -> list[list[int]]:
 
 
 def _pairs(topology: Topology, payload: torch.Tensor) -> list[float]:
-    """Bytes/s, there and back, with each partner; of the first ranks of nodes, while the others wait."""
-    found = []
+    """Bytes/s, there and back, with each partner. The first rank of each node measures, the others wait."""
+    rates = []
     nodes = topology.world // topology.local_world
     node = topology.rank // topology.local_world
     for partners in pairings(nodes) if nodes > 1 else []:
         dist.barrier()
         other = partners[node]
         if topology.local_rank == 0 and other != node:
-            turns = partial(_exchange, payload, other * topology.local_world, node < other)
-            found.append(2 * payload.nbytes / _shortest(turns, payload.device, 3))
+            exchange = partial(_exchange, payload, other * topology.local_world, node < other)
+            rates.append(2 * payload.nbytes / _shortest(exchange, payload.device, 3))
     dist.barrier()
-    return found
+    return rates
 
 
-def _exchange(payload: torch.Tensor, other: int, first: bool) -> None:
-    for turn in (first, not first):
-        if turn:
+def _exchange(payload: torch.Tensor, other: int, sends_first: bool) -> None:
+    for sends in (sends_first, not sends_first):
+        if sends:
             dist.send(payload, other)
         else:
             dist.recv(payload, other)
 
 
 def _shortest(action: Callable[[], object], device: torch.device, times: int) -> float:
+    """The shortest time of some repetitions, s."""
     shortest = float("inf")
     for _ in range(times):
         began = time.perf_counter()

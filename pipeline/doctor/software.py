@@ -1,5 +1,7 @@
-"""The doctor's checks of Python and its packages. FFCV itself is never imported: that takes seconds, and its compiled
-library tells as much."""
+"""The doctor's checks of Python and its packages.
+
+FFCV itself is not imported, which would take seconds: loading its compiled library is test enough.
+"""
 
 import ctypes
 import importlib
@@ -22,26 +24,29 @@ ABSENT = "not installed"
 
 
 def check_python() -> Finding:
+    """Report the version of Python."""
     return Finding(f"{platform.python_version()}, {sys.executable}")
 
 
 def check_packages() -> Finding:
-    """Versions: what widemix asks for, and what each of those asks for in its turn (numba of numpy, ...)."""
+    """Check the versions that widemix requires, and those that its requirements require (numba of numpy, ...)."""
     ours = requirements("widemix")
     if not ours:
         return Finding("widemix itself is not installed", "note", install("-e", ".[dev]"))
-    askers = ["widemix", *(r.name for r in ours)]
     wrong = {
-        str(r): f"{asker} wants {r}, {has}" for asker in askers for r in requirements(asker) if (has := unmet(r))
+        str(r): f"{name} requires {r}, {installed}"
+        for name in ("widemix", *(r.name for r in ours))
+        for r in requirements(name)
+        if (installed := unmet(r))
     }
     if wrong:
         absent = any(text.endswith(ABSENT) for text in wrong.values())
         return Finding("; ".join(wrong.values()), "missing" if absent else "note", install(*wrong))
-    return Finding(f"widemix's {len(ours)} and theirs have the versions asked for")
+    return Finding(f"{len(ours)} requirements of widemix, and theirs, are met")
 
 
 def unmet(requirement: Requirement) -> str:
-    """What there is instead of what is asked for; empty when it fits."""
+    """Return what is installed instead of a requirement; empty if it is met."""
     try:
         version = importlib.metadata.version(requirement.name)
     except importlib.metadata.PackageNotFoundError:
@@ -50,11 +55,13 @@ def unmet(requirement: Requirement) -> str:
 
 
 def check_import(module: str, distribution: str) -> Finding:
+    """Import a module and report the version of its distribution."""
     importlib.import_module(module)
     return Finding(importlib.metadata.version(distribution))
 
 
 def check_torch() -> Finding:
+    """Check that torch has CUDA and torch.distributed."""
     import torch
 
     built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -66,19 +73,20 @@ def check_torch() -> Finding:
 
 
 def check_torchvision() -> Finding:
+    """Check that torchvision is built for the same CUDA as torch."""
     import torch
     import torchvision  # raises when its operators do not fit this torch
 
     number = getattr(torchvision.version, "cuda", None)  # 13020 is 13.2
     built = f"{number // 1000}.{number % 1000 // 10}" if number else None
     if built != torch.version.cuda:
-        found = f"{torchvision.__version__}, built for CUDA {built}, torch for {torch.version.cuda}"
-        return Finding(found, "note", repair("torch", "torchvision"))
+        text = f"{torchvision.__version__}, built for CUDA {built}, torch for {torch.version.cuda}"
+        return Finding(text, "note", repair("torch", "torchvision"))
     return Finding(f"{torchvision.__version__}, built for the same CUDA")
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA version that the NVIDIA driver runs; None without a driver."""
+    """Return the newest CUDA version that the NVIDIA driver supports; None without a driver."""
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
@@ -88,56 +96,61 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def check_gpus() -> Finding:
+    """Check that the driver fits torch and that GPUs are visible."""
     import torch
 
     driver, built = driver_cuda(), torch.version.cuda
     if driver is None:
         return Finding("no NVIDIA driver: training runs on the CPU", "note")
-    has = f"the driver runs CUDA {driver[0]}.{driver[1]}"
+    supported = f"the driver supports CUDA {driver[0]}.{driver[1]}"
     if not built:
-        found = f"{has}, torch is built without CUDA"
-        return Finding(found, "missing", repair("torch", "torchvision"))
-    if driver[0] < int(built.split(".")[0]):  # a driver runs every minor version of its major one
-        return Finding(f"{has}, torch is built for {built}", "missing", f"install an NVIDIA driver for CUDA {built}")
+        return Finding(f"{supported}, torch is built without CUDA", "missing", repair("torch", "torchvision"))
+    if driver[0] < int(built.split(".")[0]):  # a driver supports every minor version of its major version
+        return Finding(
+            f"{supported}, torch is built for {built}", "missing", f"install an NVIDIA driver for CUDA {built}"
+        )
     if not torch.cuda.is_available():
         hidden = "CUDA_VISIBLE_DEVICES" in os.environ
-        cure = "unset CUDA_VISIBLE_DEVICES" if hidden else "nvidia-smi; in a container: docker run --gpus all ..."
-        return Finding(f"{has}, but no GPU is visible: training runs on the CPU", "note", cure)
+        fix = "unset CUDA_VISIBLE_DEVICES" if hidden else "nvidia-smi; in a container: docker run --gpus all ..."
+        return Finding(f"{supported}, but no GPU is visible: training runs on the CPU", "note", fix)
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     names = [f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices]
     listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return Finding(f"{listed}; {has}")
+    return Finding(f"{listed}; {supported}")
 
 
 def check_nccl() -> Finding:
+    """Check that torch has NCCL."""
     import torch
 
     if not torch.distributed.is_nccl_available():
         several = torch.cuda.device_count() > 1
-        return Finding("torch is built without it", "missing" if several else "note", repair("torch"))
+        return Finding("torch is built without NCCL", "missing" if several else "note", repair("torch"))
     return Finding(".".join(str(part) for part in torch.cuda.nccl.version()))
 
 
 def check_ffcv() -> Finding:
+    """Check that FFCV's compiled library is for this Python and loads."""
     package = importlib.util.find_spec("ffcv")
     if package is None or package.submodule_search_locations is None:
         return Finding(ABSENT, "missing", install("ffcv"))
-    places = list(package.submodule_search_locations)
-    library = PathFinder.find_spec("ffcv._libffcv", places)
+    folders = list(package.submodule_search_locations)
+    library = PathFinder.find_spec("ffcv._libffcv", folders)
     if library is None or library.origin is None:
-        others = [path.name for place in places for path in Path(place).glob("_libffcv*")]
+        others = [path.name for folder in folders for path in Path(folder).glob("_libffcv*")]
         wanted = sysconfig.get_config_var("EXT_SUFFIX")
-        found = (
+        text = (
             f"compiled for another Python: {others[0]}, not {wanted}" if others else "its compiled library is missing"
         )
-        return Finding(found, "missing", repair("ffcv"))
-    ctypes.CDLL(library.origin)  # OSError names the library that it was linked to and that is gone
+        return Finding(text, "missing", repair("ffcv"))
+    ctypes.CDLL(library.origin)  # the OSError names a library that it is linked to and that is missing
     if importlib.util.find_spec("distutils") is None:
         return Finding("imports distutils, which this Python lacks", "missing", install("setuptools"))
     return Finding(f"{importlib.metadata.version('ffcv')}, its compiled library loads")
 
 
 def check_opencv() -> Finding:
+    """Check that OpenCV imports."""
     try:
         return check_import("cv2", "opencv-python")
     except ImportError as error:
@@ -147,6 +160,7 @@ def check_opencv() -> Finding:
 
 
 def check_turbojpeg() -> Finding:
+    """Check that libturbojpeg loads, which FFCV needs."""
     try:
         ctypes.CDLL("libturbojpeg.so.0")
     except OSError as error:
@@ -155,20 +169,24 @@ def check_turbojpeg() -> Finding:
 
 
 def check_native() -> Finding:
+    """Check that pipeline/native is built."""
     from pipeline.native import BuildError
     from pipeline.native.library import open_library
 
     try:
         return Finding(f"built, with {open_library().jpeg_library().decode()}")
     except BuildError as error:
-        return Finding(f"{error}: Pillow decodes, the same but slower", "note", f"{APT} gcc libjpeg-dev")
+        return Finding(
+            f"{error}: Pillow decodes instead, to the same pixels but slower", "note", f"{APT} gcc libjpeg-dev"
+        )
 
 
 def check_deepspeed() -> Finding:
-    found = check_import("deepspeed", "deepspeed").found
+    """Check that DeepSpeed imports and can build its kernels."""
+    version = check_import("deepspeed", "deepspeed").text
     if shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ.get('PATH', '')}"):
-        return Finding(f"{found}, ninja for its own kernels")
-    return Finding(f"{found}; no ninja, its own kernels cannot be built", "note", install("ninja"))
+        return Finding(f"{version}, with ninja, which builds its kernels")
+    return Finding(f"{version}; without ninja its kernels cannot be built", "note", install("ninja"))
 
 
 CHECKS = {

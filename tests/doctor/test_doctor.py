@@ -1,4 +1,4 @@
-"""Each check against the thing that it reports, brought about for real wherever a test may."""
+"""The checks of `widemix doctor`, each on an installation that really has the fault wherever a test can cause it."""
 
 import os
 import re
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.doctor import CHECKS, Finding, examine, software
+from pipeline.doctor import CHECKS, Finding, run_check, software
 
 PIP = r"\S*bin/python\S* -m pip install"
 
 
 def look(what: str) -> Finding:
-    return examine(CHECKS[what])
+    return run_check(CHECKS[what])
 
 
 def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def test_where_the_tests_run_training_can_run() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
     lines = run.stdout.splitlines()
-    assert lines[0].split() == ["state", "what", "found,", "and", "its", "cure"]
+    assert lines[0].split() == ["state", "what", "found,", "and", "how", "to", "fix", "it"]
     assert lines[-1] == "Training can run here."
     assert max(map(len, lines)) <= 100
     for what in CHECKS:
@@ -75,7 +75,7 @@ def test_a_package_that_is_not_there(
     monkeypatch.setitem(sys.modules, module, None)
     finding = look(what)
     assert finding.state == "missing"
-    assert re.fullmatch(f"{PIP} '{requirement}[0-9.]+'", finding.cure)
+    assert re.fullmatch(f"{PIP} '{requirement}[0-9.]+'", finding.fix)
 
 
 def test_a_package_that_breaks_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_a_package_that_breaks_when_imported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     finding = look("timm")
-    assert (finding.state, finding.found) == ("missing", "OSError: libgone.so.1: cannot open shared object file")
-    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'timm>=[0-9.]+'", finding.cure)
+    assert (finding.state, finding.text) == ("missing", "OSError: libgone.so.1: cannot open shared object file")
+    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'timm>=[0-9.]+'", finding.fix)
 
 
 def install_metadata(folder: Path, name: str, version: str, *requires: str) -> None:
@@ -99,16 +99,16 @@ def test_numba_that_does_not_know_this_numpy(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     finding = look("packages")
     assert finding.state == "note"
-    assert re.search(r"numba wants numpy<[0-9.]+,>=[0-9.]+, found 99\.0", finding.found)
-    assert re.search(r"pip install .*'numpy<[0-9.]+,>=[0-9.]+'", finding.cure)
+    assert re.search(r"numba requires numpy<[0-9.]+,>=[0-9.]+, found 99\.0", finding.text)
+    assert re.search(r"pip install .*'numpy<[0-9.]+,>=[0-9.]+'", finding.fix)
 
 
 def test_a_requirement_of_a_requirement_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_metadata(tmp_path, "torchmetrics", "99.0", "nowhere>=3", "elsewhere; extra == 'more'")
     monkeypatch.syspath_prepend(tmp_path)
     finding = look("packages")
-    assert (finding.state, finding.found) == ("missing", "torchmetrics wants nowhere>=3, not installed")
-    assert re.fullmatch(f"{PIP} 'nowhere>=3'", finding.cure)
+    assert (finding.state, finding.text) == ("missing", "torchmetrics requires nowhere>=3, not installed")
+    assert re.fullmatch(f"{PIP} 'nowhere>=3'", finding.fix)
 
 
 # torch and the GPUs.
@@ -121,7 +121,7 @@ def test_torchvision_built_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torchvision.version, "cuda", 11080)
     finding = look("torchvision")
     assert finding.state == "note"
-    assert finding.found.endswith(f"built for CUDA 11.8, torch for {torch.version.cuda}")
+    assert finding.text.endswith(f"built for CUDA 11.8, torch for {torch.version.cuda}")
 
 
 def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPat
     assert look("GPUs").state == "note"
     monkeypatch.setattr(software, "driver_cuda", lambda: (13, 2))
     assert look("GPUs") == Finding(
-        "the driver runs CUDA 13.2, torch is built without CUDA", "missing", look("torch").cure
+        "the driver supports CUDA 13.2, torch is built without CUDA", "missing", look("torch").fix
     )
 
 
@@ -143,14 +143,16 @@ def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
     subprocess.run(
         ["g++", "-x", "c", "-shared", "-fPIC", tmp_path / "cuda.c", "-o", tmp_path / "libcuda.so.1"], check=True
     )
-    script = "import os; from pipeline.doctor import CHECKS, examine\n"
+    script = "import os; from pipeline.doctor import CHECKS, run_check\n"
     script += (
-        "for os.environ['DRIVER'] in ('12040', '99000'): print(*vars(examine(CHECKS['GPUs'])).values(), sep='|')"
+        "for os.environ['DRIVER'] in ('12040', '99000'): print(*vars(run_check(CHECKS['GPUs'])).values(), sep='|')"
     )
     run = python(script, LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     old, bare = run.stdout.splitlines()
-    assert re.fullmatch(r"the driver runs CUDA 12\.4, torch is built for ([0-9.]+)\|missing\|install .* CUDA \1", old)
-    assert bare.startswith("the driver runs CUDA 99.0, but no GPU is visible")
+    assert re.fullmatch(
+        r"the driver supports CUDA 12\.4, torch is built for ([0-9.]+)\|missing\|install .* CUDA \1", old
+    )
+    assert bare.startswith("the driver supports CUDA 99.0, but no GPU is visible")
     assert bare.endswith("|note|unset CUDA_VISIBLE_DEVICES")
 
 
@@ -163,7 +165,7 @@ def test_gpus_are_listed_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
-    assert look("GPUs") == Finding("2 x H200 (140 GiB), 1 x T4 (15 GiB); the driver runs CUDA 99.1")
+    assert look("GPUs") == Finding("2 x H200 (140 GiB), 1 x T4 (15 GiB); the driver supports CUDA 99.1")
 
 
 @pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (2, "missing")])
@@ -197,15 +199,15 @@ def test_ffcv_whose_library_is_of_no_use(
     monkeypatch.syspath_prepend(tmp_path)
     finding = look("FFCV")
     assert finding.state == "missing"
-    assert re.fullmatch(says, finding.found)
-    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'ffcv>=[0-9.]+'", finding.cure)
+    assert re.fullmatch(says, finding.text)
+    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'ffcv>=[0-9.]+'", finding.fix)
 
 
 def test_opencv_without_the_systems_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cv2.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
     monkeypatch.delitem(sys.modules, "cv2", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    assert look("OpenCV").cure == "apt-get install --no-install-recommends libgl1 libglib2.0-0"
+    assert look("OpenCV").fix == "apt-get install --no-install-recommends libgl1 libglib2.0-0"
 
 
 def test_deepspeed_without_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,4 +216,4 @@ def test_deepspeed_without_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     finding = look("DeepSpeed")
     assert finding.state == "note"
-    assert re.fullmatch(f"{PIP} 'ninja>=[0-9.]+'", finding.cure)
+    assert re.fullmatch(f"{PIP} 'ninja>=[0-9.]+'", finding.fix)

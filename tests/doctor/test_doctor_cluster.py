@@ -1,4 +1,4 @@
-"""The cluster's doctor: ranks that talk over gloo, one of them sick or absent, and judgements by hand."""
+"""`widemix doctor --cluster` on real ranks over gloo, one faulty or missing, and comparisons of made-up surveys."""
 
 import itertools
 import socket
@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.distributed.topology import Topology
-from pipeline.doctor.cluster import _reads
-from pipeline.doctor.judge import judge
+from pipeline.doctor.cluster import _reads_disk
+from pipeline.doctor.compare import compare_nodes
 from pipeline.doctor.links import pairings
 from pipeline.doctor.survey import health, read_rate
 from tests.conftest import Command
@@ -38,25 +38,25 @@ def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path:
     metadata = tmp_path / "timm-0.0.1.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: timm\nVersion: 0.0.1\n")
-    options = ("--exclude", str(tmp_path / "sick"), "--patience", "60")
-    sick = launch(2, 1, port, *options, PYTHONPATH=str(tmp_path))
+    options = ("--exclude", str(tmp_path / "faulty"), "--timeout", "60")
+    faulty = launch(2, 1, port, *options, PYTHONPATH=str(tmp_path))
     time.sleep(2)  # started later, a rank is surveyed later: its clock is right all the same
     first = launch(2, 0, port, *options)
     code, output = first.wait()
     assert code == 1, output
-    assert "sick   node1  timm " in output
+    assert "faulty  node1  timm " in output
     assert "all-reduce: " in output  # which both took part in
     assert "clock" not in output
-    assert "node1" in (tmp_path / "sick").read_text().split()
+    assert "node1" in (tmp_path / "faulty").read_text().split()
     assert "sbatch --exclude=" in output
-    assert sick.wait()[0] == 1
+    assert faulty.wait()[0] == 1
 
 
-def test_a_rank_that_never_comes_is_named(port: int, tmp_path: Path) -> None:
-    nowhere = tmp_path / "none" / "sick"
-    code, output = launch(2, 0, port, "--patience", "1", "--exclude", str(nowhere)).wait()
+def test_a_rank_that_does_not_start_is_named(port: int, tmp_path: Path) -> None:
+    nowhere = tmp_path / "none" / "faulty"
+    code, output = launch(2, 0, port, "--timeout", "1", "--exclude", str(nowhere)).wait()
     assert code == 2, output
-    assert "rank 1 never came" in output
+    assert "rank 1 has not started" in output
     assert output.splitlines()[-1] == f"error: --exclude {nowhere}: cannot be written (No such file or directory)"
 
 
@@ -82,33 +82,33 @@ def rank(host: str, **changes) -> dict:
 @pytest.mark.parametrize(
     ("changes", "what", "state"),
     [
-        ({"versions": {"torch": "2.9"}}, "torch", "sick"),
-        ({"gpu": {"name": "V100"}}, "GPU", "sick"),
-        ({"gpu": {"name": "H200", "ill": "3 uncorrected memory errors"}}, "GPU 0", "sick"),
+        ({"versions": {"torch": "2.9"}}, "torch", "faulty"),
+        ({"gpu": {"name": "V100"}}, "GPU", "faulty"),
+        ({"gpu": {"name": "H200", "fault": "3 uncorrected memory errors"}}, "GPU 0", "faulty"),
         ({"gpu": {"name": "H200", "celsius": 95}}, "GPU 0", "note"),
         ({"gpu": {"name": "H200", "used_mib": 9000}}, "GPU 0", "note"),
-        ({"flops": 5e11}, "computing", "sick"),
+        ({"flops": 5e11}, "computing", "faulty"),
         ({"cpu": 0.3}, "CPU", "note"),
-        ({"disk": 1e8}, "disk", "sick"),
-        ({"disk": 0}, "disk", "sick"),
-        ({"pairs": [1e8, 2e8]}, "network", "sick"),
+        ({"disk": 1e8}, "disk", "faulty"),
+        ({"disk": 0}, "disk", "faulty"),
+        ({"pairs": [1e8, 2e8]}, "network", "faulty"),
         ({"clock": 1003.0}, "clock", "note"),
         ({"open_files": 256}, "open files", "note"),
         ({"locked_memory": 65536}, "locked memory", "note"),
         ({"shared_memory": 64 << 20}, "shared memory", "note"),
     ],
 )
-def test_what_ails_a_node(changes: dict, what: str, state: str) -> None:
-    for sick in (0, 3):  # the first node is no better than others
-        surveys = [rank(f"n{i}", **(changes if i == sick else {})) for i in range(4)]
-        (complaint,) = judge(surveys)
-        assert (complaint.host, complaint.what, complaint.state) == (f"n{sick}", what, state)
-    assert judge([rank(f"n{i}") for i in range(4)]) == []
+def test_a_faulty_node_is_named(changes: dict, what: str, state: str) -> None:
+    for faulty in (0, 3):  # the first node is no better than others
+        surveys = [rank(f"n{i}", **(changes if i == faulty else {})) for i in range(4)]
+        (problem,) = compare_nodes(surveys)
+        assert (problem.host, problem.what, problem.state) == (f"n{faulty}", what, state)
+    assert compare_nodes([rank(f"n{i}") for i in range(4)]) == []
 
 
-def test_a_link_is_as_good_as_its_best_partner_and_a_node_as_slow_as_its_worst_rank() -> None:
+def test_a_link_is_rated_by_its_fastest_partner_and_a_node_by_its_slowest_rank() -> None:
     surveys = [rank("a", pairs=[1e8, 2e9]), rank("b", pairs=[1e8, 1e8]), rank("c"), rank("c", flops=1e11)]
-    found = {(c.host, c.what) for c in judge(surveys)}
+    found = {(c.host, c.what) for c in compare_nodes(surveys)}
     assert found == {("b", "network"), ("c", "computing"), ("c", "ranks")}
 
 
@@ -118,7 +118,7 @@ def test_partners_are_mutual_and_new_in_every_round(count: int) -> None:
     assert len(rounds) == min(3, count - 1 + count % 2)
     for partners in rounds:
         assert [partners[partners[i]] for i in range(count)] == list(range(count))
-        assert sum(partners[i] == i for i in range(count)) == count % 2  # of an odd number one rests
+        assert sum(partners[i] == i for i in range(count)) == count % 2  # one of an odd number pauses
     for one, other in itertools.combinations(rounds, 2):
         assert all(one[i] != other[i] for i in range(count))
 
@@ -126,8 +126,8 @@ def test_partners_are_mutual_and_new_in_every_round(count: int) -> None:
 def test_what_nvidia_smi_says() -> None:
     assert health("0, Not Active, 41, 4\n") == {"celsius": 41, "used_mib": 4}
     assert health("[N/A], Not Active, 41, 4") == {"celsius": 41, "used_mib": 4}
-    assert health("2, Active, 88, 4")["ill"] == "2 uncorrected memory errors"
-    assert health("0, Active, 88, 4")["ill"] == "its clock is held down by the hardware at 88 C"
+    assert health("2, Active, 88, 4")["fault"] == "2 uncorrected memory errors"
+    assert health("0, Active, 88, 4")["fault"] == "hardware slowdown of its clock at 88 C"
 
 
 def test_reading_the_disk(tmp_path: Path) -> None:
@@ -142,6 +142,6 @@ def test_reading_the_disk(tmp_path: Path) -> None:
 def test_a_disk_that_nodes_share_on_one_machine_is_read_by_one_of_them(tmp_path: Path) -> None:
     store = dist.HashStore()
     nodes = [Topology(rank, 3, 0, 1, torch.device("cpu")) for rank in range(3)]
-    assert [_reads(store, node, tmp_path) for node in nodes] == [True, False, False]
-    assert _reads(store, nodes[1], Path("/dev"))  # another disk
-    assert all(_reads(store, node, tmp_path / "none") for node in nodes)  # each says so itself
+    assert [_reads_disk(store, node, tmp_path) for node in nodes] == [True, False, False]
+    assert _reads_disk(store, nodes[1], Path("/dev"))  # another disk
+    assert all(_reads_disk(store, node, tmp_path / "none") for node in nodes)  # each reports it
