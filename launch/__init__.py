@@ -1,1 +1,1 @@
-"""Ways to start a run: on this machine, and on clusters."""
+"""Start a run: on this machine, by Slurm, on Kubernetes or in a container."""

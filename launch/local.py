@@ -1,4 +1,4 @@
-"""Ranks on this machine: what torchrun does on one node, but exit codes come through and a signal reaches all."""
+"""Start ranks on this machine, as torchrun does on one node, but pass on their exit code and signals to them."""
 
 import os
 import signal
@@ -8,13 +8,17 @@ import sys
 import time
 from collections.abc import Sequence
 
-GRACE = 60.0  # seconds that the other ranks have to end after one has stopped on purpose, before they are killed
-PATIENCE = 10.0  # and if it failed: time enough to write the stacks of a hang
+# After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
+STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint
+FAILURE_TIMEOUT_S = 10.0  # after a failure: enough to write the stacks of a hang
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def launch(command: Sequence[str], ranks: int) -> int:
-    """Run `python COMMAND` once a rank; the first exit code that is not 0, or 0."""
+    """Run `python COMMAND` on every rank, and wait for all.
+
+    Returns the first exit code other than 0 (128 + N for signal N), or 0. SIGINT, SIGTERM and SIGUSR1 are forwarded.
+    """
     environ = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
@@ -29,7 +33,7 @@ def launch(command: Sequence[str], ranks: int) -> int:
 
     def forward(number: int, _frame) -> None:
         for worker in workers:
-            # A terminal's Ctrl-C has reached them already, and a second one would cut the checkpoint short.
+            # A terminal sends Ctrl-C to the ranks too, and a second SIGINT would interrupt the checkpoint.
             worker.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
@@ -44,15 +48,15 @@ def launch(command: Sequence[str], ranks: int) -> int:
 
 
 def _wait(workers: list[subprocess.Popen]) -> int:
-    """Wait for all; once one has failed the others, who wait for it in vain, have `GRACE` seconds."""
+    """Wait for all ranks; after one has failed only until the time limit, since the others may wait for it."""
     code, deadline = 0, float("inf")
     while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
         failed = [(rank, worker.returncode) for rank, worker in enumerate(workers) if worker.returncode]
         if failed and not code:
-            rank, code = min(failed, key=lambda each: each[1])  # those that a signal ended first: the others follow
-            deadline = time.monotonic() + (GRACE if code == 75 else PATIENCE)
+            rank, code = min(failed, key=lambda each: each[1])  # ranks killed by a signal first: the cause
+            deadline = time.monotonic() + (STOP_TIMEOUT_S if code == 75 else FAILURE_TIMEOUT_S)
             if code < 0:
-                print(f"error: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
+                print(f"error: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
         time.sleep(0.05)
     codes = [worker.poll() for worker in workers]
     code = code or next((c for c in codes if c), 0)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes .venv ready: the Debian packages that FFCV is built against, everything in pyproject.toml, pipeline/native.
-# Does nothing when that was done before for this pyproject.toml, this Python and this folder.
-# Without .venv/stamp (interrupted), moved, or with its Python gone, the environment is built anew.
+# Sets up .venv: the Debian packages that FFCV is built against, the packages of pyproject.toml, and pipeline/native.
+# Does nothing if that was done before with this pyproject.toml, this Python and this folder.
+# Rebuilds the environment if it has no .venv/stamp (an interrupted set-up), was moved, or its Python is gone.
 set -eu
 cd "$(dirname "$0")/.."
 log=.venv/setup.log
@@ -11,16 +11,16 @@ network='timed? ?out|connection|incomplete|name resolution|from versions: none|d
 say() { printf 'set-up: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 1; }
 
-# run COMMAND...: its chatter goes to the log; the log's end is shown when it fails
+# run COMMAND...: write its output to the log; if it fails, show the end of the log
 run() { "$@" >>"$log" 2>&1 || { tail -n 20 "$log" >&2; return 1; }; }
 
-# Where the environment lies and which Python it has; nothing when it does not work.
-describe() {
+# Print the path of the environment and its version of Python; nothing if it does not work.
+environment_id() {
     .venv/bin/python -c 'import pip, sys; v = sys.version_info; assert v >= (3, 11); print(sys.prefix, v[0], v[1])' \
         2>/dev/null || true
 }
 
-# Debian's names of what this Python lacks to create an environment, build FFCV and import OpenCV.
+# Print the Debian packages that are missing to create an environment with this Python, build FFCV and import OpenCV.
 missing_packages() {
     "$1" - <<'END'
 import ctypes, importlib.util, os, shutil, subprocess, sys, sysconfig
@@ -42,24 +42,24 @@ present = {
     "pkg-config": shutil.which("pkg-config"),
     "libopencv-dev": headers("opencv4"),
     "libturbojpeg0-dev": headers("libturbojpeg"),
-    "libjpeg-dev": headers("libjpeg"),  # what pipeline/native is built against: libjpeg-turbo's own interface
-    "libgl1": library("libGL.so.1"),  # PyPI's OpenCV, which FFCV imports
+    "libjpeg-dev": headers("libjpeg"),  # libjpeg-turbo, which pipeline/native is built against
+    "libgl1": library("libGL.so.1"),  # of PyPI's OpenCV, which FFCV imports
     "libglib2.0-0": library("libgthread-2.0.so.0"),  # the same
 }
-print(*(name for name, found in present.items() if not found))
+print(*(name for name, is_present in present.items() if not is_present))
 END
 }
 
 apt_get() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=300 "$@"; }
 
-install_packages() { # one word a name
-    say "system packages by apt-get, about a minute: $*"
+install_packages() { # install_packages NAME...
+    say "installing system packages by apt-get, about a minute: $*"
     if ! run apt_get update || ! run apt_get install --no-install-recommends "$@"; then
-        fail "apt-get failed; $log has all of its words"
+        fail "apt-get failed; see $log"
     fi
 }
 
-# pip unpacks gigabytes: beside the environment, because /tmp may be memory.
+# pip unpacks gigabytes, so its temporary folder is next to the environment: /tmp may be in memory.
 pip_install() {
     mkdir -p .venv/tmp
     TMPDIR=$PWD/.venv/tmp .venv/bin/python -m pip install --use-pep517 "$@"
@@ -70,7 +70,7 @@ logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
 install_project() {
     run pip_install --editable '.[dev]' && return
     logged "$network" || return 1
-    say "the network failed; once more"
+    say "the network failed; trying once more"
     run pip_install --editable '.[dev]'
 }
 
@@ -80,9 +80,9 @@ explain_and_fail() {
     elif logged '(failed to build|failed building wheel for|could not build wheels for).*ffcv|required package'; then
         fail "FFCV did not build; it needs: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev python3-dev"
     elif logged "$network"; then
-        fail "the network failed twice; the same command tries again"
+        fail "the network failed twice; run the same command again"
     fi
-    fail "pip failed; $log has all of its words, and the same command tries again"
+    fail "pip failed; see $log, then run the same command again"
 }
 
 ffcv_loads() {
@@ -94,25 +94,25 @@ END
 }
 
 inputs=$(cat pyproject.toml launch/setup.sh | sha256sum | cut -c 1-64)
-have=$(describe)
-if [ -n "${PYTHON:-}" ]; then # asked for by name: an environment of another version does not do
+current=$(environment_id)
+if [ -n "${PYTHON:-}" ]; then # given by the user: an environment of another version is rebuilt
     version=$("$PYTHON" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null || true)
-    case $have in *" $version") ;; *) have= ;; esac
+    case $current in *" $version") ;; *) current= ;; esac
 fi
 stamped=$(cat "$stamp" 2>/dev/null || true)
-if [ -n "$have" ] && [ "$stamped" = "$have $inputs" ]; then exit 0; fi
+if [ -n "$current" ] && [ "$stamped" = "$current $inputs" ]; then exit 0; fi
 
 started=$(date +%s)
-# Begun by this script and not finished, or finished elsewhere or for another Python: not to be trusted.
-if [ -e "$log" ] && [ "${stamped% *}" != "$have" ]; then have=; fi
+# Started by this script and not finished, or finished in another folder or for another Python: rebuild it.
+if [ -e "$log" ] && [ "${stamped% *}" != "$current" ]; then current=; fi
 python=${PYTHON:-python3}
-[ -z "$have" ] || python=.venv/bin/python
+[ -z "$current" ] || python=.venv/bin/python
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     fail "$python is missing or older than Python 3.11; name a newer one: make PYTHON=/path/to/python3.11 ..."
 
 missing=$(missing_packages "$python")
 if [ -n "$missing" ]; then
-    command -v apt-get >/dev/null || fail "missing, by Debian's names: $missing; install them, then again"
+    command -v apt-get >/dev/null || fail "install these Debian packages (or the same of your system), then run this again: $missing"
     if [ "$(id -u)" = 0 ]; then
         sudo=
     elif sudo -n true 2>/dev/null; then
@@ -125,19 +125,19 @@ fi
 mkdir -p .venv
 : >"$log"
 rm -f "$stamp"
-# shellcheck disable=SC2086 # one word a package
+# shellcheck disable=SC2086 # split into one word per package
 [ -z "$missing" ] || install_packages $missing
 
-if [ -z "$have" ]; then
+if [ -z "$current" ]; then
     find .venv/ -mindepth 1 ! -path "$log" -delete
     run "$python" -m venv "$(readlink -f .venv)" || fail "$python -m venv failed"
 fi
-say "Python packages by pip, 3 GB to fetch the first time, some minutes"
+say "installing Python packages by pip: downloads 3 GB the first time and takes some minutes"
 install_project || explain_and_fail
-# A wheel that pip kept from another system (a home folder that containers share) links to another OpenCV.
+# A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.
 ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
-# Not needed to go on: where it does not build, Pillow decodes, the same and slower.
-run .venv/bin/python -m pipeline.native || say "pipeline/native did not build, so loading pictures is slower; $log says why"
+# Optional: without it Pillow decodes pictures, to the same pixels but slower.
+run .venv/bin/python -m pipeline.native || say "pipeline/native did not build, so loading pictures is slower; see $log"
 rm -rf .venv/tmp
-echo "$(describe) $inputs" >"$stamp"
+echo "$(environment_id) $inputs" >"$stamp"
 say "done in $(($(date +%s) - started)) s; everything is in .venv"

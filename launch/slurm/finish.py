@@ -1,69 +1,74 @@
-"""What happened to a job, in a few lines and in summary.json; the exit code says whether it should start again."""
+"""Judge how a job ended: in a few lines, in summary.json, and by an exit code that tells whether to requeue it."""
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 
-SICK = "sick"  # in the logs' folder, the nodes that the preflight named
-LEFT_OUT = "left-out"  # there too, those without which the job starts again
+# In the folder of logs, one name a line:
+FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named
+EXCLUDED_NODES = "excluded-nodes"  # nodes without which the job is requeued
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the job ended and, in a line each, why."""
+    """How the job ended, and why, one reason a line."""
 
     code: Exit
     lines: list[str]
 
 
-def judge(words: list[RankStatus], ranks: int, asked: bool, progress: int) -> Verdict:
-    """From the ranks' last words; `asked`: a signal told the job to stop; `progress`: steps saved by this start.
+def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_steps: int) -> Verdict:
+    """Judge a job by the status files of its ranks.
 
-    A crash after which something was saved is worth another start; one that saved nothing would only come again.
+    statuses: by rank; ranks that never started have none.
+    ranks: number of ranks that the job should have.
+    stop_requested: whether a signal asked the job to stop.
+    new_steps: steps that this start has added to the newest checkpoint.
+
+    A crash is requeued only if `new_steps` is above 0: otherwise the next start would crash at the same place.
     """
-    if wrong := [word for word in words if word.code == Exit.WRONG_INPUT]:
+    if wrong := [status for status in statuses if status.code == Exit.WRONG_INPUT]:
         return Verdict(Exit.WRONG_INPUT, [f"the input is wrong (rank {wrong[0].rank}): {wrong[0].message}"])
-    main = words[0].code if words and words[0].rank == 0 else None
+    main = statuses[0].code if statuses and statuses[0].rank == 0 else None
     if main == Exit.DONE:
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.REQUEUE:
-        how = "with a checkpoint" if progress > 0 else "and nothing was saved by this start"
-        return Verdict(Exit.REQUEUE, [f"stopped on purpose {how}"])
-    if asked:
-        return Verdict(Exit.REQUEUE, ["told to stop, and gone before a last checkpoint"])
-    lines = _blame(words, ranks)
-    if progress > 0:
-        return Verdict(
-            Exit.REQUEUE, [*lines, f"{progress} steps were saved by this start, so another is worth while"]
-        )
-    return Verdict(Exit.FAILED, [*lines, "nothing was saved by this start, so another would only fail again"])
+        saved = "with a checkpoint" if new_steps > 0 else "without a new checkpoint"
+        return Verdict(Exit.REQUEUE, [f"stopped by a signal, {saved}"])
+    if stop_requested:
+        return Verdict(Exit.REQUEUE, ["stopped by a signal, but ended before the last checkpoint was complete"])
+    lines = _causes(statuses, ranks)
+    if new_steps > 0:
+        return Verdict(Exit.REQUEUE, [*lines, f"this start saved {new_steps} steps, so the job is requeued"])
+    return Verdict(Exit.FAILED, [*lines, "this start saved nothing and another would fail too: not requeued"])
 
 
-def _blame(words: list[RankStatus], ranks: int) -> list[str]:
-    """The ranks that were killed and the first that failed: what the others say follows from that."""
-    if not words:
-        return ["no rank ever started: the log above and node-*/ say why"]
+def _causes(statuses: Sequence[RankStatus], ranks: int) -> list[str]:
+    """The ranks that were killed and the first that failed: the others failed because of these."""
+    if not statuses:
+        return ["no rank started: see the log above and node-*/"]
     lines = []
-    if len(words) < ranks:
-        lines.append(f"{ranks - len(words)} of {ranks} ranks never started")
-    killed = [word for word in words if word.code is None]
-    for word in killed[:4]:
-        lines.append(f"rank {word.rank} on {word.host} was killed (memory?), or its node is gone")
-    failed = sorted((word for word in words if word.code), key=lambda word: word.time)
+    if len(statuses) < ranks:
+        lines.append(f"{ranks - len(statuses)} of {ranks} ranks never started")
+    killed = [status for status in statuses if status.code is None]
+    for status in killed[:4]:
+        lines.append(f"rank {status.rank} on {status.host} was killed (out of memory?), or its node failed")
+    failed = sorted((status for status in statuses if status.code), key=lambda status: status.time)
     if failed:
         lines.append(f"rank {failed[0].rank} on {failed[0].host} failed first: {failed[0].message.split('. ')[0]}")
     return lines
 
 
 def saved_step(folder: Path) -> int:
-    """The newest complete checkpoint's, 0 without one."""
-    names = (mark.parent.name for mark in folder.glob("checkpoints/*/COMPLETE"))
+    """Return the step of the newest complete checkpoint; 0 without one."""
+    names = (marker.parent.name for marker in folder.glob("checkpoints/*/COMPLETE"))
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
@@ -71,23 +76,15 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     folder, logs = arguments.folder, arguments.logs
     step = saved_step(folder)
     earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
-    words = read_rank_statuses(logs)
-    refused = [path.read_text().strip() for path in sorted(logs.glob("node-*.error"))]
-    sick = (logs / SICK).read_text().split() if (logs / SICK).exists() else []
-    if sick and not words:
-        (logs / LEFT_OUT).write_text("".join(f"{host}\n" for host in sick))
-        verdict = Verdict(Exit.REQUEUE, [f"left out: {', '.join(sick)}, for what the preflight found"])
-    elif refused and not words:
-        others = len(refused) - 1
-        more = [f"on {others} other node{'s' * (others > 1)} the same or the like"] if others else []
-        verdict = Verdict(Exit.WRONG_INPUT, [refused[0], *more])
-    else:
-        verdict = judge(words, arguments.ranks, arguments.asked, step - max(earlier, default=0))
+    statuses = read_rank_statuses(logs)
+    verdict = None if statuses else _judge_before_training(logs)
+    if verdict is None:
+        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, step - max(earlier, default=0))
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
-    hosts = sorted({word.host for word in words})
+    hosts = sorted({status.host for status in statuses})
     now = time.time()
-    minutes = (now - _began(logs, now)) / 60
+    minutes = (now - _start_time(logs, now)) / 60
     summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts, "minutes": round(minutes, 2)}
     (logs / "summary.json").write_text(json.dumps(summary | result, indent=1) + "\n")
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
@@ -96,17 +93,32 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     return verdict.code
 
 
-def _began(logs: Path, now: float) -> float:
-    """When the first node started torchrun."""
+def _judge_before_training(logs: Path) -> Verdict | None:
+    """Judge a job whose nodes ended before any rank trained; None if they gave no reason."""
+    faulty = (logs / FAULTY_NODES).read_text().split() if (logs / FAULTY_NODES).exists() else []
+    if faulty:
+        (logs / EXCLUDED_NODES).write_text("".join(f"{host}\n" for host in faulty))
+        return Verdict(Exit.REQUEUE, [f"the preflight found faulty nodes, which are excluded: {', '.join(faulty)}"])
+    errors = [path.read_text().strip() for path in sorted(logs.glob("node-*.error"))]
+    if errors:
+        others = len(errors) - 1
+        more = [f"{others} other node{'s' * (others > 1)} failed too"] if others else []
+        return Verdict(Exit.WRONG_INPUT, [errors[0], *more])
+    return None
+
+
+def _start_time(logs: Path, now: float) -> float:
+    """When the first node started torchrun, s since 1970."""
     return min((path.stat().st_mtime for path in logs.glob("node-*.json")), default=now)
 
 
 def main() -> None:
+    """Run as the last command of train.sbatch."""
     parser = Parser(prog="python -m launch.slurm.finish", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("logs", type=Path)
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("--asked", action="store_true")
+    parser.add_argument("folder", type=Path, help="run folder")
+    parser.add_argument("logs", type=Path, help="folder of this start's logs")
+    parser.add_argument("ranks", type=int, help="number of ranks that the job should have")
+    parser.add_argument("--stop-requested", action="store_true", help="a signal asked the job to stop")
     sys.exit(run_command(parser, _finish))
 
 

@@ -18,7 +18,7 @@ def measure_links(topology: Topology) -> dict[str, Any]:
     """Measure the network on this rank; all ranks must call it.
 
     Returns "clock", the time of all ranks at one moment (s since 1970); "latency", of an all-reduce of one number
-    (s); "bus", the bus bandwidth of a large one (bytes/s, as NCCL defines it); "pairs", bytes/s with some other nodes.
+    (s); "bus", the bus bandwidth of a large one (bytes/s, as NCCL defines it); "pairs", bytes/s with other nodes.
     """
     dist.all_reduce(torch.zeros(1))  # by gloo: all ranks leave it at nearly the same moment
     clock = time.time()

@@ -48,7 +48,7 @@ NEEDED = ("slurmctld", "slurmd", "sbatch", "munged")
 
 
 def missing() -> str:
-    """Why there can be no Slurm here, or an empty string."""
+    """Return why Slurm cannot be started here, or an empty string."""
     absent = [name for name in NEEDED if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge"
@@ -59,7 +59,7 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 
 
 class Slurm:
-    """The daemons, and Slurm's commands spoken to them."""
+    """A Slurm cluster; an instance is called to run one of Slurm's commands on it."""
 
     def __init__(self, folder: Path, nodes: int):
         port = 10_000 + os.getpid() % 9_000  # below those of the jobs
@@ -68,7 +68,7 @@ class Slurm:
         places = {"port": port, "first": port + 1, "end": port + nodes, "last": nodes - 1}
         (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, **places))
         (folder / "state").mkdir()
-        self._let_nodes_be_sick()
+        self._write_prolog()
         self.environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
         key = folder / "munge.key"
         key.write_bytes(os.urandom(1024))
@@ -79,13 +79,13 @@ class Slurm:
         self.nodes = {f"n{i}": self._start(["slurmd", "-D", "-N", f"n{i}"]) for i in range(nodes)}
         self.until(lambda: self("sinfo", "-h", "-N", "-p", "usual", "-t", "idle", "-o", "%N").count("n") == nodes)
 
-    def _let_nodes_be_sick(self) -> None:
-        """A node for which there is a file sick-NODE has another timm than the others, or says so."""
-        (self.folder / "odd" / "timm-0.0.dist-info").mkdir(parents=True)
-        (self.folder / "odd" / "timm-0.0.dist-info" / "METADATA").write_text("Name: timm\nVersion: 0.0\n")
+    def _write_prolog(self) -> None:
+        """On a node for which there is a file faulty-NODE, ranks see another version of timm."""
+        (self.folder / "other" / "timm-0.0.dist-info").mkdir(parents=True)
+        (self.folder / "other" / "timm-0.0.dist-info" / "METADATA").write_text("Name: timm\nVersion: 0.0\n")
         prolog = self.folder / "prolog"
-        odd = f'echo "export PYTHONPATH={self.folder}/odd:$PYTHONPATH"'
-        prolog.write_text(f"#!/bin/sh\n[ ! -e {self.folder}/sick-$SLURMD_NODENAME ] || {odd}\n")
+        other = f'echo "export PYTHONPATH={self.folder}/other:$PYTHONPATH"'
+        prolog.write_text(f"#!/bin/sh\n[ ! -e {self.folder}/faulty-$SLURMD_NODENAME ] || {other}\n")
         prolog.chmod(0o755)
 
     def _start(self, command: list[str]) -> subprocess.Popen:
@@ -134,12 +134,12 @@ class Slurm:
             self("scontrol", "update", f"JobId={job}", "StartTime=now+5")
 
     def kill_node(self, name: str) -> None:
-        """Everything that runs on a node at once, as a power cut does."""
+        """Kill all processes of a node at once, as a power cut does."""
         for process in psutil.process_iter():
             try:
-                here = process.environ().get("SLURMD_NODENAME") == name or process.cmdline()[-2:] == ["-N", name]
-                here = here or process.name() == f"slurmstepd: {name}"
-                if here and process.environ().get("SLURM_CONF") == self.environ["SLURM_CONF"]:
+                on_node = process.environ().get("SLURMD_NODENAME") == name or process.cmdline()[-2:] == ["-N", name]
+                on_node = on_node or process.name() == f"slurmstepd: {name}"
+                if on_node and process.environ().get("SLURM_CONF") == self.environ["SLURM_CONF"]:
                     process.kill()
             except psutil.Error:
                 continue

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: submitted, preempted, cut off from a node, and studies with a failed cell."""
+"""Jobs on a real Slurm: submitted, preempted, with a failing node, and studies with a failed cell."""
 
 import json
 import re
@@ -94,7 +94,7 @@ def test_two_nodes_run_what_the_dry_run_said(slurm, submit, undisturbed, tmp_pat
     assert sum("done, top-1" in log.read_text() for log in logs) == 1  # rank 0's
 
 
-def test_a_signal_in_the_middle_requeues_the_job_and_it_goes_on_by_itself(slurm, submit, undisturbed, tmp_path):
+def test_a_signal_requeues_the_job_and_it_continues(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "4"))
     wait_for_step(slurm, run, 20)
@@ -109,7 +109,7 @@ def test_a_signal_in_the_middle_requeues_the_job_and_it_goes_on_by_itself(slurm,
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_a_cancelled_job_saves_and_does_not_come_back(slurm, submit, tmp_path):
+def test_a_cancelled_job_saves_and_is_not_requeued(slurm, submit, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "1"))
     wait_for_step(slurm, run, 12)
@@ -180,7 +180,7 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     assert "the others done" in submit(folder, *study, code=2)
 
 
-def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(slurm, submit, undisturbed, tmp_path):
+def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     slurm("scontrol", "update", "NodeName=n0", "State=DRAIN", "Reason=test", check=True)
     job = job_of(submit(run, "--nodes", "2"))
@@ -191,48 +191,51 @@ def test_a_drained_node_is_left_out_and_a_dead_one_costs_no_more_than_its_steps(
     slurm.start_again(job, 1)
     assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
-    assert "on n2 was killed (memory?), or its node is gone" in log_of(run)
+    assert "on n2 was killed (out of memory?), or its node failed" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 
 @pytest.fixture
-def fall_ill(slurm):
-    """Makes a node sick for a test: fall_ill("n4")."""
-    sick = []
+def make_faulty(slurm):
+    """Makes a node faulty for a test: make_faulty("n4")."""
+    files = []
 
     def touch(node: str) -> None:
-        sick.append(slurm.folder / f"sick-{node}")
-        sick[-1].touch()
+        files.append(slurm.folder / f"faulty-{node}")
+        files[-1].touch()
 
     yield touch
-    for path in sick:
+    for path in files:
         path.unlink()
 
 
-def test_the_preflight_leaves_a_sick_node_out(slurm, submit, undisturbed, tmp_path, fall_ill):
+def test_the_preflight_excludes_a_faulty_node(slurm, submit, undisturbed, tmp_path, make_faulty):
     run = tmp_path / "run"
-    fall_ill("n4")  # Slurm takes neighbours: any four of n1 to n7 have n4 among them
+    make_faulty("n4")  # Slurm takes neighbours: any four of n1 to n7 have n4 among them
     job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n0"))
     slurm.until(lambda: summaries(run), 600)
     assert slurm.ended(job) == "COMPLETED", log_of(run)
     *earlier, last = summaries(run)
-    named = [re.fullmatch("left out: (.*), for what the preflight found", start["why"][0])[1] for start in earlier]
-    assert "n4" in ", ".join(named).split(", ")  # a busy machine may name others too
+    excluded = [
+        re.fullmatch("the preflight found faulty nodes, which are excluded: (.*)", start["why"][0])[1]
+        for start in earlier
+    ]
+    assert "n4" in ", ".join(excluded).split(", ")  # a busy machine may name others too
     assert last["why"] == ["done"]
     assert "n4" not in last["hosts"]
     assert {"n0", "n4"} <= set(slurm("scontrol", "show", "hostnames", slurm.job(job, "ExcNodeList")).split())
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_a_sick_node_is_kept_where_there_is_no_other(slurm, submit, undisturbed, tmp_path, fall_ill):
+def test_a_faulty_node_is_kept_if_there_is_no_other(slurm, submit, undisturbed, tmp_path, make_faulty):
     run = tmp_path / "run"
-    fall_ill("n5")
+    make_faulty("n5")
     job = job_of(submit(run, "--nodes", "4", "--preflight", "exclude", "--exclude", "n[0-3]"))
     slurm.until(lambda: train_lines(run), 600)
     slurm("scancel", "--batch", "--signal=USR1", job)
     assert slurm.ended(job) == "COMPLETED", log_of(run)
     assert len(summaries(run)) == 2
-    assert "n5: sick, and kept, for the partition has too few nodes without" in log_of(run)
+    assert "n5: faulty, but kept: the partition has too few other nodes" in log_of(run)
     assert set(summaries(run)[-1]["hosts"]) == {"n4", "n5", "n6", "n7"}
     assert slurm.job(job, "ExcNodeList") == "n[0-3]"
     assert_same_curve(run, undisturbed, 1e-4)

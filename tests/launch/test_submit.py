@@ -1,4 +1,4 @@
-"""What is handed to Slurm, and what is made of the ranks' last words. The real Slurm is in test_slurm.py."""
+"""What is submitted to Slurm, and how a job is judged by its ranks' status. A real Slurm is in test_slurm.py."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
-from launch.slurm.node import _must_go_without, _start, meet, torchrun_command
+from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus
 from pipeline.errors import InputError
@@ -100,7 +100,7 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
 
 
-def test_slurms_own_complaint_is_the_line(tmp_path, monkeypatch):
+def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
     (tmp_path / "sbatch").write_text(
         "#!/bin/sh\necho 'sbatch: error: Invalid partition name specified' >&2\nexit 1\n"
     )
@@ -112,7 +112,7 @@ def test_slurms_own_complaint_is_the_line(tmp_path, monkeypatch):
         module._run(["no-sbatch"])
 
 
-def test_a_stage_folder_whose_variable_the_node_lacks_is_the_jobs_verdict(digits, tmp_path, monkeypatch, capsys):
+def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     logs = tmp_path / "slurm" / "7.0"
     logs.mkdir(parents=True)
@@ -122,17 +122,17 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_the_jobs_verdict(digits
         monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")
         with pytest.raises(InputError, match="is the variable set there"):
             _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
-    assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=2, asked=False)) == Exit.WRONG_INPUT
+    assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=2, stop_requested=False)) == Exit.WRONG_INPUT
     verdict, after = capsys.readouterr().out.splitlines()
     given = "$WIDEMIX_NONE/x"
-    complaint = f"n0: --stage-to {given}: is {given} on this node; is the variable set there?"
-    assert verdict == f"7.0: {complaint}; on 1 other node the same or the like"
+    reason = f"n0: --stage-to {given}: is {given} on this node; is the variable set there?"
+    assert verdict == f"7.0: {reason}; 1 other node failed too"
     assert after == "7.0: step 0, 0.0 min on no node"
 
 
 @pytest.mark.parametrize(("nodes", "without"), [(2, True), (3, False)])
-def test_a_sick_node_is_kept_where_the_job_could_then_run_nowhere(tmp_path, monkeypatch, capsys, nodes, without):
-    """Of n0 to n4, n0 and n1 are left out already, and n3 is sick."""
+def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, monkeypatch, capsys, nodes, without):
+    """Of n0 to n4, n0 and n1 are already excluded, and n3 is faulty."""
     answers = {
         "sinfo": r"printf 'n0\nn1\nn2\nn3\nn4\n'",
         "scontrol": r"""case "$*" in
@@ -146,24 +146,24 @@ def test_a_sick_node_is_kept_where_the_job_could_then_run_nowhere(tmp_path, monk
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": str(nodes)}
-    assert _must_go_without(["n3"], job) is without
-    kept = "n3: sick, and kept, for the partition has too few nodes without\n"
+    assert _can_exclude(["n3"], job) is without
+    kept = "n3: faulty, but kept: the partition has too few other nodes\n"
     assert capsys.readouterr().out == ("" if without else kept)
-    assert not _must_go_without([], {})
+    assert not _can_exclude([], {})
     monkeypatch.setenv("PATH", str(tmp_path / "container"))
-    assert _must_go_without(["n3"], job)  # nobody to ask
+    assert _can_exclude(["n3"], job)  # without Slurm's commands
 
 
-def test_only_a_start_that_trained_nothing_leaves_nodes_out(tmp_path):
+def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
     for start, trained in enumerate((False, True)):
         logs = tmp_path / "slurm" / f"7.{start}"
         logs.mkdir(parents=True)
-        (logs / "sick").write_text("n3\n")
+        (logs / "faulty-nodes").write_text("n3\n")
         if trained:
             (logs / "rank-0.json").write_text(json.dumps(asdict(RankStatus(0, "n3", 75, "stopped", 1.0))))
-        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, asked=False)) == Exit.REQUEUE
-        assert (logs / "left-out").exists() is not trained
-    assert (tmp_path / "slurm/7.0/left-out").read_text() == "n3\n"
+        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, stop_requested=False)) == Exit.REQUEUE
+        assert (logs / "excluded-nodes").exists() is not trained
+    assert (tmp_path / "slurm/7.0/excluded-nodes").read_text() == "n3\n"
 
 
 def test_nodes_wait_for_the_last_however_long_it_stages():
@@ -171,9 +171,12 @@ def test_nodes_wait_for_the_last_however_long_it_stages():
     arguments = Namespace(head="127.0.0.1")
     places = [{"SLURM_NODEID": str(n), "SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_NODES": "3"} for n in range(3)]
     with ThreadPoolExecutor() as pool:
-        early = [pool.submit(meet, arguments, places[1]), pool.submit(meet, arguments, places[0])]
+        early = [
+            pool.submit(wait_for_all_nodes, arguments, places[1]),
+            pool.submit(wait_for_all_nodes, arguments, places[0]),
+        ]
         assert not wait(early, timeout=0.5).done
-        last = pool.submit(meet, arguments, places[2])
+        last = pool.submit(wait_for_all_nodes, arguments, places[2])
         assert [future.result(60).get("all") for future in (*early, last)] == [b"here"] * 3
 
 
@@ -203,7 +206,7 @@ def test_ranges_expand_to_the_numbers():
         assert found == numbers
 
 
-def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
+def test_queued_jobs_are_not_submitted_again(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_run", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
     assert module.queued(tmp_path) == []
     (tmp_path / "slurm").mkdir()
@@ -212,7 +215,7 @@ def test_what_slurm_still_has_is_not_submitted_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("study", [(), ("--vary", "train.seed=1")])
-def test_a_folder_whose_run_slurm_still_has_takes_no_other_job(dry_run, tmp_path, monkeypatch, study):
+def test_a_folder_with_a_queued_job_takes_no_other(dry_run, tmp_path, monkeypatch, study):
     (tmp_path / "run" / "slurm").mkdir(parents=True)
     (tmp_path / "run" / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
     monkeypatch.setattr(module, "_run", lambda command: "12_N/A\n")
@@ -220,36 +223,42 @@ def test_a_folder_whose_run_slurm_still_has_takes_no_other_job(dry_run, tmp_path
     assert output == f"error: {tmp_path / 'run'}: job 12 is queued or running there\n"
 
 
-def word(rank: int, code: int | None, message: str = "", time: float = 0.0) -> RankStatus:
+def status(rank: int, code: int | None, message: str = "", time: float = 0.0) -> RankStatus:
     return RankStatus(rank, f"n{rank}", code, message, time)
 
 
 @pytest.mark.parametrize(
-    ("words", "asked", "progress", "code", "said"),
+    ("statuses", "stop_requested", "new_steps", "code", "reason"),
     [
-        ([word(0, 0), word(1, 0)], False, 9, Exit.DONE, "done"),
-        ([word(0, 0), word(1, None)], True, 9, Exit.DONE, "done"),
-        ([word(0, 75), word(1, 75)], True, 9, Exit.REQUEUE, "stopped on purpose with a checkpoint"),
+        ([status(0, 0), status(1, 0)], False, 9, Exit.DONE, "done"),
+        ([status(0, 0), status(1, None)], True, 9, Exit.DONE, "done"),
+        ([status(0, 75), status(1, 75)], True, 9, Exit.REQUEUE, "stopped by a signal, with a checkpoint"),
         (
-            [word(0, 75), word(1, None)],
+            [status(0, 75), status(1, None)],
             False,
             0,
             Exit.REQUEUE,
-            "stopped on purpose and nothing was saved",
+            "stopped by a signal, without a new checkpoint",
         ),
-        ([word(0, None), word(1, None)], True, 0, Exit.REQUEUE, "before a last checkpoint"),
-        ([], True, 0, Exit.REQUEUE, "before a last checkpoint"),
-        ([word(0, 1), word(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),
-        ([word(0, 1, "lost n1", 5), word(1, None)], False, 9, Exit.REQUEUE, "rank 1 on n1 was killed"),
-        ([word(0, 1, "lost n1", 5), word(1, 1, "nan", 4)], False, 0, Exit.FAILED, "rank 1 on n1 failed first: nan"),
-        ([word(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
-        ([], False, 0, Exit.FAILED, "no rank ever started"),
+        ([status(0, None), status(1, None)], True, 0, Exit.REQUEUE, "before the last checkpoint was complete"),
+        ([], True, 0, Exit.REQUEUE, "before the last checkpoint was complete"),
+        ([status(0, 1), status(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),
+        ([status(0, 1, "lost n1", 5), status(1, None)], False, 9, Exit.REQUEUE, "rank 1 on n1 was killed"),
+        (
+            [status(0, 1, "lost n1", 5), status(1, 1, "nan", 4)],
+            False,
+            0,
+            Exit.FAILED,
+            "rank 1 on n1 failed first: nan",
+        ),
+        ([status(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
+        ([], False, 0, Exit.FAILED, "no rank started"),
     ],
 )
-def test_the_verdict(words, asked, progress, code, said):
-    verdict = judge(words, 2, asked, progress)
+def test_the_verdict(statuses, stop_requested, new_steps, code, reason):
+    verdict = judge(statuses, 2, stop_requested, new_steps)
     assert verdict.code == code
-    assert re.search(said, "; ".join(verdict.lines))
+    assert re.search(reason, "; ".join(verdict.lines))
 
 
 @pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20015"), ("::1", "[::1]:20015")])
