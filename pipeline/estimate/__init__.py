@@ -1,4 +1,4 @@
-"""What a recipe takes: memory, traffic, time and storage by arithmetic, and a rehearsal on fake ranks."""
+"""`widemix cost`: the memory, traffic, time and storage of a recipe, computed, or counted on fake ranks."""
 
 from pipeline.estimate.hardware import GPUS, NETWORKS
 from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table

@@ -1,6 +1,6 @@
-"""Networks of tensors that have shapes and no memory, and what happens to such tensors in a step.
+"""Networks of fake tensors, which have a shape and no memory, and dispatch modes that record what a step does.
 
-Fake tensors are PyTorch's (`torch._subclasses.FakeTensorMode`): every operator says what it would return.
+Fake tensors are PyTorch's (`torch._subclasses.FakeTensorMode`): operators compute the shape of their result only.
 """
 
 import weakref
@@ -21,7 +21,7 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe
 from pipeline.recipe.text import TextSection
 
-# Which tensor of a collective's arguments is the whole: what is summed, gathered to, or scattered from.
+# Kinds of collectives, by the name of their operator in torch.ops.c10d.
 _COLLECTIVES = {
     "allreduce_": "all-reduce",
     "_allgather_base_": "all-gather",
@@ -32,26 +32,30 @@ _COLLECTIVES = {
 
 
 def fake_mode() -> FakeTensorMode:
+    """Return the mode within which tensors are created fake."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def fake_network(recipe: Recipe, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
-    """The recipe's network as it is trained, of fake tensors on the CPU, uncompiled; its floats in `dtype`."""
+    """Return the recipe's network, uncompiled, of fake tensors on the CPU.
+
+    dtype: of its floating-point tensors (default: as built, fp32).
+    """
     with torch.device("meta"):
         module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(dtype)
-    made: dict[int, torch.Tensor] = {}
+    fakes: dict[int, torch.Tensor] = {}
     with mode:
-        for part in module.modules():
-            for table in (part._parameters, part._buffers):
+        for submodule in module.modules():
+            for table in (submodule._parameters, submodule._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:
-                        table[name] = made.setdefault(id(tensor), _like(tensor))  # type: ignore[assignment]
+                        table[name] = fakes.setdefault(id(tensor), _like(tensor))  # type: ignore[assignment]
     prepare(module, recipe.train.model_copy(update={"compile": False, "head_bias": 0.0}))
     return module
 
 
 def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:
-    """A micro-batch for the recipe's network: pictures [B, 3, H, W], or token ids [B, T]. Fake under `fake_mode`."""
+    """Return a micro-batch of zeros: pictures [B, 3, H, W] or token ids [B, T]; fake tensors within `fake_mode`."""
     if isinstance(recipe.model, TextSection):
         return torch.zeros(micro, recipe.model.tokens, dtype=torch.long)
     side = recipe.data.image_size
@@ -59,21 +63,24 @@ def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts while it is on: bytes alive (now, at most) of what was made or seen, and collectives, which it answers.
+    """Counts, while it is active, the bytes of tensors that are alive, and calls and bytes of collectives.
 
-    DDP reads the result of its all-reduce, which PyTorch's fake process group has none of; so that is answered here.
+    calls, bytes: by kind of collective; bytes are of the whole tensor that is summed, gathered or scattered.
+    peak: the most bytes that were alive.
+
+    It returns the result of all-reduces itself: DDP reads it, and PyTorch's fake process group returns none.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()  # of the whole tensors, by kind of collective
+        self.bytes: Counter[str] = Counter()
         self.peak = 0
         self._alive: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
-        self._answers: list[dist.Work] = []
+        self._handles: list[dist.Work] = []
 
     def watch(self, *tensors: torch.Tensor) -> None:
-        """Count what was made before."""
+        """Count tensors that were created before the mode was active."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._alive[local.untyped_storage()] = None
@@ -81,11 +88,11 @@ class MemoryTracker(TorchDispatchMode):
 
     @property
     def alive(self) -> int:
-        """Bytes. Summed anew each time, because FSDP frees storages by making them empty."""
+        """Bytes that are alive now. Summed on every call, because FSDP frees storages by resizing them to 0."""
         return sum(storage.nbytes() for storage in list(self._alive))
 
     def reset(self) -> None:
-        """Count calls, bytes and the peak from here on."""
+        """Set calls, bytes and peak to 0."""
         self.calls.clear()
         self.bytes.clear()
         self.peak = 0
@@ -94,11 +101,11 @@ class MemoryTracker(TorchDispatchMode):
         if function.namespace == "c10d":
             self._count(function, [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)])
             if function is torch.ops.c10d.allreduce_.default:
-                self._answers.append(_Answer(args[0]))
-                return args[0], self._answers[-1].boxed()
+                self._handles.append(_CompletedWork(args[0]))
+                return args[0], self._handles[-1].boxed()
         try:
             result = function(*args, **(kwargs or {}))
-        except DataDependentOutputException:  # an engine asks whether the gradient is finite: it is
+        except DataDependentOutputException:  # an engine checks that the gradient is finite
             return True
         self.watch(*(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)))
         return result
@@ -110,10 +117,10 @@ class MemoryTracker(TorchDispatchMode):
             self.bytes[kind] += max(t.numel() * t.element_size() for t in tensors)
 
 
-class Work(TorchDispatchMode):
-    """Products and memory traffic of every operator while it is on, by the type of number that it computes in.
+class OpRecorder(TorchDispatchMode):
+    """Records precision, FLOPs and memory traffic (bytes) of every operator while it is active.
 
-    Traffic is what an operator reads and writes when nothing is fused or cached; views cost nothing.
+    Traffic is what an operator reads and writes, without fusion or caches; views have none.
     """
 
     def __init__(self) -> None:
@@ -122,19 +129,19 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if made and not function.is_view:
+        if written and not function.is_view:
             count = flop_registry.get(function._overloadpacket)
             flops = count(*args, **(kwargs or {}), out_val=result) if count else 0
-            traffic = sum(tensor.numel() * tensor.element_size() for tensor in (*made, *read))
-            precision = "bf16" if made[0].dtype is torch.bfloat16 else "fp32"
+            traffic = sum(tensor.numel() * tensor.element_size() for tensor in (*written, *read))
+            precision = "bf16" if written[0].dtype is torch.bfloat16 else "fp32"
             self.operators.append((precision, flops, traffic))
         return result
 
 
-class _Answer(dist.Work):
-    """A collective that has been done: its tensors are what they were."""
+class _CompletedWork(dist.Work):
+    """The handle of a collective that is complete and has left its tensors unchanged."""
 
     def __init__(self, tensors: list[torch.Tensor]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Peak figures of GPUs and networks, from their makers' data sheets, and a cluster of them."""
+"""Peak speeds of GPUs and networks, from their makers' data sheets, and clusters of them."""
 
 import re
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from pipeline.errors import InputError
 
 
 class Gpu(NamedTuple):
-    """Dense peaks in FLOP/s, bandwidths in bytes/s (links: one direction), memory in bytes."""
+    """Peaks of a GPU: FLOP/s of dense products, bandwidths in bytes/s (links: one direction), memory in bytes."""
 
     half: float  # 16-bit with fp32 sums, on tensor cores, without sparsity
     single: float  # fp32 outside of tensor cores, which is PyTorch's default for fp32
@@ -17,12 +17,13 @@ class Gpu(NamedTuple):
     has_bf16: bool = True
 
     def peak(self, precision: str) -> float:
+        """Return the peak in FLOP/s for "fp32", "bf16" or "fp16"; a GPU without bf16 computes it in fp32."""
         half = precision == "fp16" or (precision == "bf16" and self.has_bf16)
         return self.half if half else self.single
 
 
 # NVIDIA's data sheets: V100 SXM2, January 2020; A100 SXM4 80 GB, June 2021; H100 SXM5, 2023, whose 1,979 TFLOP/s are
-# with sparsity; H200 SXM, November 2024. Links: NVLink, half of the 300, 600, 900 and 900 GB/s of both ways together.
+# with sparsity; H200 SXM, November 2024. Links: NVLink, half of the 300, 600, 900 and 900 GB/s of both directions.
 # RTX 3090: GA102 white paper, 2020, linked by PCIe 4; it is here because timm publishes speeds measured on it.
 GPUS = {
     "v100": Gpu(125e12, 15.7e12, 32e9, 0.9e12, 150e9, has_bf16=False),
@@ -32,10 +33,10 @@ GPUS = {
     "rtx3090": Gpu(71e12, 35.6e12, 24e9, 0.936e12, 32e9),
 }
 
-# How fast an eager step runs beside its roofline (`network.Pass.seconds`): timm's published training speeds of
+# Speed of an eager step as a share of its roofline (`network.Pass.seconds`): timm's published training speeds of
 # mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 pictures/s) are 0.81, 0.82 and 0.84 of it.
 EFFICIENCY = 0.82
-# Seconds that a collective takes however small it is: assumed, some tens of hops of an InfiniBand network.
+# Seconds that even the smallest collective takes: assumed, from some tens of hops of an InfiniBand network.
 LATENCY = 50e-6
 
 # Gbit/s of one adapter, one direction: InfiniBand 4x by generation (IBTA's roadmap), Ethernet by name.
@@ -43,7 +44,7 @@ NETWORKS = {"edr": 100, "hdr": 200, "ndr": 400, "xdr": 800, "10gbe": 10, "25gbe"
 
 
 def network_bandwidth(text: str) -> float:
-    """Bytes/s of a node, one direction, from `hdr`, `4xndr` (adapters x kind) or a number of Gbit/s."""
+    """Return the bytes/s of a node, one direction, for `hdr`, `4xndr` (adapters x kind) or a number of Gbit/s."""
     match = re.fullmatch(r"(?:(\d+)x)?(\w+(?:\.\d+)?)", text.lower())
     count, kind = (int(match[1] or 1), match[2]) if match else (0, "")
     try:
@@ -51,43 +52,46 @@ def network_bandwidth(text: str) -> float:
     except ValueError:
         gigabits = 0.0
     if not 0 < count * gigabits < float("inf"):
-        known = ", ".join(NETWORKS)
         raise InputError(
-            f"--network {text}: give Gbit/s of a node, or adapters such as hdr or 4xndr; known are {known}"
+            f"--network {text}: should be Gbit/s of a node, or adapters such as hdr or 4xndr; adapters are "
+            f"{', '.join(NETWORKS)}"
         )
     return count * gigabits * 1e9 / 8
 
 
 class Cluster(NamedTuple):
-    """Where the recipe would run."""
+    """A cluster that a recipe could be trained on: `gpus` in all, on `nodes`, with `network` adapters a node."""
 
     gpus: int
     gpu: str = "a100"
-    nodes: int | None = None  # None: four GPUs a node
+    nodes: int | None = None  # None: one for every four GPUs
     network: str = "hdr"
 
     @property
     def kind(self) -> Gpu:
+        """The peaks of its GPUs."""
         return GPUS[self.gpu]
 
     @property
     def hosts(self) -> int:
+        """The number of nodes."""
         return self.nodes or -(-self.gpus // 4)
 
     @property
     def local(self) -> int:
+        """The number of GPUs of a node."""
         return self.gpus // self.hosts
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s of a ring's slowest link: between nodes where there are several, else between GPUs."""
+        """Bytes/s of the slowest link of a ring over all GPUs: between nodes, or between GPUs on one node."""
         wire = network_bandwidth(self.network)
         return self.kind.link if self.hosts == 1 else min(wire, self.kind.link)
 
     def check(self) -> None:
-        """Raise `InputError` where there is no such cluster."""
+        """Raise `InputError` if there can be no such cluster."""
         if self.gpus < 1:
             raise InputError(f"--gpus {self.gpus}: must be at least 1")
         if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
-            raise InputError(f"--nodes {self.nodes}: {self.gpus} GPUs do not fall on them evenly")
+            raise InputError(f"--nodes {self.nodes}: must divide the {self.gpus} GPUs")
         network_bandwidth(self.network)

@@ -1,4 +1,4 @@
-"""The tables of recipes/README.md, from the recipes' headers and from what the recipes say: none is kept by hand."""
+"""`widemix cost --recipes`: the tables of recipes/README.md, generated from the recipes and their headers."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ GPU = "a100"
 
 
 def shipped(folder: Path) -> list[Path]:
-    """The recipes in `folder`, without what they extend and the data of studies."""
+    """Return the recipes in the folders of `folder`, without base recipes and study files."""
     return sorted(path for path in folder.glob("*/*.yaml") if path.parent.name not in ("base", "studies"))
 
 
 def header(path: Path) -> dict[str, str]:
-    """The named lines of a recipe's header, with what continues them; `InputError` where one is missing."""
+    """Return the `FIELDS` of a recipe's header comment by name; raises `InputError` if one is missing."""
     fields: dict[str, str] = {}
     name = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -43,7 +43,7 @@ def header(path: Path) -> dict[str, str]:
 
 
 def table(folder: Path) -> str:
-    """Every recipe with what it costs and what to expect, and then those measured in the small, as Markdown."""
+    """Return all recipes with cost and expected accuracy, then small-scale measurements, as Markdown tables."""
     lines = [
         "| recipe | model | parameters | Omega | width m | batch | epochs | expected | source "
         f"| {GPU.upper()} hours |",
@@ -54,14 +54,14 @@ def table(folder: Path) -> str:
 
 
 def measured(folder: Path) -> list[str]:
-    """What was measured in the small, as Markdown."""
-    found = {path: header(path).get("measured") for path in shipped(folder)}
-    rows = [f"| {_name(path)} | {text} |" for path, text in found.items() if text]
+    """Return the small-scale measurements as a Markdown table."""
+    results = {path: header(path).get("measured") for path in shipped(folder)}
+    rows = [f"| {_name(path)} | {text} |" for path, text in results.items() if text]
     return ["| recipe | measured in the small |", "|---|---|", *rows]
 
 
 def row(path: Path) -> str:
-    """A recipe's line but for its hours, which take a second to work out."""
+    """Return a recipe's row of the table without its hours, which take a second to compute."""
     recipe, fields = load_recipe(path), header(path)
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     cells = (
@@ -72,7 +72,7 @@ def row(path: Path) -> str:
 
 
 def hours(path: Path) -> str:
-    """Of a whole run on one GPU, as `widemix cost` has them, for the samples that the header names."""
+    """Return the hours of a run on one GPU, as `widemix cost` computes them with the header's --samples."""
     samples = re.search(r"--samples (\d+)", header(path)["cost"])
     rows = estimate(load_recipe(path), Cluster(1, GPU), int(samples[1]) if samples else None)
     value = next(row.value for row in rows if row.name == "hours")
@@ -84,7 +84,7 @@ def _name(path: Path) -> str:
 
 
 def model(recipe: Recipe) -> str:
-    """A recipe's network in the papers' letters."""
+    """Describe a recipe's network with the symbols of the papers."""
     section = recipe.model
     random = "RP " if getattr(section, "permutation", "") == "random" else ""
     match section:
@@ -114,7 +114,7 @@ def _activation(name: str) -> str:
 
 
 def refresh(folder: Path) -> Path:
-    """Write the tables anew between the two marks of the folder's README.md."""
+    """Regenerate the tables in the folder's README.md, between the lines `BEGIN` and `END`; returns its path."""
     path = folder / "README.md"
     try:
         before, rest = path.read_text(encoding="utf-8").split(BEGIN)

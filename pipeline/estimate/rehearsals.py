@@ -1,4 +1,4 @@
-"""Every recipe of a folder rehearsed, each by the command in a process of its own: the table of launch/README.md."""
+"""`widemix cost --table`: rehearse every recipe of a folder, each in a process of its own."""
 
 import json
 import resource
@@ -18,9 +18,9 @@ HEAD = f"| recipe | {' | '.join(_FIGURES)} |\n|---|{'---:|' * len(_FIGURES)}"
 
 
 def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """A row a recipe, as soon as there is one: its figures by name, or what it said when it failed.
+    """Yield one row a recipe, as soon as it is complete: its figures by name, or "error".
 
-    The seconds and CPU seconds are the command's, the start of Python and torch included.
+    "seconds" and "CPU seconds" are those of the whole command, with the start of Python and torch.
     """
     cluster.check()
     recipes = sorted(folder.glob("*.yaml"))
@@ -28,9 +28,9 @@ def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
         raise InputError(f"--table {folder}: has no recipes (*.yaml)")
     options = ["--gpus", str(cluster.gpus), "--gpu", cluster.gpu, "--nodes", str(cluster.hosts)]
     options += ["--network", cluster.network, "--rehearse"]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as temporary:
         for recipe in recipes:
-            file = Path(place) / f"{recipe.stem}.json"
+            file = Path(temporary) / f"{recipe.stem}.json"
             command = [sys.executable, "-m", "pipeline.cli", "cost", str(recipe), *options, "--json", str(file)]
             began, cpu = time.perf_counter(), _cpu_seconds()
             run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
 
 
 def rehearsal_line(row: dict[str, Any]) -> str:
-    """A row as one of a Markdown table, whose first two lines are `HEAD`."""
+    """Return a row of the Markdown table whose first two lines are `HEAD`."""
     if "error" in row:
         cells = [row["error"].replace("|", "\\|"), *[""] * 5]
     else:
@@ -54,13 +54,13 @@ def rehearsal_line(row: dict[str, Any]) -> str:
             f"{sent / 1e6:,.0f} MB",
             f"{row['rehearsed memory'] / 1e9:.2f} GB",
         ]
-        cells += [f"{1e3 * row['step']:.0f} ms"]  # hours are not known where the number of samples is not
+        cells += [f"{1e3 * row['step']:.0f} ms"]  # without a number of samples there are no hours
         cells += [f"{row['hours']:.1f}", f"{row['GPU hours']:,.0f}"] if "hours" in row else ["", ""]
     times = (f"{row['seconds']:.0f} s", f"{row['CPU seconds']:.0f} s")
     return " | ".join([f"| `{row['name']}`", *cells, *times]) + " |"
 
 
 def _cpu_seconds() -> float:
-    """Of all processes that this one has started and seen end."""
+    """CPU seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,8 +1,9 @@
-"""A step of a recipe on many ranks in one process: what cannot work there fails here, without a GPU or a network.
+"""`widemix cost --rehearse`: a step of a recipe on many ranks in one process, without a GPU or a network.
 
-The group is PyTorch's fake one, in which this process is rank 0 of so many. Engine and optimiser are those that
-train. With DDP and FSDP all tensors are fake, at the true micro-batch; DeepSpeed moves memory about by itself, so it
-has real ones, and one sample. Fake numbers have no value, so fp16 is rehearsed as bf16, which is as large.
+This process is rank 0 of PyTorch's fake process group; engine and optimiser are those that train, so that what would
+fail on the cluster fails here. With DDP and FSDP all tensors are fake, and the micro-batch has its true size;
+DeepSpeed copies memory itself, so it gets real tensors and one sample. Fake tensors have no values, which loss
+scaling needs, so fp16 is rehearsed as bf16, which has the same size.
 """
 
 import time
@@ -25,24 +26,29 @@ from pipeline.recipe import Recipe, check_world
 
 
 class Rehearsal(NamedTuple):
-    """Of rank 0, in the second step: the first one draws up buckets and optimiser states."""
+    """What was counted on rank 0 in the second step, since buckets and optimiser state are created in the first."""
 
     calls: dict[str, int]  # by kind of collective
     bytes: dict[str, int]  # of the whole tensors, by kind of collective
-    kept: int  # bytes of what stays from step to step
-    peak: int | None  # bytes at most; None where the micro-batch was not the true one
+    kept: int  # bytes that stay alive between steps
+    peak: int | None  # most bytes alive; None if the micro-batch did not have its true size
     seconds: float  # that the rehearsal took
 
 
 def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
-    """Build the engine on rank 0 of `world` and take two steps; what they raise, the cluster would have raised."""
+    """Build the engine as rank 0 of `world` and take two steps.
+
+    local_world: ranks on a node.
+
+    Raises what the engine would raise on the cluster.
+    """
     began = time.perf_counter()
     check_world(recipe, world)
     train = recipe.train
     if train.precision == "fp16":
         train = train.model_copy(update={"precision": "bf16"})
-    here = Topology(0, world, 0, local_world, torch.device("cpu"))
-    check_engine(recipe.engine, recipe.optim, train, here)
+    topology = Topology(0, world, 0, local_world, torch.device("cpu"))
+    check_engine(recipe.engine, recipe.optim, train, topology)
     real = recipe.engine.kind == "deepspeed"
     micro = 1 if real else train.global_batch // world // train.grad_accum_steps
     with _fake_group(world):
@@ -52,24 +58,24 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
             prepare(module, train.model_copy(update={"compile": False}))
         else:
             module = fake_network(recipe, mode)
-        ledger = MemoryTracker()
-        with ledger:
-            ledger.watch(*module.parameters(), *module.buffers())
-            engine = build_engine(recipe.engine, module, recipe.optim, train, here)
+        memory = MemoryTracker()
+        with memory:
+            memory.watch(*module.parameters(), *module.buffers())
+            engine = build_engine(recipe.engine, module, recipe.optim, train, topology)
         with mode:
             targets = torch.full((micro, recipe.data.num_classes), 1 / recipe.data.num_classes)
             batches = [Batch(fake_inputs(recipe, micro), targets, np.arange(micro))] * train.grad_accum_steps
         for _ in range(2):
-            ledger.reset()
+            memory.reset()
             _rebuild_buckets(engine)
-            with mode, ledger:
+            with mode, memory:
                 engine.step(batches, recipe.optim.lr)
     seconds = time.perf_counter() - began
-    return Rehearsal(dict(ledger.calls), dict(ledger.bytes), ledger.alive, None if real else ledger.peak, seconds)
+    return Rehearsal(dict(memory.calls), dict(memory.bytes), memory.alive, None if real else memory.peak, seconds)
 
 
 def _rebuild_buckets(engine: Engine) -> None:
-    """DDP does so when the second step begins; it can't with fake tensors about, so it does here."""
+    """Rebuild DDP's buckets as it does when the second step begins; within the fake mode it could not."""
     if hasattr(engine, "model"):
         engine.model.reducer._rebuild_buckets()
 

@@ -1,4 +1,4 @@
-"""What a recipe takes on a cluster, computed without training: what `widemix cost` prints."""
+"""Memory, traffic, time and storage of a recipe on a cluster, without training: what `widemix cost` prints."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
-from pipeline.estimate.here import compare
+from pipeline.estimate.measure import compare
 from pipeline.estimate.network import Pass, fake_pass
 from pipeline.estimate.rehearse import rehearse
 from pipeline.estimate.traffic import exposed, step_traffic
@@ -23,15 +23,17 @@ ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
     ("FSDP", "fsdp", 0),
     *((f"ZeRO {stage}", "deepspeed", stage) for stage in range(4)),
 )
-# Training pictures by number of classes; the second is what `prep --holdout 0.5%` leaves of 14,197,122.
+# Training pictures by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
 IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k")}
-IMAGENET_BYTES = 102_000  # of a picture of the first: the mean of 100 training files, pipeline/bench/README.md
-MEASURED = 4  # samples in a pass that is measured here
-# That one CPU prepares a second by the ImageNet recipe, from what prep makes of such files (the same page).
+IMAGENET_BYTES = 102_000  # of a picture of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
+MEASURED = 4  # samples of a pass with --measure
+# Pictures per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
 IMAGES_PER_CPU = 1348
 
 
 class Row(NamedTuple):
+    """A row of the table: a figure, its text with the unit, and a remark."""
+
     name: str
     value: float
     text: str
@@ -41,9 +43,13 @@ class Row(NamedTuple):
 def estimate(
     recipe: Recipe, cluster: Cluster, samples: int | None = None, rehearsed: bool = False, measured: bool = False
 ) -> list[Row]:
-    """Exact counts of the model, then batch, memory, traffic, time and storage.
+    """Return rows with exact counts of the model, then batch, memory, traffic, time and storage.
 
-    With a rehearsal on so many ranks, and with a pass measured on this machine; each says how far the rest is off.
+    samples: training samples (default: from the prepared folder, or ImageNet's by number of classes).
+    rehearsed: also count a step on fake ranks; the rows say how far the estimate is off.
+    measured: also time a pass on this machine, and compare it with its roofline.
+
+    Raises `InputError` if the recipe cannot run on the cluster.
     """
     cluster.check()
     check_world(recipe, cluster.gpus)
@@ -51,9 +57,9 @@ def estimate(
     train = recipe.train
     micro = train.global_batch // cluster.gpus // train.grad_accum_steps
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
-    parts = f"{cluster.gpus} ranks x {train.grad_accum_steps} micro-batches of {micro}"
+    batch = f"{cluster.gpus} ranks x {train.grad_accum_steps} micro-batches of {micro}"
     mixed = f", mixed in groups of {group}" if group > 1 else ""
-    rows.append(Row("global batch", train.global_batch, f"{train.global_batch:,}", f"{parts}{mixed}"))
+    rows.append(Row("global batch", train.global_batch, f"{train.global_batch:,}", f"{batch}{mixed}"))
     network = fake_pass(recipe, micro)
     rows += _memory(recipe, network, micro, cluster)
     per_step = _step(recipe, network, cluster)
@@ -62,7 +68,7 @@ def estimate(
     if rehearsed:
         rows += _rehearsal(recipe, network, cluster, next(row.value for row in rows if row.name == "memory"))
     if measured:
-        rows += _here(recipe)
+        rows += _measured(recipe)
     return rows
 
 
@@ -81,18 +87,18 @@ def _model(recipe: Recipe) -> list[Row]:
         Row("forward FLOPs", cost.forward_flops, short(cost.forward_flops), f"a {sample}, two a multiply-add"),
         Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"a {sample}, forward and backward"),
     ]
-    rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse twin
+    rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse equivalent
     note = printed(recipe.model)
     return [*rows, Row("the paper prints", cost.omega, "", note)] if note else rows
 
 
 def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list[Row]:
-    """Bytes on one GPU: weights, gradients and optimiser by engine; what a pass keeps, from fake tensors."""
+    """Bytes on one GPU: weights, gradients and optimiser state by engine, and activations from fake tensors."""
     engine = recipe.engine
-    taken = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
+    chosen = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
     rows, total = [], float(network.peak)
     for name, kind, stage in ENGINES:
-        held = state_bytes(
+        state = state_bytes(
             network.weights,
             optimizer=recipe.optim.name,
             engine=kind,
@@ -100,15 +106,15 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
             world=cluster.gpus,
             precision=recipe.train.precision,
         ).total
-        note = "a GPU; weights, gradients and optimiser" if kind == "ddp" else ""
-        if (kind, stage) == taken:
-            total, note = total + held, f"{note}; the recipe's engine".removeprefix("; ")
-        rows.append(Row(f"state, {name}", held, size(held), note))
-    blocks = ", blocks computed again" if recipe.train.activation_checkpointing else ""
-    of = cluster.kind.memory
-    short_of = (
+        note = "a GPU; weights, gradients and optimiser state" if kind == "ddp" else ""
+        if (kind, stage) == chosen:
+            total, note = total + state, f"{note}; the recipe's engine".removeprefix("; ")
+        rows.append(Row(f"state, {name}", state, size(state), note))
+    blocks = ", activation checkpointing" if recipe.train.activation_checkpointing else ""
+    available = cluster.kind.memory
+    warning = (
         ""
-        if total < of
+        if total < available
         else ": too much; see engine.kind fsdp, train.grad_accum_steps, train.activation_checkpointing"
     )
     return [
@@ -118,35 +124,35 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
             "memory",
             total,
             size(total),
-            f"a GPU, of {of / 1e9:g} GB, without CUDA's own and the engine's buffers{short_of}",
+            f"a GPU, of {available / 1e9:g} GB, without buffers of CUDA and the engine{warning}",
         ),
     ]
 
 
 def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
-    """Bytes that ranks send, and seconds: computing on a roofline, communication that it does not hide."""
+    """Bytes of collectives, and seconds of computing by the roofline and of communication that does not overlap."""
     train, gpu, engine = recipe.train, cluster.kind, recipe.engine
-    traffic = step_traffic(recipe, network.weights, network.blocks, network.in_blocks) if cluster.gpus > 1 else []
+    traffic = step_traffic(recipe.engine, recipe.train, network) if cluster.gpus > 1 else []
     rows = []
-    for part in traffic:
-        seconds = part.seconds(cluster.gpus, cluster.bandwidth)
-        note = f"a step, in {part.calls} calls, {1e3 * seconds:.1f} ms at {cluster.bandwidth / 1e9:g} GB/s"
-        rows.append(Row(part.kind, part.bytes, size(part.bytes), note))
-    whole = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
-    # The optimiser reads weight and gradient, reads and writes its states, writes the weight, all in fp32.
-    moved = 4 * (3 + 2 * STATES[recipe.optim.name]) * network.weights / (1 if whole else cluster.gpus)
+    for collective in traffic:
+        seconds = collective.seconds(cluster.gpus, cluster.bandwidth)
+        note = f"a step, in {collective.calls} calls, {1e3 * seconds:.1f} ms at {cluster.bandwidth / 1e9:g} GB/s"
+        rows.append(Row(collective.kind, collective.bytes, size(collective.bytes), note))
+    replicated = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
+    # The optimiser reads weights and gradients, reads and writes its states and writes weights, all in fp32.
+    moved = 4 * (3 + 2 * STATES[recipe.optim.name]) * network.weights / (1 if replicated else cluster.gpus)
     compute = train.grad_accum_steps * network.seconds(gpu) / EFFICIENCY
     update = moved / gpu.bandwidth / EFFICIENCY
-    # Two thirds of a pass are its backward half, during which gradients travel.
-    waits = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
-    step = compute + update + waits
+    # The backward pass, which communication overlaps with, takes two thirds of the time.
+    exposed_s = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
+    step = compute + update + exposed_s
     share = train.grad_accum_steps * network.flops / gpu.half / step
-    emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: take fp16"
-    roof = f"operator by operator, {EFFICIENCY:.0%} of its roofline, {share:.0%} of the 16-bit peak{emulated}"
+    emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: use fp16"
+    roofline = f"operator by operator, {EFFICIENCY:.0%} of its roofline, {share:.0%} of the 16-bit peak{emulated}"
     return [
         *rows,
-        Row("compute", compute + update, f"{1e3 * (compute + update):.1f} ms", roof),
-        Row("exposed communication", waits, f"{1e3 * waits:.1f} ms", f"{LATENCY * 1e6:g} us a call assumed"),
+        Row("compute", compute + update, f"{1e3 * (compute + update):.1f} ms", roofline),
+        Row("exposed communication", exposed_s, f"{1e3 * exposed_s:.1f} ms", f"{LATENCY * 1e6:g} us a call, assumed"),
         Row(
             "step",
             step,
@@ -156,68 +162,76 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     ]
 
 
-def _run(recipe: Recipe, cluster: Cluster, step: float, given: int | None) -> list[Row]:
-    """The whole run: steps, hours, price; the disk and the CPUs that keep up with it."""
+def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> list[Row]:
+    """The whole run: steps, hours and GPU hours; the storage, read rate and CPUs that it needs."""
     train, sample = recipe.train, _sample(recipe)
-    count, of_one, origin = _data(recipe, given)
+    count, bytes_each, origin = _data(recipe, samples)
     rate = train.global_batch / step / cluster.hosts
     rows = []
     if count:
         steps = count // train.global_batch * train.epochs
         hours = steps * step / 3600
-        whole = "without evaluation, checkpoints and the start"
+        omitted = "without start, evaluation and checkpoints"
         rows += [
             Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin})"),
-            Row("hours", hours, f"{hours:.2f}", whole),
+            Row("hours", hours, f"{hours:.2f}", omitted),
             Row("GPU hours", hours * cluster.gpus, f"{hours * cluster.gpus:,.1f}", "an estimate, not a measurement"),
         ]
-    if count and of_one:
+    if count and bytes_each:
         rows.append(
             Row(
                 "storage",
-                count * of_one,
-                f"{count * of_one / 1e9:,.3g} GB",
-                f"a node; {of_one / 1e3:,.3g} kB a {sample}",
+                count * bytes_each,
+                f"{count * bytes_each / 1e9:,.3g} GB",
+                f"a node; {bytes_each / 1e3:,.3g} kB a {sample}",
             )
         )
         rows.append(
-            Row("read rate", rate * of_one, f"{rate * of_one / 1e6:,.0f} MB/s", "a node, until memory holds the file")
+            Row(
+                "read rate",
+                rate * bytes_each,
+                f"{rate * bytes_each / 1e6:,.0f} MB/s",
+                "a node, until the file is in the page cache",
+            )
         )
     if sample == "picture" and recipe.data.image_size == 224:
         cpus = rate / IMAGES_PER_CPU
-        note = f"a node, of {IMAGES_PER_CPU} {sample}s/s each (measured on one CPU: `widemix bench augment`)"
+        note = f"a node; one decodes {IMAGES_PER_CPU} {sample}s/s (measured by `widemix bench augment`)"
         rows.append(Row("decoding CPUs", cpus, f"{cpus:.1f}", note))
     return rows
 
 
 def _rehearsal(recipe: Recipe, network: Pass, cluster: Cluster, memory: float) -> list[Row]:
-    """A step on fake ranks, and how far the figures above are from what was counted in it."""
-    found = rehearse(recipe, cluster.gpus, cluster.local)
+    """A step on fake ranks, and how far the estimate is from what was counted."""
+    counts = rehearse(recipe, cluster.gpus, cluster.local)
     rows = []
-    for part in step_traffic(recipe, network.weights, network.blocks, network.in_blocks):
-        if counted := found.bytes.get(part.kind):
-            error = f"the estimate is {part.bytes / counted - 1:+.1%} off"
-            note = f"a step, in {found.calls[part.kind]} calls; {error}"
-            rows.append(Row(f"rehearsed {part.kind}", counted, size(counted), note))
-    peak, how = (found.peak, "counted") if found.peak else (found.kept + network.peak, "what is kept, and a pass")
+    for collective in step_traffic(recipe.engine, recipe.train, network):
+        if counted := counts.bytes.get(collective.kind):
+            error = f"the estimate is {collective.bytes / counted - 1:+.1%} off"
+            note = f"a step, in {counts.calls[collective.kind]} calls; {error}"
+            rows.append(Row(f"rehearsed {collective.kind}", counted, size(counted), note))
+    if counts.peak:
+        peak, origin = counts.peak, "counted"
+    else:
+        peak, origin = counts.kept + network.peak, "counted between steps, plus estimated activations"
     error = f"the estimate is {memory / peak - 1:+.1%} off"
-    took = f"{cluster.gpus} ranks, of which this process was one"
+    ranks = f"{cluster.gpus} ranks, of which this process was rank 0"
     rows += [
-        Row("rehearsed memory", peak, size(peak), f"a GPU, at most, {how}; {error}"),
-        Row("rehearsal", found.seconds, f"{found.seconds:.1f} s", took),
+        Row("rehearsed memory", peak, size(peak), f"peak on a GPU, {origin}; {error}"),
+        Row("rehearsal", counts.seconds, f"{counts.seconds:.1f} s", ranks),
     ]
     if peak > cluster.kind.memory:
-        raise InputError(_too_much(recipe, peak, cluster))
+        raise InputError(_out_of_memory(recipe, peak, cluster))
     return rows
 
 
-def _here(recipe: Recipe) -> list[Row]:
-    """A pass in DDP's precision on this machine, and its roofline."""
-    plain = recipe.model_copy(update={"engine": EngineSection()})
+def _measured(recipe: Recipe) -> list[Row]:
+    """A pass in DDP's precision, timed on this machine, and its roofline there."""
+    ddp = recipe.model_copy(update={"engine": EngineSection()})
     micro = min(MEASURED, recipe.train.global_batch)
-    network = fake_pass(plain, micro)
-    roofline, seconds, peak = compare(plain, network, micro)
-    error = f"the roofline says {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"
+    network = fake_pass(ddp, micro)
+    roofline, seconds, peak = compare(ddp, network, micro)
+    error = f"its roofline is {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"
     rows = [
         Row(
             "measured pass",
@@ -232,33 +246,36 @@ def _here(recipe: Recipe) -> list[Row]:
     return rows
 
 
-def _too_much(recipe: Recipe, peak: float, cluster: Cluster) -> str:
+def _out_of_memory(recipe: Recipe, peak: float, cluster: Cluster) -> str:
     train = recipe.train
-    needs = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
+    reason = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
     cures = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
-    return f"{needs}; {cures} or engine.kind fsdp"
+    return f"{reason}; {cures} or engine.kind fsdp"
 
 
 def _sample(recipe: Recipe) -> str:
+    """The word for one sample."""
     return "pair" if recipe.data.kind == "text" else "picture"
 
 
-def _data(recipe: Recipe, given: int | None) -> tuple[int | None, float | None, str]:
-    """Training samples, bytes of one in the prepared file, and how that is known."""
-    if given is not None and given < 1:
-        raise InputError(f"--samples {given}: must be at least 1")
+def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None, str]:
+    """Number of training samples, bytes of one in the prepared file, and where the number comes from."""
+    if samples is not None and samples < 1:
+        raise InputError(f"--samples {samples}: must be at least 1")
     folder = Path(recipe.data.path)
     split = read_manifest(folder).splits.get(recipe.data.train_split) if (folder / NAME).exists() else None
-    of_one = split.bytes / split.samples if split else IMAGENET_BYTES if recipe.data.num_classes == 1000 else None
-    if given is not None:
-        return given, of_one, "--samples"
+    imagenet_bytes = IMAGENET_BYTES if recipe.data.num_classes == 1000 else None
+    bytes_each = split.bytes / split.samples if split else imagenet_bytes
+    if samples is not None:
+        return samples, bytes_each, "--samples"
     if split:
-        return split.samples, of_one, str(folder)
-    samples, name = IMAGENETS.get(recipe.data.num_classes, (None, ""))
-    return samples, of_one, name
+        return split.samples, bytes_each, str(folder)
+    count, name = IMAGENETS.get(recipe.data.num_classes, (None, ""))
+    return count, bytes_each, name
 
 
 def show(rows: list[Row], title: str) -> None:
+    """Print the rows as a table."""
     from rich.console import Console
     from rich.table import Table
 

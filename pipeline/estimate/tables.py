@@ -1,4 +1,4 @@
-"""Tables that need no recipe: every named network's cost, and Mixers of one mean connectivity."""
+"""Tables that need no recipe: the cost of every named network, and Mixers of equal mean connectivity."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,10 @@ _PAIRS = ("C", "S", "width m = S C", "Omega")
 
 
 def named_rows() -> list[dict[str, Any]]:
-    """What every named network costs: 1,000 classes at 224 pixels, 10 at 32; random-permuted twins cost the same."""
+    """Return the cost of every named network, with 1,000 classes at 224 pixels and 10 at 32.
+
+    Random-permuted networks are omitted: they cost the same as those without.
+    """
     from pipeline.models.cost import model_cost
     from pipeline.models.named import NAMED
 
@@ -27,7 +30,7 @@ def named_rows() -> list[dict[str, Any]]:
 
 
 def named_table() -> str:
-    """`named_rows` as a Markdown table."""
+    """Return `named_rows` as a Markdown table."""
     formats: tuple[Callable[[Any], str], ...] = (lambda name: f"`{name}`", "{:,}".format, short, "{:.3g}".format)
     formats += ("{:,.0f}".format, "{:,.0f}".format, "{:.3%}".format, "{:.3g}".format)
     lines = [f"| {' | '.join(_NAMED)} |", "|---|---:|---:|---:|---:|---:|---:|---:|"]
@@ -37,7 +40,7 @@ def named_table() -> str:
 
 
 def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
-    """Mixers of equal Omega from few channels to few tokens, the widest in the middle."""
+    """Return Mixers of equal Omega, from few channels to few tokens, with the widest in the middle."""
     from pipeline.models.width import pairs, tokens_of, widest
 
     if not (omega > 0 and gamma > 0):
@@ -53,7 +56,7 @@ def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
 
 
 def pairs_table(omega: float, gamma: float) -> str:
-    """`pairs_rows` as a Markdown table."""
+    """Return `pairs_rows` as a Markdown table."""
     from pipeline.models.width import widest
 
     lines = [f"| {' | '.join(_PAIRS)} |", "|---:|---:|---:|---:|"]

@@ -1,42 +1,43 @@
-"""What an engine's ranks send each other in a step, and how long that takes.
+"""The collectives of a step by engine, and how long they take.
 
-Bytes are of the whole tensor that is summed, gathered or scattered. On a ring of W ranks an all-reduce moves
-2 (W-1)/W of them past every rank, the others (W-1)/W (Patarasuk & Yuan 2009; NCCL's "bus bandwidth").
+Bytes are of the whole tensor that is summed, gathered or scattered. On a ring of W ranks every rank sends 2 (W-1)/W
+of them in an all-reduce and (W-1)/W in the others (Patarasuk & Yuan 2009; NCCL's "bus bandwidth").
 """
 
 import math
 from typing import NamedTuple
 
 from pipeline.estimate.hardware import LATENCY
-from pipeline.recipe import Recipe
+from pipeline.estimate.network import Pass
+from pipeline.recipe.train import EngineSection, TrainSection
 
 
 class Traffic(NamedTuple):
-    """One kind of collective in a step of a rank."""
+    """All collectives of one kind in a step of a rank."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter
     bytes: float
     calls: int
-    hidden: bool  # goes on while the backward pass computes
+    hidden: bool  # overlaps with the backward pass
 
     def seconds(self, world: int, bandwidth: float) -> float:
-        """On a ring whose slowest link moves `bandwidth` bytes/s."""
+        """Return the seconds on a ring of `world` ranks whose slowest link has `bandwidth` bytes/s."""
         if world == 1:
             return 0.0
         passes = 2 if self.kind == "all-reduce" else 1
         return passes * (world - 1) / world * self.bytes / bandwidth + self.calls * LATENCY
 
 
-def step_traffic(recipe: Recipe, weights: int, blocks: int, in_blocks: int) -> list[Traffic]:
-    """Of so many weights, of which `in_blocks` lie in blocks that FSDP gathers one by one. `rehearse` counts it."""
-    engine, train = recipe.engine, recipe.train
+def step_traffic(engine: EngineSection, train: TrainSection, network: Pass) -> list[Traffic]:
+    """Return the collectives of a step, as `rehearse` counts them; `network` is the recipe's."""
+    weights, blocks, in_blocks = network.weights, network.blocks, network.in_blocks
     size = 4 if train.precision == "fp32" else 2
     bucket = engine.bucket_cap_mb * 2**20
     if engine.kind == "ddp":
         gradients = (2 if engine.bf16_compress else 4) * weights
         return [Traffic("all-reduce", gradients, math.ceil(4 * weights / bucket), hidden=True)]
     if engine.kind == "fsdp":
-        gathered = size * (weights + in_blocks)  # for the backward pass again, but not what lies outside of blocks
+        gathered = size * (weights + in_blocks)  # blocks are gathered again for the backward pass
         return [
             Traffic(
                 "all-gather",
@@ -48,7 +49,7 @@ def step_traffic(recipe: Recipe, weights: int, blocks: int, in_blocks: int) -> l
         ]
     if engine.zero_stage == 0:
         return [Traffic("all-reduce", 4 * weights, math.ceil(4 * weights / bucket), hidden=True)]
-    calls = math.ceil(weights / (bucket // 4))  # DeepSpeed's buckets count elements
+    calls = math.ceil(weights / (bucket // 4))  # DeepSpeed counts elements of a bucket
     if engine.zero_stage == 3:
         times = train.grad_accum_steps
         return [
@@ -58,21 +59,22 @@ def step_traffic(recipe: Recipe, weights: int, blocks: int, in_blocks: int) -> l
     times = train.grad_accum_steps if engine.zero_stage == 2 else 1
     return [
         Traffic("all-reduce", times * size * weights, times * calls, hidden=engine.overlap_comm),
-        Traffic("all-gather", size * weights, calls, hidden=False),  # of what the optimiser has just written
+        Traffic("all-gather", size * weights, calls, hidden=False),  # of the updated weights
     ]
 
 
 def exposed(traffic: list[Traffic], world: int, bandwidth: float, backward: float) -> float:
-    """Seconds of a step that wait for the network: all that is not hidden behind `backward` seconds of computing.
+    """Return the seconds of a step that communication adds to computing.
 
-    The last call's share can't hide, since nothing is left to compute when it starts.
+    backward: seconds of the backward pass, which hidden traffic overlaps with, except its last call: when that starts
+    nothing is left to compute.
     """
-    open_, covered, last = 0.0, 0.0, 0.0
+    exposed_s, overlapped, last = 0.0, 0.0, 0.0
     for part in traffic:
         seconds = part.seconds(world, bandwidth)
         if part.hidden:
-            covered += seconds
+            overlapped += seconds
             last += seconds / part.calls
         else:
-            open_ += seconds
-    return open_ + max(last, covered - backward)
+            exposed_s += seconds
+    return exposed_s + max(last, overlapped - backward)

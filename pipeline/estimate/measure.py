@@ -1,4 +1,4 @@
-"""A real pass of the recipe's network on this machine, and the same roofline with this machine's own peaks."""
+"""`widemix cost --measure`: time a pass of a recipe's network on this machine, and compare it with its roofline."""
 
 import time
 from collections.abc import Callable
@@ -17,21 +17,24 @@ from pipeline.recipe import Recipe
 REPEATS = 3
 
 
-def this_machine(device: torch.device) -> Gpu:
-    """Its peaks, measured: a matrix product in fp32 and in bf16, and a copy that no cache holds."""
+def measured_peaks(device: torch.device) -> Gpu:
+    """Measure the peaks of this machine: a matrix product in bf16 and in fp32, and a copy larger than caches."""
     side = 8192 if device.type == "cuda" else 2048
     peaks = []
     for dtype in (torch.bfloat16, torch.float32):
         a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        peaks.append(2 * side**3 / _best(lambda a=a, b=b: a @ b, device))  # type: ignore[misc]
+        peaks.append(2 * side**3 / _shortest(lambda a=a, b=b: a @ b, device))  # type: ignore[misc]
     source = torch.zeros(1 << 26, device=device)
     target = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / _best(lambda: target.copy_(source), device)
+    bandwidth = 2 * source.nbytes / _shortest(lambda: target.copy_(source), device)
     return Gpu(peaks[0], peaks[1], 0, bandwidth, 0)
 
 
 def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[float, int | None]:
-    """Seconds of forward, loss and backward of `micro` samples; on a GPU bytes at most, beyond weights and inputs."""
+    """Run forward, loss and backward of `micro` samples.
+
+    Returns seconds, and on a GPU the peak of memory in bytes, without weights and inputs; else None.
+    """
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train)
@@ -39,35 +42,38 @@ def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[flo
     inputs = fake_inputs(recipe, micro).to(device)
     targets = torch.full((micro, recipe.data.num_classes), 1 / recipe.data.num_classes, device=device)
 
-    def once() -> None:
+    def run_pass() -> None:
         with autocast(device, DTYPES[recipe.train.precision]):
             logits = module(inputs)
         LOSSES[recipe.train.loss](logits, targets).backward()
         module.zero_grad(set_to_none=True)
 
-    once()
+    run_pass()
     if device.type != "cuda":
-        return _best(once, device), None
+        return _shortest(run_pass, device), None
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    once()
+    run_pass()
     peak = torch.cuda.max_memory_allocated(device) - before
-    return _best(once, device), peak
+    return _shortest(run_pass, device), peak
 
 
 def compare(recipe: Recipe, network: Pass, micro: int) -> tuple[float, float, int | None]:
-    """Seconds of the roofline, seconds measured, and on a GPU bytes measured. The network in DDP's precision."""
+    """Return seconds of the roofline with this machine's peaks, measured seconds, and on a GPU measured bytes.
+
+    network: the pass of `micro` samples, with the recipe's engine set to DDP.
+    """
     device = read_topology().device
-    return network.seconds(this_machine(device)), *measured_pass(recipe, micro, device)
+    return network.seconds(measured_peaks(device)), *measured_pass(recipe, micro, device)
 
 
-def _best(action: Callable[[], object], device: torch.device) -> float:
-    """The shortest of some repetitions, seconds: what others do on the machine only lengthens them."""
-    found = []
+def _shortest(action: Callable[[], object], device: torch.device) -> float:
+    """The shortest time of some repetitions, s: other load of the machine only makes them longer."""
+    times = []
     for _ in range(REPEATS):
         began = time.perf_counter()
         action()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - began)
-    return min(found)
+        times.append(time.perf_counter() - began)
+    return min(times)
