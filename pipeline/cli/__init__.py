@@ -5,11 +5,12 @@ import sys
 
 
 def main() -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names go out as the bytes that they are on disk
+    """Run the command line of this process, and exit with its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print file names with the bytes that they have on disk
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
         from pipeline.cli.commands import run_command
-        from pipeline.cli.parser import make_parser  # takes a while, in which Ctrl-C is answered as it is later
+        from pipeline.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
 
         code = run_command(make_parser())
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""widemix analyse: what runs and recipes do, as numbers and pictures."""
+"""widemix analyse: figures about recipes and runs."""
 
 import argparse
 from pathlib import Path
@@ -8,27 +8,26 @@ from pipeline.errors import InputError
 
 
 def add_analyse(commands) -> None:
-    parser = commands.add_parser(
-        "analyse", help="look into recipes", description="Numbers and pictures of what a recipe does."
-    )
+    """Add `widemix analyse`."""
+    parser = commands.add_parser("analyse", help="draw what a recipe does", description="Draw what a recipe does.")
     analyses = parser.add_subparsers(metavar="ANALYSIS", required=True)
     add_augment(analyses)
 
 
 def add_augment(analyses) -> None:
+    """Add `widemix analyse augment`."""
     parser = analyses.add_parser(
         "augment",
-        help="training pictures as the model sees them, and every operation beside Pillow's",
-        description="Write training.png, the first pictures of a run as the model sees them, and operations.png, "
-        "every operation over its range beside Pillow's result and the difference. Needs the prepared data.",
+        help="augmented training pictures, and every operation next to Pillow's",
+        description="Write training.png, the first training pictures as the model gets them, and operations.png, "
+        "every augmentation operation over its range of magnitudes, next to Pillow's result and the difference. "
+        "Needs the prepared data.",
     )
     add_recipe_arguments(parser)
     add = parser.add_argument
-    add("--to", type=Path, metavar="DIR", help="folder to write (default: analysis/<recipe>)")
-    add("--pictures", type=int, default=32, metavar="N", help="training pictures to show (default: 32)")
-    add(
-        "--seed", type=int, metavar="N", help="of crop, policy, erasing and mixing (default: the recipe's train.seed)"
-    )
+    add("--to", type=Path, metavar="DIR", help="folder to write to (default: analysis/<recipe>)")
+    add("--pictures", type=int, default=32, metavar="N", help="number of training pictures (default: 32)")
+    add("--seed", type=int, metavar="N", help="seed of the augmentation (default: the recipe's train.seed)")
     parser.set_defaults(command=_augment)
 
 
@@ -40,8 +39,8 @@ def _augment(arguments: argparse.Namespace) -> Exit:
         raise InputError(f"--seed {arguments.seed}: must not be negative")
     from pipeline.analysis.augment import draw_sheets
 
-    name = Path(arguments.recipe)
-    folder = arguments.to or Path("analysis") / f"{name.resolve().parent.name}-{name.stem}"
+    path = Path(arguments.recipe)
+    folder = arguments.to or Path("analysis") / f"{path.resolve().parent.name}-{path.stem}"
     seed = recipe.train.seed if arguments.seed is None else arguments.seed
     for path in draw_sheets(recipe, folder, arguments.pictures, seed):
         print(path)

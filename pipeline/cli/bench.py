@@ -1,4 +1,4 @@
-"""widemix bench: our parts against named peers, in turns, in one run."""
+"""widemix bench: widemix timed against other libraries, alternating within one run."""
 
 import argparse
 import sys
@@ -9,30 +9,31 @@ from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_argument
 from pipeline.distributed.launchers import adopt
 from pipeline.errors import InputError
 
-# Modules of pipeline.bench (prep: data_prep.bench), each with `run(arguments) -> rows` and `VERSIONS`, the packages
-# that its figures depend on.
+# Modules of pipeline.bench (prep: data_prep.bench). Each has `run(arguments) -> rows`, and `VERSIONS`: packages whose
+# versions are printed with the figures.
 BENCHES = {
-    "augment": "training pictures of the ImageNet recipe, against timm and torchvision",
-    "checkpoint": "saving Mixer-B/16 on two ranks: how long it stops the training, by engine",
-    "loader": "training pictures without a policy, against FFCV, timm, torchvision and DALI",
-    "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, beside timm's",
-    "start": "the time to the first batch, against FFCV",
-    "prep": "writing ImageNet's pictures to a .beton, against FFCV's DatasetWriter",
-    "step": "the training loop on Mixer-S/16, against forty lines of plain PyTorch",
+    "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
+    "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
+    "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision and DALI",
+    "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, against timm",
+    "start": "the time until the first batch, against FFCV",
+    "prep": "writing ImageNet pictures to a .beton, against FFCV's DatasetWriter",
+    "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
 }
-SIZED = ("loader", "prep")  # those that repeat the data
+SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
 
 def add_bench(commands) -> None:
+    """Add `widemix bench` and its benchmarks."""
     parser = commands.add_parser(
         "bench",
-        help="measure our parts against others'",
-        description="Ours and its peers, timed in turns in one run, with the ratio to the first peer.",
+        help="time widemix against other libraries",
+        description="Time widemix and other libraries alternately in one run, with the ratio to the first of them.",
     )
     benches = parser.add_subparsers(metavar="BENCH", required=True)
     for name, text in BENCHES.items():
-        bench = benches.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        bench = benches.add_parser(name, help=text, description=f"Time {text}.")
         add = bench.add_argument
         if name not in ("mixing", "step"):
             add(
@@ -41,13 +42,23 @@ def add_bench(commands) -> None:
                 type=Path,
                 default=SAMPLE,
                 metavar="DIR",
-                help="real data, prepared by itself",
+                help="folder of pictures; the benchmark prepares them (default: the sample in shared/)",
             )
-        add("--rounds", type=int, default=7, metavar="N", help="paired rounds (default: 7)")
-        add("--json", type=Path, metavar="FILE", help="also write the figures there")
+        add(
+            "--rounds",
+            type=int,
+            default=7,
+            metavar="N",
+            help="rounds, in each of which all are timed once (default: 7)",
+        )
+        add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
         if name in SIZED:
             add(
-                "--samples", type=int, default=5000, metavar="N", help="pictures, the data's repeated (default: 5000)"
+                "--samples",
+                type=int,
+                default=5000,
+                metavar="N",
+                help="pictures, by repeating the data (default: 5000)",
             )
         if name == "step":
             add("--batch", type=int, metavar="N", help="pictures a step (default: 256 on a GPU, 1 on a CPU)")
@@ -56,21 +67,28 @@ def add_bench(commands) -> None:
 
 
 def add_scale(benches) -> None:
+    """Add `widemix bench scale`."""
     bench = benches.add_parser(
         "scale",
-        help="weak scaling of a recipe, and where the time of a step goes",
-        description="The same batch a rank on more and more ranks: start it by the launcher on 1, 2, 4 ... nodes "
-        "with the same --to, which keeps a row of each and draws all of them.",
+        help="weak scaling of a recipe, and the parts of a step's time",
+        description="Measure weak scaling: the same batch on each rank, on more and more ranks. Start it by the "
+        "job's launcher on 1, 2, 4 ... nodes with the same --to; each start adds a row there and draws all of them.",
     )
     add_recipe_arguments(bench)
     add = bench.add_argument
-    add("--batch", type=int, default=32, metavar="N", help="samples of a micro-batch and rank (default: 32)")
-    add("--steps", type=int, default=50, metavar="N", help="steps that each part is timed over (default: 50)")
-    add("--to", type=Path, default=Path("scale"), metavar="DIR", help="folder of rows and figure (default: scale)")
-    add("--ranks", type=int, default=0, metavar="N", help="start so many ranks on this machine")
-    cpus = "CPUs that each rank keeps to, so that one rank alone has no more (default: the node's, shared out)"
+    add("--batch", type=int, default=32, metavar="N", help="samples in a micro-batch of a rank (default: 32)")
+    add("--steps", type=int, default=50, metavar="N", help="steps that are timed, for each part (default: 50)")
+    add(
+        "--to",
+        type=Path,
+        default=Path("scale"),
+        metavar="DIR",
+        help="folder of the rows and the figure (default: scale)",
+    )
+    add("--ranks", type=int, default=0, metavar="N", help="number of ranks to start on this machine")
+    cpus = "CPUs of each rank, the same for any number of ranks (default: an equal share of the node's)"
     add("--cpus", type=int, metavar="N", help=cpus)
-    add("--json", type=Path, metavar="FILE", help="also write the figures there")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     bench.set_defaults(command=_scale)
 
 
@@ -98,7 +116,7 @@ def _scale(arguments: argparse.Namespace) -> int:
     rows = write_row(arguments.to, row)
     draw_scale(rows, arguments.to / "scale.png")
     shown = ("images_per_s", "efficiency", "step", *PARTS)
-    names = (f"{found['ranks']} rank{'s' * (found['ranks'] > 1)}" for found in rows)
+    names = (f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows)
     named = [{"name": name} | {key: row[key] for key in shown} for name, row in zip(names, rows, strict=True)]
     report(named, VERSIONS, arguments.json)
     print(arguments.to / "scale.png")

@@ -86,6 +86,7 @@ def add_recipe_arguments(parser: Parser) -> None:
         "recipe keys, as --section.key VALUE with the value in YAML. They override those of the recipe file; the\n"
         "defaults are for keys that the recipe omits.\n" + "\n".join(rows)
     )
+    parser.description = textwrap.fill(parser.description, 80) if parser.description else None
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s RECIPE.yaml [options] [--section.key VALUE ...]"
 

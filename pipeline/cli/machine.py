@@ -2,54 +2,64 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.distributed.launchers import adopt
 from pipeline.errors import InputError
 
+if TYPE_CHECKING:
+    from pipeline.estimate.hardware import Cluster
+
 
 def add_cost(commands) -> None:
-    from pipeline.estimate.hardware import GPUS, NETWORKS
-
+    """Add `widemix cost`."""
     parser = commands.add_parser(
         "cost",
-        help="what a recipe takes",
-        description="Parameters, connections, width and FLOPs of a recipe; memory, traffic, time and storage on a "
-        "cluster; computed without training.",
+        help="estimate memory, time and cost of a recipe",
+        description="Print parameters, connections, width and FLOPs of a recipe, and its memory, traffic, time and "
+        "storage on a cluster. All of it is computed, without training.",
     )
     add_recipe_arguments(parser)
+    _add_cluster_options(parser)
     add = parser.add_argument
-    add("--named", action="store_true", help="in place of a recipe: a table of all named networks")
-    add("--omega", type=float, help="in place of a recipe: Mixers (C, S) of this mean connectivity")
-    add("--gamma", type=float, default=1.0, help="their expansion (default: 1)")
-    add(
-        "--table",
-        type=Path,
-        metavar="DIR",
-        help="in place of a recipe: rehearse all of a folder, as a Markdown table",
+    samples = "training samples (default: those of the prepared folder, or of ImageNet by data.num_classes)"
+    add("--samples", type=int, metavar="N", help=samples)
+    rehearse = (
+        "also take a step as rank 0 of a fake process group: counts memory and traffic, and fails where the "
+        "cluster would"
     )
-    add("--recipes", type=Path, metavar="DIR", help="in place of a recipe: write the tables of DIR/README.md anew")
-    add("--gpus", type=int, default=1, help="how many GPUs (default: 1)")
-    add("--gpu", choices=tuple(GPUS), default="a100", help="which GPU (default: a100)")
-    add("--nodes", type=int, help="nodes that they are on (default: four GPUs a node)")
-    network = f"of a node: adapters, such as 2xedr ({', '.join(NETWORKS)}), or Gbit/s (default: hdr)"
-    add("--network", default="hdr", help=network)
-    samples = "training pictures (default: the prepared folder's, or ImageNet-1k's at 1000 classes)"
-    add("--samples", type=int, help=samples)
-    rehearse = "take a step on so many fake ranks in this process: what cannot work there fails here"
     add("--rehearse", action="store_true", help=rehearse)
-    add("--measure", action="store_true", help="time a pass on this machine and hold the roofline against it")
-    add("--json", type=Path, metavar="FILE", help="also write the figures there")
+    add("--measure", action="store_true", help="also time a pass on this machine, and compare it with its roofline")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add = parser.add_argument_group("instead of a recipe").add_argument
+    add("--named", action="store_true", help="print the cost of all networks that have a name")
+    omega = "print Mixers of this mean connectivity: pairs of channels C and tokens S"
+    add("--omega", type=float, metavar="X", help=omega)
+    add("--gamma", type=float, default=1.0, metavar="X", help="with --omega: their expansion (default: 1)")
+    add("--table", type=Path, metavar="DIR", help="rehearse all recipes of this folder, and print a Markdown table")
+    add("--recipes", type=Path, metavar="DIR", help="regenerate the tables of recipes in DIR/README.md")
     parser.set_defaults(command=_cost)
+
+
+def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    from pipeline.estimate.hardware import GPUS, NETWORKS
+
+    add = parser.add_argument_group("cluster").add_argument
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs in all (default: 1)")
+    add("--gpu", choices=tuple(GPUS), default="a100", help="kind of GPU (default: a100)")
+    add("--nodes", type=int, metavar="N", help="number of nodes (default: one for every four GPUs)")
+    network = (
+        f"network of a node: adapters, such as hdr or 2xedr ({', '.join(NETWORKS)}), or a number of Gbit/s "
+        "(default: hdr)"
+    )
+    add("--network", default="hdr", metavar="RATE", help=network)
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
     from pipeline.estimate.hardware import Cluster
-    from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
-    from pipeline.estimate.report import estimate, show
-    from pipeline.estimate.tables import named_rows, named_table, pairs_rows, pairs_table
 
     if arguments.recipes:
         from pipeline.estimate.recipe_tables import refresh
@@ -57,28 +67,54 @@ def _cost(arguments: argparse.Namespace) -> Exit:
         print(f"{refresh(arguments.recipes)}: written")
         return Exit.DONE
     cluster = Cluster(arguments.gpus, arguments.gpu, arguments.nodes, arguments.network)
-    rows: list[Any]
-    if arguments.omega is not None:
-        rows = pairs_rows(arguments.omega, arguments.gamma)
-        print(pairs_table(arguments.omega, arguments.gamma))
-    elif arguments.named:
-        rows = named_rows()
-        print(named_table())
-    elif arguments.table:
-        rows = []
-        for row in rehearsal_rows(arguments.table, cluster):
-            print(rehearsal_line(row) if rows else f"{HEAD}\n{rehearsal_line(row)}", flush=True)
-            rows.append(row)
-    else:
-        recipe = load_from_arguments(arguments)
-        found = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
-        show(found, arguments.recipe)
-        rows = [row._asdict() for row in found]
+    rows = _table(arguments)(arguments, cluster)
     if arguments.json:
-        arguments.json.write_text(
-            json.dumps({"machine": f"{cluster.gpus} x {cluster.gpu}", "rows": rows}, indent=1) + "\n"
-        )
+        written = {"machine": f"{cluster.gpus} x {cluster.gpu}", "rows": rows}
+        arguments.json.write_text(json.dumps(written, indent=1) + "\n")
     return Exit.DONE
+
+
+def _table(arguments: argparse.Namespace) -> Callable[[argparse.Namespace, "Cluster"], list[Any]]:
+    """Return the function that prints the chosen table, and returns its rows."""
+    if arguments.omega is not None:
+        return _print_pairs
+    if arguments.named:
+        return _print_named
+    return _print_rehearsals if arguments.table else _print_recipe
+
+
+def _print_pairs(arguments: argparse.Namespace, _cluster: "Cluster") -> list[Any]:
+    from pipeline.estimate.tables import pairs_rows, pairs_table
+
+    rows = pairs_rows(arguments.omega, arguments.gamma)
+    print(pairs_table(arguments.omega, arguments.gamma))
+    return rows
+
+
+def _print_named(_arguments: argparse.Namespace, _cluster: "Cluster") -> list[Any]:
+    from pipeline.estimate.tables import named_rows, named_table
+
+    print(named_table())
+    return named_rows()
+
+
+def _print_rehearsals(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any]:
+    from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+
+    rows: list[Any] = []
+    for row in rehearsal_rows(arguments.table, cluster):
+        print(rehearsal_line(row) if rows else f"{HEAD}\n{rehearsal_line(row)}", flush=True)
+        rows.append(row)
+    return rows
+
+
+def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any]:
+    from pipeline.estimate.report import estimate, show
+
+    recipe = load_from_arguments(arguments)
+    rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
+    show(rows, arguments.recipe)
+    return [row._asdict() for row in rows]
 
 
 def add_doctor(commands) -> None:

@@ -1,4 +1,7 @@
-"""The command line of `widemix`. What a command needs is imported when it runs: help and mistakes come at once."""
+"""The command line of `widemix`.
+
+A command imports what it needs when it runs, so that help and errors are printed without delay.
+"""
 
 from pipeline.cli import analyse, bench, data, machine, runs, study, submit
 from pipeline.cli.commands import Parser
@@ -20,9 +23,10 @@ COMMANDS = (
 
 
 def make_parser() -> Parser:
+    """Return the parser of all commands."""
     parser = Parser(
         prog="widemix",
-        description="Train MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` explains each.",
+        description="Train MLP-Mixers and other wide, sparse networks. `widemix COMMAND --help` describes a command.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in COMMANDS:

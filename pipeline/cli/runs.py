@@ -11,16 +11,18 @@ from pipeline.recipe import check_world
 
 
 def add_train(commands) -> None:
+    """Add `widemix train`."""
     from pipeline.train import add_arguments
 
-    parser = commands.add_parser("train", help="train a recipe", description="Train a recipe, or go on with a run.")
+    parser = commands.add_parser("train", help="train a recipe", description="Train a recipe, or continue a run.")
     add_arguments(parser)
     parser.add_argument(
         "--ranks",
         type=int,
         default=0,
-        help="processes to start on this machine, each with a GPU of its own where there are GPUs "
-        "(default: one per GPU, or 1); on several nodes start `python -m pipeline.train` with torchrun instead",
+        metavar="N",
+        help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
+        "GPUs, or 1). On several nodes start `python -m pipeline.train` with torchrun instead",
     )
     parser.set_defaults(command=_train)
 
@@ -44,7 +46,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def count_ranks(asked: int) -> int:
-    """Processes to start on this machine: as asked, or one a GPU."""
+    """Return `asked`, or if it is 0 the number of GPUs, but at least 1."""
     if asked < 0:
         raise InputError(f"--ranks {asked}: must be at least 1")
     if asked:
@@ -55,17 +57,20 @@ def count_ranks(asked: int) -> int:
 
 
 def add_eval(commands) -> None:
+    """Add `widemix eval`."""
     parser = commands.add_parser(
         "eval",
-        help="measure a checkpoint",
-        description="Loss, top-1 and top-5 of a run's newest checkpoint, or of one checkpoint, over a whole split.",
+        help="evaluate a checkpoint",
+        description="Print loss, top-1 and top-5 of a run's newest checkpoint, or of one checkpoint, on a split.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
-    parser.add_argument("--split", help="split of it (default: the recipe's data.eval_split)")
-    parser.add_argument("--batch", type=int, help="pictures a batch (default: the recipe's eval.batch_size)")
-    parser.add_argument("--ema", action="store_true", help="the averaged weights (train.ema_decay)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size)")
+    parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.set_defaults(command=_eval)
 
 
@@ -80,15 +85,16 @@ def _eval(arguments: argparse.Namespace) -> Exit:
 
 
 def add_export(commands) -> None:
+    """Add `widemix export`."""
     parser = commands.add_parser(
         "export",
-        help="a checkpoint for timm",
-        description="Write a checkpoint's network as model.safetensors and config.json. After "
-        "`import pipeline.models`, timm.create_model('local-dir:DIR', pretrained=True) makes the same network.",
+        help="write a checkpoint as safetensors, for timm",
+        description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors and "
+        "config.json. After `import pipeline.models`, timm.create_model('local-dir:DIR', pretrained=True) loads it.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write; must not exist")
-    parser.add_argument("--ema", action="store_true", help="the averaged weights (train.ema_decay)")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
+    parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
     parser.set_defaults(command=_export)
 
 

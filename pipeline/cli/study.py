@@ -8,16 +8,18 @@ from pipeline.errors import InputError
 
 
 def add_study(commands) -> None:
+    """Add `widemix study plan`, `run` and `report`."""
     parser = commands.add_parser(
         "study",
-        help="recipes that differ in a few numbers",
-        description="The cells of a study, such as recipes/studies/figure7.yaml: list, train and draw them.",
+        help="train recipes that differ in a few keys, and compare them",
+        description="List, train and draw the runs of a study file, such as recipes/studies/figure7.yaml. "
+        "Its runs are called cells.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, command, text in (
-        ("plan", _plan, "print every cell as a `widemix train` command, and which are done"),
-        ("run", _run, "train the cells that are not done, one after the other; start it again to go on"),
-        ("report", _report, "write report.md and report.png of the cells that are done"),
+        ("plan", _plan, "print each cell: done or open, and its `widemix train` command"),
+        ("run", _run, "train the cells that are not done, one after the other; the same command again continues"),
+        ("report", _report, "write report.md and report.png about the cells that are done"),
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         verb.add_argument(
@@ -25,14 +27,18 @@ def add_study(commands) -> None:
             type=Path,
             nargs="+",
             metavar="STUDY.yaml",
-            help="one or more, such as recipes/studies/figure7.yaml",
+            help="study file, such as recipes/studies/figure7.yaml",
         )
-        verb.add_argument("--to", type=Path, metavar="DIR", help="folder of the runs (default: runs/<first study>)")
-        verb.add_argument("--only", default="*", metavar="PATTERN", help="cells of that name, such as 'cifar10-*'")
+        verb.add_argument(
+            "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<first study>)"
+        )
+        verb.add_argument(
+            "--only", default="*", metavar="PATTERN", help="only cells whose name matches, such as 'cifar10-*'"
+        )
         if name != "report":
-            verb.epilog = "Any key of the recipes as --section.key VALUE, for all cells."
+            verb.epilog = "Recipe keys as --section.key VALUE apply to all cells; `widemix train --help` lists them."
         if name == "run":
-            verb.add_argument("--ranks", type=int, default=0, help="as of `widemix train`")
+            verb.add_argument("--ranks", type=int, default=0, metavar="N", help="as in `widemix train`")
         verb.set_defaults(command=command)
 
 
@@ -70,13 +76,13 @@ def _run(arguments: argparse.Namespace) -> Exit:
         print(f"{cell.name}: {number} of {len(missing)}", flush=True)
         command = ["-m", "pipeline.train", str(cell.path), "--run-dir", str(folder / cell.name)]
         code = launch([*command, *(f"--{name}={value}" for name, value in cell.overrides)], ranks)
-        if code in (Exit.REQUEUE, Exit.WRONG_INPUT):  # Ctrl-C; or a mistake, which the other cells share
+        if code in (Exit.REQUEUE, Exit.WRONG_INPUT):  # Ctrl-C; or wrong input, which is the same for the other cells
             return Exit(code)
         if code != Exit.DONE:
             failed.append(cell.name)
     if failed:
         raise RuntimeError(
-            f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command tries again"
+            f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command trains them again"
         )
     return Exit.DONE
 
@@ -85,7 +91,7 @@ def _report(arguments: argparse.Namespace) -> Exit:
     from pipeline.studies.report import as_markdown, collect, write_report
 
     if arguments.overrides:
-        raise InputError(f"--{arguments.overrides[0][0]}: a report takes what its runs were trained with")
+        raise InputError(f"--{arguments.overrides[0][0]}: a report has no overrides: its runs keep their recipes")
     cells, folder = _cells(arguments)
     points = collect(cells, folder)
     print(as_markdown(points), end="")

@@ -2,13 +2,15 @@
 
 
 def add_submit(commands) -> None:
+    """Add `widemix submit`."""
     from launch.slurm.submit import add_arguments, submit
 
     parser = commands.add_parser(
         "submit",
-        help="hand a recipe or a study to Slurm",
-        description="One sbatch command for a recipe, or with --vary for a study of its variations: cells that are "
-        "done or queued are left out, so the same command again submits what is missing.",
+        help="submit a recipe to Slurm, or a study that varies it",
+        description="Submit a recipe to Slurm by one sbatch command; with --vary, a study of several runs as an "
+        "array job. Cells of a study that are done, queued or running are skipped: the same command again submits "
+        "those that have failed.",
     )
     add_arguments(parser)
     parser.set_defaults(command=submit)
