@@ -1,4 +1,4 @@
-"""What a user gets wrong: one clear line, exit code 2, nothing created and nothing lost."""
+"""Wrong input: an error of one line, exit code 2, nothing created and nothing lost."""
 
 import shutil
 import subprocess
@@ -66,7 +66,7 @@ def test_data_that_is_not_there(train, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_truncated_beton_is_told_once_by_two_ranks(train, digits, tmp_path):
+def test_a_truncated_beton_is_reported_once_by_two_ranks(train, digits, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(digits, cut)
     with (cut / "train.beton").open("r+b") as file:

@@ -17,7 +17,7 @@ PROXY = Path(__file__).with_name("lossy_link.py")
 
 
 def missing() -> str:
-    """Why there can be no hosts here, or an empty string."""
+    """Return why hosts cannot be created here, or an empty string."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -70,7 +70,7 @@ class Hosts:
         return process
 
     def cut(self, host: int) -> None:
-        """Pull the host's cable."""
+        """Cut the host's network."""
         self._in_switch("link", "set", f"p{host}", "down")
 
     def lossy(self, host: int, delay_ms: float, loss: float) -> None:

@@ -118,7 +118,7 @@ def assert_same_curve(run: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize("event", ["killed", "cut off"])
-def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed, tmp_path, event):
+def test_the_others_continue_without_a_host_that_fails(hosts, digits, undisturbed, tmp_path, event):
     training = Training(hosts, digits, tmp_path)
     training.wait_for_step(15)
     assert training.ranks == 4
@@ -138,7 +138,7 @@ def test_the_others_go_on_without_a_host_that_is_gone(hosts, digits, undisturbed
     assert_same_curve(training.run, undisturbed)
 
 
-def test_a_host_that_comes_is_taken_in_and_no_step_is_done_twice(hosts, digits, undisturbed, tmp_path):
+def test_training_continues_on_a_host_that_joins_and_repeats_no_step(hosts, digits, undisturbed, tmp_path):
     training = Training(hosts, digits, tmp_path, count=3)
     training.wait_for_step(15)
     assert training.ranks == 3
@@ -148,7 +148,7 @@ def test_a_host_that_comes_is_taken_in_and_no_step_is_done_twice(hosts, digits, 
         assert time.monotonic() - began < 600, training.log.read_text()[-4000:]
         before = training.steps()
         time.sleep(0.02)
-    print(f"host came: {time.monotonic() - began:.1f} s until {training.ranks} hosts train")
+    print(f"host joined: {time.monotonic() - began:.1f} s until {training.ranks} hosts train")
     training.finish([0, 1, 2, 3])
     assert training.ranks == 4
     begun = re.findall(r"at step (\d+) to \d+ steps on 4 ranks", training.log.read_text())
@@ -156,7 +156,7 @@ def test_a_host_that_comes_is_taken_in_and_no_step_is_done_twice(hosts, digits, 
     assert_same_curve(training.run, undisturbed)
 
 
-def test_a_killed_rank_starts_again_and_all_hosts_with_it(hosts, digits, undisturbed, tmp_path):
+def test_a_killed_rank_is_restarted_and_all_hosts_with_it(hosts, digits, undisturbed, tmp_path):
     training = Training(hosts, digits, tmp_path)
     training.wait_for_step(15)
     before = training.steps()
@@ -169,7 +169,7 @@ def test_a_killed_rank_starts_again_and_all_hosts_with_it(hosts, digits, undistu
 
 
 @pytest.mark.parametrize("hosts", [True], indirect=True, ids=["IPv6"])
-def test_a_host_with_a_slow_and_lossy_line_costs_time_and_no_digit(hosts, digits, undisturbed, tmp_path):
+def test_a_host_with_a_slow_and_lossy_network_costs_time_but_changes_no_loss(hosts, digits, undisturbed, tmp_path):
     hosts.lossy(2, delay_ms=5, loss=0.005)
     began = time.monotonic()
     training = Training(hosts, digits, tmp_path, like_slurm=True)

@@ -21,7 +21,7 @@ def manifests() -> dict[str, dict]:
 
 
 def pods() -> dict[str, dict]:
-    """Pod specifications by where they stand."""
+    """Return the pod specifications by the job or role that they are part of."""
     found = manifests()
     (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
     replicas = found["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]

@@ -1,4 +1,4 @@
-"""The pages of launch/README.md are short, and the commands on them and in the README are ones that we know."""
+"""The pages of launch/README.md are short, and the commands on them and in the README are valid."""
 
 import re
 import shlex
@@ -42,14 +42,14 @@ def check(arguments: Namespace) -> Exit:
 
 
 @pytest.mark.parametrize(("program", "words"), OURS, ids=[" ".join(both)[:60] for both in OURS])
-def test_a_command_is_one_that_we_know(program, words, monkeypatch, capsys):
+def test_a_command_is_valid(program, words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
     parser = trainer() if program.endswith("train") else ours()
     assert run_command(parser, check, given) == 0, capsys.readouterr().err
 
 
-def test_torchruns_options_are_ones_that_it_knows():
+def test_torchrun_accepts_its_options():
     lines = [line.partition("torchrun ")[2] for line in CODE if "torchrun --" in line]
     assert len(lines) >= 3
     for line in lines:
