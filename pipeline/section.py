@@ -1,8 +1,12 @@
 """What every section of a recipe is made of."""
 
-from typing import Annotated
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -16,6 +20,48 @@ Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 def key(default, description: str):
     """A recipe key with its default (`...` for none) and the sentence that `widemix train --help` prints."""
     return Field(default=default, description=description)
+
+
+class HasHelp(Protocol):
+    """An entry of a table that a key chooses from."""
+
+    @property
+    def help(self) -> str:
+        """What the entry is, in a few words."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Annotation of a str key whose value names an entry of a table, to which others may add.
+
+    The table is read when a recipe is loaded or `--help` is printed. A name that is not in it is an error that
+    suggests the nearest one.
+    """
+
+    noun: str  # what an entry is, in the error
+    table: Mapping[str, HasHelp]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Called by pydantic: the annotated type's own validation, then `check`."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, name: str) -> str:
+        """The name itself; ValueError where the table does not have it."""
+        if name not in self.table:
+            close = difflib.get_close_matches(name, self.table, n=1, cutoff=0.5)
+            suggestion = f"did you mean {close[0]}? " if close else ""
+            raise ValueError(f"no such {self.noun}; {suggestion}known are {', '.join(self.table)}")
+        return name
+
+    @property
+    def choices(self) -> str:
+        """All names, as `--help` has them for a Literal: "adamw|sgd"."""
+        return "|".join(self.table)
+
+    @property
+    def help(self) -> str:
+        """Every name with the help of its entry."""
+        return "; ".join(f"{name}: {entry.help}" for name, entry in self.table.items())
 
 
 class Section(BaseModel):

@@ -85,7 +85,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
         dist.barrier()
         clock, began = time.time(), time.perf_counter()
         position = Position(step=number, order=number, seconds=0, scalars=engine.scalars(), figures={}, recipe={})
-        saver.begin(engine.parts(), position)
+        saver.begin(engine.local_shards(), position)
         stalls.append(time.perf_counter() - began)
         extra, writing = 0.0, torch.ones(1)
         while writing:

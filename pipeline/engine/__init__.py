@@ -1,4 +1,4 @@
-"""Engines: a module and an optimiser to a step on many ranks."""
+"""Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
 import os
 from typing import Any
@@ -11,14 +11,14 @@ from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.engine.state import State
 from pipeline.errors import InputError
-from pipeline.recipe.optim import OptimSection
+from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
 
 def build_engine(
     section: EngineSection, module: nn.Module, optim: OptimSection, train: TrainSection, topology: Topology
 ) -> Engine:
-    """The engine that `engine.kind` names, with its optimiser, around a module that lies on this rank's device."""
+    """The engine of `engine.kind`, with its optimizer. Every rank calls it, with the module on its device."""
     if section.kind == "deepspeed":
         from pipeline.engine.deepspeed import DeepSpeedEngine
 
@@ -33,12 +33,12 @@ def build_engine(
 
 
 def prepare(module: nn.Module, train: TrainSection) -> None:
-    """What training asks of torch and of a freshly drawn network, before it goes to its device."""
+    """Set up determinism in torch; the head's bias, activation checkpointing and compilation in a new network."""
     if train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS wants for it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    network: Any = module  # all of ours have timm's methods
+    network: Any = module  # all of our networks have timm's methods
     if train.head_bias:
         nn.init.constant_(network.get_classifier().bias, train.head_bias)
     if train.activation_checkpointing:
@@ -48,11 +48,13 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
 
 
 def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:
-    """`InputError` where an engine cannot train in this precision on this device, or DeepSpeed's JSON is wrong."""
+    """`InputError` where the engine can't train in this precision on this device, or DeepSpeed's JSON is wrong."""
     if section.kind == "deepspeed":
         deepspeed_config(section, optim, train, topology)
     if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
-        raise InputError("train.precision fp16: DeepSpeed has none on a CPU; take bf16, engine.kind ddp, or a GPU")
+        raise InputError(
+            "train.precision fp16: DeepSpeed does not support it on a CPU; take bf16, engine.kind ddp, or a GPU"
+        )
 
 
 __all__ = ["Engine", "State", "StepResult", "build_engine", "check_engine", "prepare"]

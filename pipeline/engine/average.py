@@ -9,7 +9,10 @@ from pipeline.recipe.train import TrainSection
 
 
 class Ema:
-    """The average of what this rank has of the weights, shards or slices as they are: nothing is ever gathered."""
+    """The average of this rank's local tensors (see `contract.Engine`) of the weights: nothing is ever gathered.
+
+    `tensors` are in the order of the weights, fp32, on their device or on the CPU (`train.ema_device`).
+    """
 
     def __init__(self, train: TrainSection, weights: Sequence[torch.Tensor]):
         assert train.ema_decay is not None
@@ -20,17 +23,17 @@ class Ema:
 
     @torch.no_grad()
     def update(self, weights: Sequence[torch.Tensor]) -> None:
-        """Once after each optimiser step."""
+        """Average in the weights, after each optimizer step."""
         self.updates += 1
         share = 1 - ema_decay(self.updates, self.decay, self.warmup)
-        here = [w.to(kept.device, torch.float32) for w, kept in zip(weights, self.tensors, strict=True)]
-        torch._foreach_lerp_(self.tensors, here, share)
+        current = [w.to(average.device, torch.float32) for w, average in zip(weights, self.tensors, strict=True)]
+        torch._foreach_lerp_(self.tensors, current, share)
 
 
 def ema_decay(update: int, decay: float, warmup: bool) -> float:
-    """The decay of the `update`-th update, counted from 1: timm's (`ModelEmaV3`), whose first takes the weights over.
+    """The decay of update number `update`, counted from 1, as in timm's `ModelEmaV3`: 0 for the first.
 
-    The warm-up goes like 1 - update^(-2/3) until it reaches `decay`.
+    With `warmup` it is 1 - update^(-2/3) until that reaches `decay`.
     """
     if update <= 1:
         return 0.0
@@ -39,20 +42,25 @@ def ema_decay(update: int, decay: float, warmup: bool) -> float:
 
 @contextmanager
 @torch.no_grad()
-def swapped(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor], publish: Callable[[], None]) -> Iterator:
-    """While open `weights` hold what `others` held, and the reverse; `publish` tells the module. Bits survive."""
+def swapped(
+    weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor], sync_module: Callable[[], None]
+) -> Iterator[None]:
+    """A context in which `weights` and `others` have each other's values; after it they are as before, bit by bit.
+
+    `sync_module` is called after each change (`contract.Engine.sync_module`).
+    """
     _swap(weights, others)
-    publish()
+    sync_module()
     try:
         yield
     finally:
         _swap(weights, others)
-        publish()
+        sync_module()
 
 
+@torch.no_grad()
 def _swap(weights: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for one, other in zip(weights, others, strict=True):
-            before = one.clone()
-            one.copy_(other)
-            other.copy_(before)
+    for one, other in zip(weights, others, strict=True):
+        before = one.clone()
+        one.copy_(other)
+        other.copy_(before)

@@ -1,4 +1,4 @@
-"""What the loop asks of an engine."""
+"""What the training loop asks of an engine."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,228 +15,259 @@ from pipeline.data.loader import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.loss import LOSSES
-from pipeline.engine.state import Part, State, by_parameter
-from pipeline.optim.build import averages_itself, group_scalars, schedule_free_average, set_group_scalars, set_rate
+from pipeline.engine.state import Shard, State, by_parameter
+from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
+from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import TrainSection
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Of one optimiser step on this rank, still on the device: mean loss over its pictures, global gradient norm."""
+    """Figures of one optimizer step, scalars on the device.
 
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
+    A figure is read only when it is logged, so that a step never waits for the device.
+    """
+
+    loss: torch.Tensor  # mean over the samples of this rank
+    grad_norm: torch.Tensor  # over all ranks, before clipping
 
 
 class Engine(ABC):
-    """Knows how to step; the loop knows when.
+    """A network and its optimizer on many ranks. The engine knows how to step, the training loop when.
 
-    The optimiser's own tensors ("owners") may be the parameters, their shards, or flat slices that many parameters
-    share. What lies where is all that a kind of engine has to say for states, averages and loading to work.
+    Three words say where a weight lies:
+
+    - An *optimizer tensor* is an fp32 tensor that the optimizer updates and keeps its state for. With DDP and ZeRO 0
+      it is a whole parameter; with FSDP2 a parameter as a DTensor, of which each rank has some rows; with ZeRO 1 to 3
+      a one-dimensional tensor in which slices of many flattened parameters lie end to end.
+    - A *local tensor* is what this rank has of an optimizer tensor. A state tensor of the optimizer, and an EMA, have
+      a local tensor of the same layout for each optimizer tensor.
+    - A *shard* is the flat slice of one parameter that a rank saves: values [n] of the flattened parameter from some
+      index on. The shards of all ranks together are the parameter, without overlap.
+
+    A subclass says how parameters, optimizer tensors and shards correspond (the abstract methods below); states, EMA,
+    saving and loading are written once, here.
     """
 
-    config: Mapping[str, Any] | None = None  # what a library was told, for the run folder
-    scaler = torch.amp.GradScaler("cpu", enabled=False)  # of fp16, in engines that have torch's
+    config: Mapping[str, Any] | None = None  # of DeepSpeed, which the run folder keeps
 
-    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, train: TrainSection, topology: Topology):
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        optim: OptimSection,
+        train: TrainSection,
+        topology: Topology,
+    ):
+        """Every rank calls it, when `optimizer_tensors` and `param_slots` can answer."""
         self.module = module  # the network itself, to evaluate with
         self.optimizer = optimizer
+        self.spec = optim.spec
         self.device = topology.device
         self.is_main = topology.is_main
         self.loss = LOSSES[train.loss]
-        owned = {name for name, _ in self.owned()}
-        self._others = [name for name in module.state_dict() if name not in owned]
-        self.ema = Ema(train, self._averaged()) if train.ema_decay is not None else None
+        optimized = {name for name, _ in self.param_slots()}
+        self._unoptimized = [name for name in module.state_dict() if name not in optimized]  # buffers, frozen weights
+        self.ema = Ema(train, self._ema_sources()) if train.ema_decay is not None else None
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        """One optimiser step over the micro-batches of this rank, at this learning rate."""
+        """One optimizer step over the micro-batches of this rank, at this learning rate. Every rank calls it."""
         set_rate(self.optimizer, lr)
         result = self.train_step(batches)
         if self.ema:
-            self.ema.update(self._averaged())
+            self.ema.update(self._ema_sources())
         return result
 
     @abstractmethod
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
-        """Forward, backward, clip and update; a gradient that is not finite changes nothing."""
+        """Forward, backward, clip and update. Every rank calls it, with as many micro-batches.
+
+        Where the gradient's norm is not finite, weights and optimizer stay as they are on all ranks.
+        """
 
     @abstractmethod
     def evaluate_mode(self) -> torch.autocast:
         """A context in which `module` computes in the precision of training."""
 
     @abstractmethod
-    def owners(self) -> list[torch.Tensor]:
-        """The fp32 tensors that the optimiser keeps its state by."""
+    def optimizer_tensors(self) -> list[torch.Tensor]:
+        """This rank's optimizer tensors, in a fixed order: the keys of the optimizer's state."""
 
     @abstractmethod
-    def owned(self) -> Iterator[tuple[str, int]]:
-        """Each parameter's name, and which of the owners it lies in."""
+    def param_slots(self) -> Iterator[tuple[str, int]]:
+        """(name, index) of each parameter that the optimizer updates: it lies in `optimizer_tensors()[index]`.
+
+        The same parameters in the same order on every rank, also where a rank has nothing of one.
+        """
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a whole parameter."""
+        """The shape of a whole parameter."""
 
     @abstractmethod
-    def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
-        """The whole of a parameter on every rank, from what lies as its owner does on this one."""
+    def full_tensor(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """The whole of parameter `name`, of `shape(name)`. Every rank calls it, and every rank gets it.
+
+        Args:
+            name: one of `param_slots`.
+            local: a local tensor with the layout of its optimizer tensor: of the weights, of a state, or of the EMA.
+        """
 
     @abstractmethod
-    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """The run of a flattened parameter that is this rank's to save, [n], and its place in the whole."""
+    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """This rank's shard of parameter `name`: its first index in the flattened parameter, and its values [n].
+
+        Arguments as for `full_tensor`. Communicates nothing; n may be 0.
+        """
 
     @abstractmethod
-    def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
-        """The reverse: write this rank's part of `whole` to its place in `kept`."""
+    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
+        """Copy from `whole` what lies on this rank to its place in `local`: the reverse of `full_tensor`.
 
-    def update(self, norm: torch.Tensor) -> None:
-        """The optimiser's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""
-        if self.scaler.is_enabled():
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        elif norm.isfinite():
-            self.optimizer.step()
+        Every rank calls it, with the same `whole` of `shape(name)`. Communicates nothing.
+        """
 
-    def publish(self) -> None:  # noqa: B027 - most engines' modules share the owners' memory
-        """Let the module follow a change of the owners."""
+    def sync_module(self) -> None:  # noqa: B027 - DDP and ZeRO 0 have nothing to do
+        """Update the module's own weights after a change of the optimizer tensors. Every rank calls it."""
 
     def weights(self) -> dict[str, AbstractContextManager]:
-        """The weights worth evaluating, by the prefix of their figures: contexts in which `module` has them.
+        """The weights to evaluate, by the prefix of their figures: contexts in which `module` has them.
 
-        Every rank enters them together. "" are the raw ones, or the optimiser's own average where it has one.
+        "" are the trained weights, or the optimizer's own average where it has one; "ema_" the EMA. Every rank enters
+        them together.
         """
-        found: dict[str, AbstractContextManager] = {"": nullcontext()}
-        if averages_itself(self.optimizer):
-            found[""] = swapped(self._masters(), self._schedule_free(), self.publish)
+        contexts: dict[str, AbstractContextManager] = {"": nullcontext()}
+        if self.spec.evaluation_weight:
+            contexts[""] = swapped(self._masters(), self._evaluation_weights(), self.sync_module)
         if self.ema:
-            found["ema_"] = swapped(self._averaged(), self.ema.tensors, self.publish)
-        return found
+            contexts["ema_"] = swapped(self._ema_sources(), self.ema.tensors, self.sync_module)
+        return contexts
 
     def state(self) -> State:
-        """The whole state, on the CPU, gathered tensor by tensor. Every rank calls it; rank 0's is complete."""
+        """The whole state on the CPU, gathered one tensor at a time. Every rank calls it; rank 0's is complete."""
         tensors: dict[str, torch.Tensor] = {}
-        for key, name, kept in self._owned_tensors():
-            whole = self.gather(name, kept)
+        for key, name, local in self._distributed_tensors():
+            whole = self.full_tensor(name, local)
             if self.is_main:
                 tensors[key] = _copied(whole)
-        tensors |= self._common_tensors()
+        tensors |= self._replicated_tensors()
         return State.of(tensors, self.scalars())
 
-    def parts(self) -> list[Part]:
-        """This rank's part of the state, copied to the CPU: nothing is gathered. Every rank calls it."""
-        found = []
-        for key, name, kept in self._owned_tensors():
-            start, values = self.part(name, kept)
-            found.append(Part(key, self.shape(name), start, _copied(values)))
-        for key, whole in self._common_tensors().items():
+    def local_shards(self) -> list[Shard]:
+        """This rank's shards of the state, copied to the CPU; nothing optimized is gathered. Every rank calls it."""
+        shards = []
+        for key, name, local in self._distributed_tensors():
+            start, values = self.local_shard(name, local)
+            shards.append(Shard(key, self.shape(name), start, _copied(values)))
+        for key, whole in self._replicated_tensors().items():
             if self.is_main:
-                found.append(Part(key, tuple(whole.shape), 0, whole.reshape(-1)))
-        return found
+                shards.append(Shard(key, tuple(whole.shape), 0, whole.reshape(-1)))
+        return shards
 
     def scalars(self) -> dict[str, float]:
-        """What of the state is a number."""
-        found = group_scalars(self.optimizer)
-        if self.scaler.is_enabled():
-            found |= {name: float(self.scaler.state_dict()[kept]) for name, kept in _SCALER.items()}
-        return found | {"ema_updates": self.ema.updates} if self.ema else found
+        """The numbers of the state: the optimizer's counters, the EMA's updates, and fp16's loss scale."""
+        scalars = group_scalars(self.optimizer, self.spec.group_counters)
+        return scalars | {"ema_updates": self.ema.updates} if self.ema else scalars
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Take over a state, whichever engine and world size wrote it. Every rank calls it."""
-        for name in self._others:
+        """Replace the engine's state, whichever engine and world size wrote it. Every rank calls it."""
+        for name in self._unoptimized:
             self.write(name, state.model[name])
-        owners, masters, slots = self.owners(), self._masters(), by_parameter(state.optimizer)
+        tensors, masters, slots = self.optimizer_tensors(), self._masters(), by_parameter(state.optimizer)
         self.optimizer.state.clear()
-        for name, index in self.owned():
-            kept = dict(slots.get(name, {}))
-            self.scatter(name, kept.pop("y", state.model[name]), masters[index])
-            for slot, value in kept.items():
-                self._load_slot(name, owners[index], slot, value)
-        set_group_scalars(self.optimizer, state.scalars)
-        if self.scaler.is_enabled() and state.scalars.keys() >= _SCALER.keys():
-            known = {kept: state.scalars[name] for name, kept in _SCALER.items()}
-            self.scaler.load_state_dict(self.scaler.state_dict() | known)
+        for name, index in self.param_slots():
+            values = dict(slots.get(name, {}))
+            self.load_shard(name, values.pop("y", state.model[name]), masters[index])
+            for slot, value in values.items():
+                self._load_slot(name, tensors[index], slot, value)
+        set_group_scalars(self.optimizer, self.spec.group_counters, state.scalars)
         if self.ema:
             self._load_ema(self.ema, state)
-        self.publish()
+        self.sync_module()
 
     def read(self, name: str) -> torch.Tensor:
-        """A buffer, or a parameter that the optimiser does not own, on the CPU."""
+        """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""
         return self.module.state_dict()[name].detach().cpu().clone()
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """The reverse of `read`."""
+        """The reverse of `read`. Every rank calls it."""
         self.module.state_dict()[name].copy_(value)
 
     def _masters(self) -> list[torch.Tensor]:
-        """What this rank has of the fp32 weights, as the optimiser keeps it."""
-        return [_local(owner.detach()) for owner in self.owners()]
+        """The local tensors of the fp32 weights."""
+        return [_local(tensor.detach()) for tensor in self.optimizer_tensors()]
 
-    def _averaged(self) -> list[torch.Tensor]:
-        """What an average is taken of: the weights and the statistics of batch norms."""
+    def _ema_sources(self) -> list[torch.Tensor]:
+        """What the EMA averages: the weights and the statistics of batch norms."""
         return self._masters() + list(self._float_buffers().values())
 
     def _float_buffers(self) -> dict[str, torch.Tensor]:
         buffers = dict(self.module.named_buffers())
-        return {name: buffers[name] for name in self._others if name in buffers and buffers[name].is_floating_point()}
+        names = (name for name in self._unoptimized if name in buffers)
+        return {name: buffers[name] for name in names if buffers[name].is_floating_point()}
 
-    def _schedule_free(self) -> list[torch.Tensor]:
-        owners = self.owners()
-        return [_local(schedule_free_average(self.optimizer, owner).detach()) for owner in owners]
+    def _evaluation_weights(self) -> list[torch.Tensor]:
+        """The local tensors of the weights to evaluate with: the trained ones, unless the optimizer averages."""
+        average = self.spec.evaluation_weight
+        if average is None:
+            return self._masters()
+        return [_local(average(self.optimizer, tensor).detach()) for tensor in self.optimizer_tensors()]
 
-    def _owned_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Of the state what lies as the owners do: its key, its parameter's name, and what this rank has."""
-        owners, masters = self.owners(), self._masters()
-        evaluated = self._schedule_free() if averages_itself(self.optimizer) else masters
-        for name, index in self.owned():
+    def _distributed_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """(key in the state, parameter's name, local tensor) of all that has the layout of the optimizer tensors.
+
+        Where the optimizer averages, "model" is the average, and the trained weights are the slot "y".
+        """
+        tensors, masters, evaluated = self.optimizer_tensors(), self._masters(), self._evaluation_weights()
+        for name, index in self.param_slots():
             yield f"model/{name}", name, evaluated[index]
-            if evaluated is not masters:
+            if self.spec.evaluation_weight:
                 yield f"optimizer/y/{name}", name, masters[index]
             if self.ema:
                 yield f"ema/{name}", name, self.ema.tensors[index]
-            for slot, kept in self.optimizer.state.get(owners[index], {}).items():
-                if isinstance(kept, torch.Tensor) and slot != "step":
-                    yield f"optimizer/{slot}/{name}", name, _local(kept)
+            for slot, value in self.optimizer.state.get(tensors[index], {}).items():
+                if isinstance(value, torch.Tensor) and slot != "step":
+                    yield f"optimizer/{slot}/{name}", name, _local(value)
 
-    def _common_tensors(self) -> dict[str, torch.Tensor]:
-        """The rest, which every rank has whole: copies on the CPU. Every rank calls it."""
-        owners = self.owners()
-        buffers = {name: self.read(name) for name in self._others}
-        found = {f"model/{name}": whole for name, whole in buffers.items()}
+    def _replicated_tensors(self) -> dict[str, torch.Tensor]:
+        """The rest of the state, which every rank has whole: copies on the CPU. Every rank calls it."""
+        tensors = self.optimizer_tensors()
+        unoptimized = {name: self.read(name) for name in self._unoptimized}
+        replicated = {f"model/{name}": whole for name, whole in unoptimized.items()}
         if self.ema:
-            averaged = zip(self._float_buffers(), self.ema.tensors[len(owners) :], strict=True)
-            buffers |= {name: _copied(kept) for name, kept in averaged}
-            found |= {f"ema/{name}": whole for name, whole in buffers.items()}
-        for name, index in self.owned():
-            steps = self.optimizer.state.get(owners[index], {}).get("step")
+            averaged = zip(self._float_buffers(), self.ema.tensors[len(tensors) :], strict=True)
+            unoptimized |= {name: _copied(value) for name, value in averaged}
+            replicated |= {f"ema/{name}": whole for name, whole in unoptimized.items()}
+        for name, index in self.param_slots():
+            steps = self.optimizer.state.get(tensors[index], {}).get("step")
             if isinstance(steps, torch.Tensor):
-                found[f"optimizer/step/{name}"] = _copied(steps)
-        return found
+                replicated[f"optimizer/step/{name}"] = _copied(steps)
+        return replicated
 
-    def _load_slot(self, name: str, owner: torch.Tensor, slot: str, value: torch.Tensor) -> None:
-        kept = self.optimizer.state[owner]
+    def _load_slot(self, name: str, tensor: torch.Tensor, slot: str, value: torch.Tensor) -> None:
+        """One state tensor of a parameter into the optimizer's state of its optimizer tensor."""
+        state = self.optimizer.state[tensor]
         if slot == "step":  # AdamW counts its steps on the CPU unless it is fused
-            kept[slot] = value.to(owner.device if self.optimizer.defaults.get("fused") else "cpu", copy=True)
+            state[slot] = value.to(tensor.device if self.optimizer.defaults.get("fused") else "cpu", copy=True)
             return
-        if slot not in kept:
-            kept[slot] = torch.zeros_like(owner)
-        self.scatter(name, value, _local(kept[slot]))
+        if slot not in state:
+            state[slot] = torch.zeros_like(tensor)
+        self.load_shard(name, value, _local(state[slot]))
 
     def _load_ema(self, ema: Ema, state: State) -> None:
-        """The state's average; one that has none starts from the state's weights."""
+        """The state's EMA; where it has none, the average starts from the state's weights."""
         source = state.ema or state.model
-        for name, index in self.owned():
-            self.scatter(name, source[name], ema.tensors[index])
-        for name, kept in zip(self._float_buffers(), ema.tensors[len(self.owners()) :], strict=True):
-            kept.copy_(source[name])
+        for name, index in self.param_slots():
+            self.load_shard(name, source[name], ema.tensors[index])
+        buffers = ema.tensors[len(self.optimizer_tensors()) :]
+        for name, value in zip(self._float_buffers(), buffers, strict=True):
+            value.copy_(source[name])
         ema.updates = round(state.scalars.get("ema_updates", 0))
 
 
-# The scale, and the steps since it last changed, by their names in torch.
-_SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
-
-
-def share(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """The part that a rank saves of what all ranks have: as many values each, and where they begin."""
+def even_shard(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
+    """This rank's shard of a tensor that every rank has whole, as many values for each: first index, values [n]."""
     rank, world = dist.get_rank(), dist.get_world_size()
     first, stop = (whole.numel() * turn // world for turn in (rank, rank + 1))
     return first, whole.reshape(-1)[first:stop]

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO 0 to 3. Its own scheduler, loader and checkpoints stay unused.
+"""DeepSpeed with ZeRO 0 to 3. DeepSpeed's own scheduler, loader and checkpoints are not used.
 
 DeepSpeed is imported where it is used: importing it takes seconds, and a DDP run needs none of it.
 """
@@ -12,29 +12,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from typing_extensions import override
 
 from pipeline.data.loader import Batch
 from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import Engine, StepResult, share
+from pipeline.engine.contract import Engine, StepResult, even_shard
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from pipeline.engine.loss import autocast
 from pipeline.engine.state import State
 from pipeline.optim.build import build_optimizer
-from pipeline.recipe.optim import OptimSection
+from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
 
 @dataclass(frozen=True)
-class Fragment:
-    """The part of a parameter that this rank keeps, and where: in which flat fp32 tensor, from which place on."""
+class Slice:
+    """Where this rank's slice of a flattened parameter lies."""
 
-    flat: int
-    place: slice  # in the flat tensor
-    part: slice  # of the flattened parameter
+    index: int  # of the optimizer tensor
+    place: slice  # in the optimizer tensor
+    values: slice  # of the flattened parameter
 
 
 class DeepSpeedEngine(Engine):
-    """See `contract.Engine`. From stage 1 on the optimiser holds flat slices of many parameters."""
+    """See `contract.Engine`. With ZeRO 1 to 3 an optimizer tensor holds slices of many parameters."""
 
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
@@ -44,129 +45,142 @@ class DeepSpeedEngine(Engine):
         optimizer = build_optimizer(optim, module)
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.parameters = dict(module.named_parameters())
-        self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 takes them away
+        self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 makes parameters empty
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
         self.engine, *_ = import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
-        # Its own group has torch's default, however long or short the recipe's is.
+        # DeepSpeed makes a process group of its own, with torch's default timeout.
         dist.set_timeout(timedelta(seconds=section.timeout_s), self.engine.data_parallel_group)
         self.zero: Any = self.engine.optimizer
-        self.fragments = {name: self._fragment(name) for name in self.groups} if self.stage else {}
+        self.slices = {name: self._slice(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
         self.norm = torch.zeros((), device=topology.device)  # of the last gradient
-        if self.stage == 0:  # the others skip such a step by themselves
+        if self.stage == 0:  # stages 1 to 3 skip such a step themselves
             optimizer.register_step_pre_hook(lambda *_: None if self.norm.isfinite() else optimizer.zero_grad())
-        super().__init__(module, optimizer, train, topology)
+        super().__init__(module, optimizer, optim, train, topology)
 
+    @override
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
         if not self.module.training:
             self.engine.train()
         loss = torch.zeros((), device=self.device)
         for batch in batches:
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
-            part = self.loss(self.engine(inputs), batch.targets)
-            self.engine.backward(part)  # divides by the accumulation, and averages over ranks when it is complete
+            share = self.loss(self.engine(inputs), batch.targets)
+            self.engine.backward(share)  # divides by the accumulation steps, and averages over ranks in the last
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 self.norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()
-            loss += part.detach() / len(batches)
+            loss += share.detach() / len(batches)
         if self.stage > 0:
             self.norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
         return StepResult(loss, self.norm)
 
+    @override
     def evaluate_mode(self) -> torch.autocast:
         return autocast(self.device, self.dtype)
 
-    def owners(self) -> list[torch.Tensor]:
+    @override
+    def optimizer_tensors(self) -> list[torch.Tensor]:
         if self.stage == 0:
             return [self.parameters[name] for name in self.groups]
         if self.stage == 3:
             return list(self.zero.fp32_partitioned_groups_flat)
         return [group["params"][0] for group in self.optimizer.param_groups]
 
-    def owned(self) -> Iterator[tuple[str, int]]:
+    @override
+    def param_slots(self) -> Iterator[tuple[str, int]]:
         if self.stage == 0:
             return ((name, index) for index, name in enumerate(self.groups))
-        return ((name, fragment.flat) for name, fragment in self.fragments.items())
+        return ((name, mine.index) for name, mine in self.slices.items())
 
+    @override
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.shapes[name])
 
-    def gather(self, name: str, kept: torch.Tensor) -> torch.Tensor:
+    @override
+    def full_tensor(self, name: str, local: torch.Tensor) -> torch.Tensor:
         if self.stage == 0:
-            return kept
-        fragment = self.fragments[name]
+            return local
+        mine = self.slices[name]
         whole = torch.zeros(self.shapes[name], device=self.device)
-        whole.view(-1)[fragment.part] = kept[fragment.place].to(self.device)
+        whole.view(-1)[mine.values] = local[mine.place].to(self.device)
         dist.all_reduce(whole)
         return whole
 
-    def part(self, name: str, kept: torch.Tensor) -> tuple[int, torch.Tensor]:
+    @override
+    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
         if self.stage == 0:
-            return share(kept)
-        fragment = self.fragments[name]
-        return fragment.part.start, kept[fragment.place]
+            return even_shard(local)
+        mine = self.slices[name]
+        return mine.values.start, local[mine.place]
 
-    def scatter(self, name: str, whole: torch.Tensor, kept: torch.Tensor) -> None:
+    @override
+    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
         if self.stage == 0:
-            kept.copy_(whole)
+            local.copy_(whole)
             return
-        fragment = self.fragments[name]
-        kept[fragment.place] = whole.reshape(-1)[fragment.part].to(kept.device)
+        mine = self.slices[name]
+        local[mine.place] = whole.reshape(-1)[mine.values].to(local.device)
 
-    def publish(self) -> None:
+    @override
+    def sync_module(self) -> None:
         if self.stage in (1, 2):
             self.zero.update_lp_params()
         if self.stage == 3:
-            self.zero.empty_partition_cache()  # what is still gathered would keep the weights from before
+            self.zero.empty_partition_cache()  # weights that are still gathered are those from before
             for number in range(len(self.zero.fp32_partitioned_groups_flat)):
                 self.zero._reassign_or_swap_out_partitioned_parameters(number)
             if self.zero.persistent_parameters:
                 self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 
+    @override
     def read(self, name: str) -> torch.Tensor:
         with self._gathered(name):
             return super().read(name)
 
+    @override
     def write(self, name: str, value: torch.Tensor) -> None:
         with self._gathered(name):
             super().write(name, value)
 
+    @override
     def scalars(self) -> dict[str, float]:
-        found = super().scalars()
-        return found | {"loss_scale": float(self.zero.loss_scale)} if self.dtype is torch.float16 else found
+        scalars = super().scalars()
+        return scalars | {"loss_scale": float(self.zero.loss_scale)} if self.dtype is torch.float16 else scalars
 
+    @override
     def load(self, state: State) -> None:
         super().load(state)
         if "loss_scale" in state.scalars and self.dtype is torch.float16:
             self.zero.loss_scaler.cur_scale = state.scalars["loss_scale"]
 
     def _gathered(self, name: str) -> AbstractContextManager:
-        """The whole of a frozen parameter, which stage 3 shares out and the optimiser does not own."""
+        """A context in which a frozen parameter is whole: stage 3 shards it, and no optimizer tensor has it."""
         if self.stage < 3 or name not in self.parameters:
             return nullcontext()
         from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
         return GatheredParameters([self.parameters[name]], modifier_rank=0)
 
-    def _fragment(self, name: str) -> Fragment:
-        """Where DeepSpeed has put this rank's part of a parameter.
+    def _slice(self, name: str) -> Slice:
+        """Where DeepSpeed has put this rank's slice of a parameter.
 
-        Its own safe_get_full_optimizer_state finds only the first of several groups at stages 1 and 2 (0.19.8), and
-        its universal checkpoints give all groups of stage 3 the settings of the first: hence these few lines.
+        DeepSpeed's safe_get_full_optimizer_state finds only the first of several groups at stages 1 and 2 (0.19.8),
+        and its universal checkpoints give all groups of stage 3 the settings of the first: hence these few lines.
         """
         parameter: Any = self.parameters[name]
         if self.stage == 3:
-            flat, start, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
+            index, start, size = self.zero.grad_position[self.zero.get_param_id(parameter)]
             first = min(size * dist.get_rank(), self.shapes[name].numel())
-            last = min(first + size, self.shapes[name].numel())  # the last rank's part may be padded
-            return Fragment(flat, slice(start, start + last - first), slice(first, last))
+            last = min(first + size, self.shapes[name].numel())  # the last rank's slice may be padded
+            return Slice(index, slice(start, start + last - first), slice(first, last))
         mapping = parameter._hp_mapping
-        if mapping is None:  # nothing of it is on this rank; which group it is in matters all the same
-            return Fragment(self.groups[name], slice(0, 0), slice(0, 0))
+        if mapping is None:  # nothing of it is on this rank; its group is known all the same
+            return Slice(self.groups[name], slice(0, 0), slice(0, 0))
         mine, place = mapping.lp_fragment_address, mapping.hp_fragment_address
-        return Fragment(
+        return Slice(
             mapping.param_group_index,
             slice(place.start, place.start + place.numel),
             slice(mine.start, mine.start + mine.numel),

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON as the recipe implies it, and a user's own merged into it."""
+"""DeepSpeed's configuration: what the recipe implies, with the JSON file of `engine.deepspeed_config` merged in."""
 
 import difflib
 import json
@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
-from pipeline.recipe.optim import OptimSection
+from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
-# What the recipe says in sections of its own.
+# Keys of DeepSpeed that have a place in the recipe, and that place.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}
 _OF_ALL_RANKS = ("train_batch_size", "gradient_accumulation_steps")
 
@@ -23,15 +23,18 @@ _OF_ALL_RANKS = ("train_batch_size", "gradient_accumulation_steps")
 def deepspeed_config(
     engine: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
 ) -> dict[str, Any]:
-    """The whole configuration; `InputError` where `engine.deepspeed_config` contradicts the recipe."""
+    """The whole configuration, as `deepspeed.initialize` takes it.
+
+    `InputError` where the file of `engine.deepspeed_config` contradicts the recipe, or DeepSpeed does not know a key.
+    """
     config: dict[str, Any] = {
         "train_batch_size": train.global_batch,
         "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.grad_accum_steps,
         "gradient_accumulation_steps": train.grad_accum_steps,
         "gradient_clipping": optim.clip_grad or 0.0,
         "zero_optimization": _zero(engine),
-        "zero_allow_untested_optimizer": True,  # torch's own AdamW and SGD
-        "zero_force_ds_cpu_optimizer": False,  # offloaded, they step on the CPU as they are
+        "zero_allow_untested_optimizer": True,  # such as torch's AdamW and SGD
+        "zero_force_ds_cpu_optimizer": False,  # offloaded, torch's optimizers run on the CPU
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
         "steps_per_print": 1 << 62,
@@ -42,7 +45,7 @@ def deepspeed_config(
     theirs = _read(path)
     for key, section in _OURS.items():
         if key in theirs:
-            raise InputError(f"{path}: {key} is the recipe's to say, in {section}; take it out")
+            raise InputError(f"{path}: {key} is set by the recipe, in {section}; remove it")
     merged = _merged(config, theirs, path)
     import_deepspeed(topology)
     _check(merged, theirs, path)
@@ -50,7 +53,7 @@ def deepspeed_config(
 
 
 def _check(merged: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
-    """`InputError` for what DeepSpeed would refuse, in a trace, or pass over: it ignores sections unknown to it."""
+    """`InputError` for what DeepSpeed would refuse with a traceback, or ignore: sections that it does not know."""
     from deepspeed.runtime import constants
     from deepspeed.runtime.config import DeepSpeedConfig
 
@@ -58,7 +61,7 @@ def _check(merged: dict[str, Any], theirs: dict[str, Any], path: Path) -> None:
     for key in theirs.keys() - known:
         if close := difflib.get_close_matches(key, known, n=1, cutoff=0.8):
             raise InputError(f"{path}: unknown key {key}; did you mean {close[0]}?")
-    try:  # without the numbers that only the ranks together make right
+    try:  # without the numbers that depend on the world size
         DeepSpeedConfig({key: value for key, value in merged.items() if key not in _OF_ALL_RANKS})
     except ValidationError as error:
         first = error.errors()[0]
@@ -108,11 +111,11 @@ def _merged(ours: dict[str, Any], theirs: dict[str, Any], path: Path, above: str
 
 
 def import_deepspeed(topology: Topology) -> Any:
-    """DeepSpeed, without its minute-long compilations: torch's optimisers and collectives do the work here."""
-    os.environ.setdefault("LOCAL_RANK", str(topology.local_rank))  # it insists
+    """The imported module, without its compilations of a minute: torch's optimizers and collectives are used."""
+    os.environ.setdefault("LOCAL_RANK", str(topology.local_rank))  # DeepSpeed requires it
     os.environ.setdefault("DS_ACCELERATOR", topology.device.type)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own deprecations are not the user's
+        warnings.simplefilter("ignore")  # of its own deprecations
         import deepspeed
         import deepspeed.ops
         from deepspeed.utils import logger

@@ -1,4 +1,4 @@
-"""What a model's numbers are computed in, and what is made of its logits."""
+"""The dtypes of `train.precision`, and the losses of `train.loss`."""
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits

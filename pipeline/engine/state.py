@@ -8,16 +8,18 @@ import torch
 
 @dataclass(frozen=True)
 class State:
-    """Weights and optimiser by parameter name, in fp32 and whole: any engine on any world size can load it."""
+    """Weights and optimizer state by parameter name, whole, in fp32: any engine on any world size can load them."""
 
     model: dict[str, torch.Tensor]  # to evaluate with
     optimizer: dict[str, torch.Tensor]  # "<slot>/<parameter>", e.g. "exp_avg/stem.proj.weight"
     scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16, counters
-    ema: dict[str, torch.Tensor] = field(default_factory=dict)  # as `model`, averaged; empty without train.ema_decay
+    ema: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # as `model`, the average; empty without train.ema_decay
 
     @staticmethod
     def of(tensors: Mapping[str, torch.Tensor], scalars: dict[str, float]) -> "State":
-        """From keys as `Part` has them."""
+        """A state from whole tensors under the keys of `Shard`."""
         state = State({}, {}, scalars)
         for key, tensor in tensors.items():
             kind, name = key.split("/", 1)
@@ -26,19 +28,22 @@ class State:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one rank saves of a tensor: a run of it, flattened, on the CPU in fp32. All ranks' parts are the whole."""
+class Shard:
+    """What one rank saves of a tensor of the state: a slice of it, flattened, on the CPU in fp32.
+
+    The shards of all ranks together are the tensor, without overlap.
+    """
 
     key: str  # "model/<parameter>", "optimizer/<slot>/<parameter>" or "ema/<parameter>"
-    shape: tuple[int, ...]  # of the whole
-    start: int
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int  # index of the first value in the flattened tensor
     values: torch.Tensor  # [n]
 
 
 def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """The optimiser of a `State`, parameter by parameter: name -> slot -> tensor."""
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    """A `State`'s "optimizer" by parameter: name -> slot -> tensor."""
+    parameters: dict[str, dict[str, torch.Tensor]] = {}
     for key, value in slots.items():
         slot, name = key.split("/", 1)
-        found.setdefault(name, {})[slot] = value
-    return found
+        parameters.setdefault(name, {})[slot] = value
+    return parameters

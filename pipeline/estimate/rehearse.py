@@ -20,6 +20,7 @@ from pipeline.data.loader import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.engine.contract import Engine
+from pipeline.engine.ddp import DDPEngine
 from pipeline.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, check_world
@@ -76,7 +77,7 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
 
 def _rebuild_buckets(engine: Engine) -> None:
     """Rebuild DDP's buckets as it does when the second step begins; within the fake mode it could not."""
-    if hasattr(engine, "model"):
+    if isinstance(engine, DDPEngine):
         engine.model.reducer._rebuild_buckets()
 
 

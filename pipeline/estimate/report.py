@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
 from pipeline.estimate.measure import compare
+from pipeline.estimate.memory import state_bytes
 from pipeline.estimate.network import Pass, fake_pass
 from pipeline.estimate.rehearse import rehearse
 from pipeline.estimate.traffic import exposed, step_traffic
 from pipeline.estimate.units import short, size
 from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.cost import model_cost
-from pipeline.models.memory import STATES, state_bytes
 from pipeline.models.named import printed
 from pipeline.recipe import Recipe, check_world
 from pipeline.recipe.train import EngineSection
@@ -139,8 +139,8 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
         note = f"a step, in {collective.calls} calls, {1e3 * seconds:.1f} ms at {cluster.bandwidth / 1e9:g} GB/s"
         rows.append(Row(collective.kind, collective.bytes, size(collective.bytes), note))
     replicated = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
-    # The optimiser reads weights and gradients, reads and writes its states and writes weights, all in fp32.
-    moved = 4 * (3 + 2 * STATES[recipe.optim.name]) * network.weights / (1 if replicated else cluster.gpus)
+    # The optimizer reads weights and gradients, reads and writes its states and writes weights, all in fp32.
+    moved = 4 * (3 + 2 * recipe.optim.spec.states) * network.weights / (1 if replicated else cluster.gpus)
     compute = train.grad_accum_steps * network.seconds(gpu) / EFFICIENCY
     update = moved / gpu.bandwidth / EFFICIENCY
     # The backward pass, which communication overlaps with, takes two thirds of the time.

@@ -1,1 +1,1 @@
-"""Optimizers: parameter groups, torch's and timm's optimizers, and our own."""
+"""Optimizers: the table behind `optim.name`, the recipe's section, parameter groups, and optimizers of our own."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import InputError
 from pipeline.recipe.schema import Recipe
+from pipeline.section import OneOf
 
 
 class _Yaml(yaml.SafeLoader):
@@ -120,7 +121,11 @@ def keys() -> dict[str, tuple[str, Any, str]]:
         for family in _families(section):
             for name, info in family.model_fields.items():
                 default = ... if info.is_required() else info.default
-                entry = (_type_name(info.annotation), default, info.description or "")
+                kind, text = _type_name(info.annotation), info.description or ""
+                for one in info.metadata:
+                    if isinstance(one, OneOf):
+                        kind, text = one.choices, f"{text}: {one.help}"
+                entry = (kind, default, text)
                 known = table.get(f"{section}.{name}")
                 table[f"{section}.{name}"] = _joined(known, entry) if known else entry
     return table

@@ -6,11 +6,12 @@ Validation checks and never changes a value. Every key states its unit, and its 
 from pydantic import model_validator
 
 from pipeline.errors import InputError
+from pipeline.optim.section import OptimSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.faults import FaultsSection
 from pipeline.recipe.model import ModelSection
-from pipeline.recipe.optim import OptimSection, ScheduleSection
+from pipeline.recipe.schedule import ScheduleSection
 from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 from pipeline.section import Section
@@ -38,7 +39,8 @@ class Recipe(Section):
             _text_is_left_alone,
             _batch_divides,
             _schedule_fits,
-            _engine_can,
+            _engine_fits,
+            _optimizer_fits,
             _hangs_are_found,
             _best_is_measured,
         ):
@@ -97,6 +99,7 @@ def _schedule_fits(recipe: Recipe) -> None:
             raise ValueError(f"schedule.{name} {getattr(schedule, name):g} exceeds optim.lr {recipe.optim.lr:g}")
 
 
+# Keys that only some engines read.
 _ENGINE_KEYS = {
     "bucket_cap_mb": ("ddp", "deepspeed"),
     "gradient_as_bucket_view": ("ddp",),
@@ -106,52 +109,55 @@ _ENGINE_KEYS = {
 }
 
 
-def _engine_can(recipe: Recipe) -> None:
-    if recipe.engine.kind == "deepspeed" and recipe.engine.zero_stage == 0 and recipe.train.precision != "fp32":
+def _zero_stage(recipe: Recipe) -> int:
+    """The ZeRO stage in use; 0 where the engine is not DeepSpeed."""
+    return recipe.engine.zero_stage if recipe.engine.kind == "deepspeed" else 0
+
+
+def _engine_fits(recipe: Recipe) -> None:
+    """The engine supports the precision, and reads every key that is set."""
+    engine, train = recipe.engine, recipe.train
+    if engine.kind == "deepspeed" and engine.zero_stage == 0 and train.precision != "fp32":
         raise ValueError(
-            f"engine.zero_stage 0 with train.precision {recipe.train.precision}: DeepSpeed takes a false first "
-            "step there; engine.kind ddp does the same job, or take stage 1, 2 or 3"
+            f"engine.zero_stage 0 with train.precision {train.precision}: DeepSpeed's first step there uses zero "
+            "gradients; take engine.kind ddp, which does the same otherwise, or engine.zero_stage 1, 2 or 3"
         )
-    zero = recipe.engine.zero_stage if recipe.engine.kind == "deepspeed" else 0
-    whole = {"lamb": "the norm of each parameter", "muon": "whole matrices"}
-    if recipe.optim.name in whole and zero > 0:
-        raise ValueError(
-            f"optim.name {recipe.optim.name} needs {whole[recipe.optim.name]}, which ZeRO lays end to end in slices; "
-            "take engine.kind ddp or fsdp"
-        )
-    if recipe.optim.name == "schedule_free":
-        _schedule_free_fits(recipe, zero)
-    if recipe.engine.cpu_offload and recipe.engine.kind != "fsdp" and zero == 0:
+    if engine.cpu_offload and engine.kind != "fsdp" and _zero_stage(recipe) == 0:
         raise ValueError("engine.cpu_offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
     for name, kinds in _ENGINE_KEYS.items():
         default = EngineSection.model_fields[name].default
-        if getattr(recipe.engine, name) != default and recipe.engine.kind not in kinds:
-            raise ValueError(
-                f"engine.{name} is for engine.kind {' or '.join(kinds)}, {recipe.engine.kind} would ignore it"
-            )
-    if recipe.engine.static_graph and (recipe.train.deterministic or recipe.train.grad_accum_steps > 1):
-        other = "train.deterministic" if recipe.train.deterministic else "train.grad_accum_steps above 1"
-        raise ValueError(f"engine.static_graph true does not go with {other}: torch's fails there; set it to false")
-    if recipe.engine.deepspeed_config is not None and recipe.engine.kind != "deepspeed":
+        if getattr(engine, name) != default and engine.kind not in kinds:
+            raise ValueError(f"engine.{name} is for engine.kind {' or '.join(kinds)}, {engine.kind} would ignore it")
+    if engine.static_graph and (train.deterministic or train.grad_accum_steps > 1):
+        other = "train.deterministic" if train.deterministic else "train.grad_accum_steps above 1"
+        raise ValueError(f"engine.static_graph true does not go with {other}: DDP fails there; set it to false")
+    if engine.deepspeed_config is not None and engine.kind != "deepspeed":
         raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
 
 
-def _schedule_free_fits(recipe: Recipe, zero: int) -> None:
+def _optimizer_fits(recipe: Recipe) -> None:
+    """The optimizer can run on this engine's tensors, and its own average goes with schedule and EMA."""
+    name, spec, zero = recipe.optim.name, recipe.optim.spec, _zero_stage(recipe)
+    if spec.needs_whole and zero > 0:
+        raise ValueError(
+            f"optim.name {name} needs {spec.needs_whole}, and ZeRO gives an optimizer slices of many parameters; "
+            "take engine.kind ddp or fsdp"
+        )
+    if spec.group_counters and zero == 3:
+        raise ValueError(
+            f"optim.name {name} counts its steps in its parameter groups, and ZeRO 3 calls it several times a step; "
+            "take engine.zero_stage 1 or 2, or engine.kind ddp or fsdp"
+        )
+    if spec.evaluation_weight is None:
+        return
     schedule = recipe.schedule
     if schedule.name != "constant" or schedule.cooldown_epochs > 0:
         raise ValueError(
-            "optim.name schedule_free averages where others lower the rate: set schedule.name constant and "
-            "schedule.cooldown_epochs 0 (a warm-up is well)"
-        )
-    if recipe.optim.betas[0] == 0:
-        raise ValueError("optim.name schedule_free averages by optim.betas: the first must be above 0")
-    if zero == 3:
-        raise ValueError(
-            "optim.name schedule_free counts its steps, and ZeRO 3 takes each in parts; take engine.zero_stage 1 or "
-            "2, or engine.kind ddp or fsdp"
+            f"optim.name {name} averages the weights, which replaces a decay of the learning rate: set schedule.name "
+            "constant and schedule.cooldown_epochs 0 (a warm-up is fine)"
         )
     if recipe.train.ema_decay is not None:
-        raise ValueError("optim.name schedule_free keeps an average itself; set train.ema_decay to null")
+        raise ValueError(f"optim.name {name} averages the weights itself; set train.ema_decay to null")
 
 
 def _hangs_are_found(recipe: Recipe) -> None:

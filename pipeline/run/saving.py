@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch.distributed import Store
 
 from pipeline.distributed.topology import Topology
-from pipeline.engine.state import Part, State
+from pipeline.engine.state import Shard, State
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Position, RetentionPolicy
 
@@ -36,7 +36,7 @@ class Saver:
             for left_over in (run / "checkpoints").glob(".parts-*"):
                 shutil.rmtree(left_over)
 
-    def begin(self, parts: list[Part], position: Position) -> str | None:
+    def begin(self, parts: list[Shard], position: Position) -> str | None:
         """Save these parts, which nobody may change any more. Waits only for the save before, if it still goes on.
 
         Returns why the save before failed, as `failure` does.
@@ -68,7 +68,7 @@ class Saver:
             self._thread.join()
         return self.failure()
 
-    def _save(self, parts: list[Part], position: Position) -> None:
+    def _save(self, parts: list[Shard], position: Position) -> None:
         """In the thread."""
         folder = self._run / "checkpoints" / f".parts-{position.step}"
         key = f"save {self._saves} of rank "
@@ -90,7 +90,7 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(path: Path, parts: list[Part]) -> str:
+def _write(path: Path, parts: list[Shard]) -> str:
     """What a rank tells rank 0 of its part: "written", or what is wrong."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +101,17 @@ def _write(path: Path, parts: list[Part]) -> str:
     return _WRITTEN
 
 
-def _read(path: Path) -> Iterable[Part]:
+def _read(path: Path) -> Iterable[Shard]:
     try:
         with safe_open(path, framework="pt") as file:
             for key, place in (file.metadata() or {}).items():
                 start, *shape = json.loads(place)
-                yield Part(key, tuple(shape), start, file.get_tensor(key))
+                yield Shard(key, tuple(shape), start, file.get_tensor(key))
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
 
 
-def assembled(parts: Iterable[Part]) -> dict[str, torch.Tensor]:
+def assembled(parts: Iterable[Shard]) -> dict[str, torch.Tensor]:
     """The tensors that all ranks' parts make up."""
     found: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}

@@ -209,7 +209,7 @@ class Loop:
             figures=figures or {},
             recipe=run.recipe.model_dump(mode="json"),
         )
-        self._tell_failure(run.saver.begin(run.engine.parts(), position))
+        self._tell_failure(run.saver.begin(run.engine.local_shards(), position))
 
     def _tell_failure(self, reason: str | None) -> None:
         """A save that fails within a run (a full disk) is told; the next one tries again."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from pipeline.recipe.optim import ScheduleSection
+from pipeline.recipe.schedule import ScheduleSection
 
 
 def build_schedule(section: ScheduleSection, lr: float, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:

@@ -1,4 +1,4 @@
-"""What several ranks compute for these tests."""
+"""What one or several ranks compute for these tests."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.data.loader import Batch, EvalLoader, TrainLoader
-from pipeline.distributed import topology
+from pipeline.distributed.topology import mean_over_ranks, read_topology
 from pipeline.engine import State, build_engine, prepare
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
@@ -40,20 +40,20 @@ def overrides_for(engine: str) -> list[tuple[str, str]]:
 
 
 class Setting:
-    """A digits recipe with this rank's part of its first batches, and the network as first drawn."""
+    """A digits recipe with this rank's part of its first batches, and the network as it is initialised."""
 
     def __init__(self, recipe: str, data: Path, *overrides: tuple[str, str]):
-        self.here = topology.read_topology()
+        self.topology = read_topology()
         fixed = [("data.path", str(data)), ("data.workers", "1")]
         self.recipe = load_recipe(ROOT / f"recipes/digits/{recipe}.yaml", [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
         loader = TrainLoader(
-            *(self.data, self.recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, self.here)
+            *(self.data, self.recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, self.topology)
         )
         with loader.batches(0) as batches:
             everything = list(batches)
-        parts = train.grad_accum_steps
-        self.steps: list[list[Batch]] = [everything[i * parts : (i + 1) * parts] for i in range(STEPS)]
+        micro = train.grad_accum_steps
+        self.steps: list[list[Batch]] = [everything[i * micro : (i + 1) * micro] for i in range(STEPS)]
         schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, loader.steps, train.epochs)
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
 
@@ -65,16 +65,16 @@ class Setting:
         module = self.model()
         prepare(module, self.recipe.train)
         freeze(module, self.recipe.train.freeze)
-        return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.here)
+        return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
 
     def run(self, engine: Any, steps: range = range(STEPS)) -> list[float]:
         """The loss of each step, over all ranks."""
         losses = [engine.step(self.steps[step], self.rates[step]).loss for step in steps]
-        return topology.mean_over_ranks(torch.stack(losses).double()).tolist()
+        return mean_over_ranks(torch.stack(losses).double()).tolist()
 
 
 def golden(data: Path) -> dict[tuple[str, str, str], list[float]]:
-    """The curve of every engine on two digits recipes, one of them in both precisions."""
+    """The losses of every engine on two digits recipes, one of them in both precisions."""
     curves = {}
     for recipe, engine, precision in GOLDEN:
         setting = Setting(recipe, data, *overrides_for(engine), ("train.precision", precision))
@@ -87,7 +87,7 @@ EMA = [("train.ema_decay", "0.8"), ("train.ema_warmup", "true")]
 
 
 def chain(data: Path) -> dict[str, Any]:
-    """Steps on one engine after the other, each from the state of the one before; what the last would be saved with.
+    """Steps on one engine after the other, each from the state of the one before: losses, and the last one's state.
 
     And its figures on 1437 pictures in batches of 359, whose last is a single picture on rank 0 and none on rank 1.
     """
@@ -101,20 +101,20 @@ def chain(data: Path) -> dict[str, Any]:
         first = number * STEPS // len(CHAIN)
         losses += setting.run(engine, range(first, (number + 1) * STEPS // len(CHAIN)))
         state = _everywhere(engine.state())
-    figures = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.here), setting.data.num_classes)
+    figures = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.topology), setting.data.num_classes)
     return {"losses": losses, "model": state.model, "ema": state.ema, "figures": figures}
 
 
 SCHEDULE_FREE = [("optim.name", "schedule_free"), ("schedule.name", "constant"), ("schedule.min_lr", "0")]
 MUON = [("optim.name", "muon"), ("optim.momentum", "0.95")]
 OPTIMIZERS = {"muon": MUON, "schedule_free": SCHEDULE_FREE}
-SHARING = {1: [("muon", "ddp"), ("schedule_free", "ddp")]}  # by ranks: on one alone nothing is shared out
+SHARING = {1: [("muon", "ddp"), ("schedule_free", "ddp")]}  # by world size: on one rank nothing is sharded
 SHARING[2] = [("muon", "fsdp"), ("schedule_free", "fsdp"), ("schedule_free", "deepspeed 2")]
 
 
 def optimizers(data: Path) -> dict[tuple[str, str], Any]:
-    """Curve and final weights of each optimiser on engines that can, resumed after four steps."""
-    found = {}
+    """Losses and final weights of each optimizer on engines that can, resumed after four steps."""
+    results = {}
     for name, kind in SHARING[dist.get_world_size()]:
         setting = Setting("mixer", data, *OPTIMIZERS[name], *overrides_for(kind))
         engine = setting.engine()
@@ -122,69 +122,69 @@ def optimizers(data: Path) -> dict[tuple[str, str], Any]:
         other = setting.engine()
         other.load(_everywhere(engine.state()))
         whole, resumed = setting.run(engine, range(4, STEPS)), setting.run(other, range(4, STEPS))
-        found[name, kind] = {"losses": losses + whole, "resumed": losses + resumed, "model": other.state().model}
-    return found
+        results[name, kind] = {"losses": losses + whole, "resumed": losses + resumed, "model": other.state().model}
+    return results
 
 
 FIXED = ["ddp", "fsdp", "deepspeed 2", "deepspeed 3"]
 
 
 def resumed(data: Path) -> dict[str, Any]:
-    """With train.deterministic: curve and weights of a run, and of one that a new engine takes over midway."""
-    found = {}
+    """With train.deterministic: losses and weights of a run, and of one that a new engine resumes midway."""
+    results = {}
     for name in FIXED:
         fixed = [("train.deterministic", "true"), ("train.global_batch", "96")]
         setting = Setting("mixer", data, *overrides_for(name), *fixed)
         engine, other = setting.engine(), setting.engine()
         setting.run(engine, range(3))
         other.load(_everywhere(engine.state()))
-        runs = [(setting.run(one, range(3, 6)), one.state().model) for one in (engine, other)]
-        found[name] = runs
-    return found
+        results[name] = [(setting.run(one, range(3, 6)), one.state().model) for one in (engine, other)]
+    return results
 
 
 def compressed(data: Path) -> list[float]:
-    """The curve of gradients that travel as bf16."""
+    """The losses with gradients that are reduced in bf16."""
     setting = Setting("mixer", data, ("engine.bf16_compress", "true"))
     return setting.run(setting.engine())
 
 
 def overflowing(data: Path) -> dict[str, Any]:
-    """In fp16, steps of which the third is too large on the last rank alone: losses, loss scales and weights."""
-    found = {}
+    """In fp16, steps of which the third overflows on the last rank alone: losses, loss scales and weights."""
+    results = {}
     for name in ("ddp", "fsdp"):
         setting = Setting("mixer", data, *overrides_for(name), ("train.precision", "fp16"))
         engine, states = setting.engine(), []
-        if setting.here.rank == setting.here.world - 1:
+        if setting.topology.rank == setting.topology.world - 1:
             setting.steps[2] = [replace(batch, inputs=batch.inputs * 1e30) for batch in setting.steps[2]]
         losses = []
         for step in range(4):
             losses += setting.run(engine, range(step, step + 1))
             states.append(engine.state())
-        found[name] = {"losses": losses, "states": [(state.scalars, state.model) for state in states]}
-    return found
+        results[name] = {"losses": losses, "states": [(state.scalars, state.model) for state in states]}
+    return results
 
 
-def parts(data: Path) -> dict[str, Any]:
-    """Of each engine what all ranks' parts make up, what gathering makes, and how many values each rank has."""
-    found = {}
+def shards(data: Path) -> dict[str, Any]:
+    """By engine: the state from all ranks' shards, the gathered state, and how many values each rank has."""
+    states = {}
     for name in ENGINES:
         small = [("model.depth", "1"), ("train.global_batch", "96")]
         setting = Setting("rp_mixer", data, *overrides_for(name), *EMA, *small)
         engine = setting.engine()
         setting.run(engine, range(2))
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, engine.parts())
-        saved = State.of(assembled([part for mine in every for part in mine]), engine.scalars())
-        found[name] = vars(saved), vars(engine.state()), [sum(len(part.values) for part in mine) for mine in every]
-    return found
+        dist.all_gather_object(every, engine.local_shards())
+        saved = State.of(assembled([shard for mine in every for shard in mine]), engine.scalars())
+        sizes = [sum(len(shard.values) for shard in mine) for mine in every]
+        states[name] = vars(saved), vars(engine.state()), sizes
+    return states
 
 
 def deepspeeds_own(data: Path) -> dict[int, Any]:
     """By ZeRO stage: the weights that zero_to_fp32 finds in DeepSpeed's own checkpoint, and ours."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    found = {}
+    weights = {}
     for stage in (1, 2, 3):
         setting = Setting("rp_mixer", data, *overrides_for(f"deepspeed {stage}"), ("model.depth", "1"))
         engine = setting.engine()
@@ -193,16 +193,16 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
         dist.broadcast_object_list(folder)
         engine.engine.save_checkpoint(folder[0], tag="theirs")
         theirs = dict(get_fp32_state_dict_from_zero_checkpoint(folder[0], tag="theirs"))
-        found[stage] = theirs, engine.state().model
+        weights[stage] = theirs, engine.state().model
         dist.barrier()
         shutil.rmtree(folder[0], ignore_errors=True)
-    return found
+    return weights
 
 
 # By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
 JOBS: dict[int, list[Callable[[Path], Any]]] = {
     2: [golden, chain, optimizers, compressed, overflowing, deepspeeds_own],
-    3: [resumed, parts],
+    3: [resumed, shards],
 }
 
 
@@ -213,14 +213,14 @@ def _everywhere(state: State) -> State:
     return box[0]
 
 
-def be(data: Path, folder: Path) -> None:
-    """Be one of the ranks that together write FOLDER/<world>.pt."""
+def run_rank(data: Path, folder: Path) -> None:
+    """One of the ranks that together write FOLDER/<world>.pt."""
     warnings.simplefilter("ignore")  # DeepSpeed's own
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    meeting, limit = f"file://{folder}/store-{world}", timedelta(seconds=120)
-    dist.init_process_group("gloo", meeting, timeout=limit, rank=rank, world_size=world)
-    found = {job.__name__: job(data) for job in JOBS[world]}
+    store, limit = f"file://{folder}/store-{world}", timedelta(seconds=120)
+    dist.init_process_group("gloo", store, timeout=limit, rank=rank, world_size=world)
+    results = {job.__name__: job(data) for job in JOBS[world]}
     if rank == 0:
-        torch.save(found, folder / f"{world}.pt")
+        torch.save(results, folder / f"{world}.pt")
     dist.destroy_process_group()

@@ -19,13 +19,13 @@ from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
 
 STEPS, BATCH = 12, 32
-# DeepSpeed's own imports warn of things that are not ours to mend.
+# DeepSpeed's imports warn of its own deprecations.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
 
 @dataclass
 class Case:
-    """A small recipe, its model as first drawn, and fixed batches."""
+    """A small recipe, its initial model, and fixed batches."""
 
     recipe: object
     batches: list[tuple[torch.Tensor, torch.Tensor]]
@@ -40,7 +40,7 @@ class Case:
         prepare(model, recipe.train)
         return build_engine(recipe.engine, model, recipe.optim, recipe.train, read_topology())
 
-    def parts(self, step: int) -> list[Batch]:
+    def micro_batches(self, step: int) -> list[Batch]:
         images, targets = self.batches[step]
         size = BATCH // self.recipe.train.grad_accum_steps
         pairs = zip(images.split(size), targets.split(size), strict=True)
@@ -70,7 +70,7 @@ def plain(given: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 
 def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
-    return [engine.step(given.parts(step), rate(step)).loss.item() for step in steps]
+    return [engine.step(given.micro_batches(step), rate(step)).loss.item() for step in steps]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -108,7 +108,7 @@ def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
     optim, rates = given.recipe.optim, [rate(step) for step in range(STEPS)]
     expected = plain_loop(given.model(), seeded(given.batches), rates, optim=optim)
     engine = given.engine()
-    found = [engine.step(given.parts(step), rate(step)).loss.item() for step in seeded(range(STEPS))]
+    found = [engine.step(given.micro_batches(step), rate(step)).loss.item() for step in seeded(range(STEPS))]
     assert found == pytest.approx(expected, rel=2e-6)
     assert found != pytest.approx(run(given.engine(), given), rel=5e-5)
 
@@ -174,7 +174,7 @@ def test_the_gradient_norm_is_that_of_the_plain_loop(name):
     images, targets = given.batches[0]
     cross_entropy(model(images), targets).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-    result = given.engine().step(given.parts(0), rate(0))
+    result = given.engine().step(given.micro_batches(0), rate(0))
     assert result.grad_norm.item() == pytest.approx(expected, rel=1e-5)
 
 

@@ -74,7 +74,7 @@ def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_tr
         ([("engine.deepspeed_config", "x.json")], "needs engine.kind deepspeed"),
         (
             [("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")],
-            "a false first",
+            "first step there uses zero gradients",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def expected(alone, digits):
     setting = Setting("mixer", digits, ("data.eval_split", "train"))
     losses, model, ema = plain(setting)
     figures = {}
-    with EvalLoader(setting.data, 1437, setting.here).batches() as batches, torch.no_grad():
+    with EvalLoader(setting.data, 1437, setting.topology).batches() as batches, torch.no_grad():
         (batch,) = batches
         for prefix, network in (("", model), ("ema_", ema)):
             logits = network.eval()(batch.inputs)
@@ -71,7 +71,7 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
     expected = plain_loop(model, batches, setting.rates, optim=setting.recipe.optim)
     engine, other = setting.engine(), setting.engine()
     losses = setting.run(engine, range(4))
-    state, saved = engine.state(), State.of(assembled(engine.parts()), engine.scalars())
+    state, saved = engine.state(), State.of(assembled(engine.local_shards()), engine.scalars())
     assert saved.model.keys() == state.model.keys() == first.keys()
     for key, value in first.items():
         assert torch.equal(saved.model[key], state.model[key])

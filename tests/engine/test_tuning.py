@@ -89,7 +89,7 @@ def test_deterministic_runs_go_on_bit_by_bit_on_three_ranks(ranks, engine):
 
 
 class TestDeepSpeedsOwnJson:
-    def test_is_merged_and_told_to_deepspeed(self, digits, tmp_path):
+    def test_is_merged_and_reaches_deepspeed(self, digits, tmp_path):
         path = tmp_path / "ds.json"
         path.write_text(
             json.dumps({"zero_optimization": {"round_robin_gradients": True}, "train_batch_size": "auto"})
@@ -107,7 +107,7 @@ class TestDeepSpeedsOwnJson:
             ({"zero_optimization": {"stage": 2}}, r"zero_optimization.stage 2, but the recipe says 1"),
             ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
             ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
-            ({"optimizer": {"type": "Adam"}}, "optimizer is the recipe's to say, in optim"),
+            ({"optimizer": {"type": "Adam"}}, "optimizer is set by the recipe, in optim"),
             ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
             ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
             ({"bf16": {"enbled": True}}, "bf16.enbled: Extra inputs are not"),

@@ -10,9 +10,11 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import pipeline.models  # noqa: F401 - registers our names
 from pipeline.errors import InputError
-from pipeline.optim.build import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
+from pipeline.optim.build import build_optimizer, set_rate
+from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed
+from pipeline.optim.section import OptimSection
 from pipeline.recipe import load_recipe
-from pipeline.recipe.optim import OptimSection, ScheduleSection
+from pipeline.recipe.schedule import ScheduleSection
 from pipeline.training.schedule import build_schedule
 
 
@@ -58,7 +60,7 @@ def test_layer_wise_decay_is_timms(name):
 
 
 def test_layer_wise_decay_needs_layers():
-    with pytest.raises(InputError, match="Linear has no order of layers"):
+    with pytest.raises(InputError, match="Linear does not define an order of layers"):
         parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
 
 

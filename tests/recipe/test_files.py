@@ -80,7 +80,10 @@ def test_overrides_are_yaml_and_win():
         ([("augment.scale", "[0.9, 0.2]")], "must rise within (0, 1]"),
         ([("model.expansion", "null")], "either expansion, or both"),
         ([("model.token_hidden", "8")], "say the same thing"),
-        ([("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")], "false first step"),
+        (
+            [("engine.kind", "deepspeed"), ("engine.zero_stage", "0"), ("train.precision", "bf16")],
+            "first step there uses zero gradients",
+        ),
         ([("optim.name", "beta_lasso")], "set weight_decay 0 and l1 above 0"),
         ([("optim.name", "lamb"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
         ([("schedule.name", "constant"), ("schedule.cooldown_epochs", "29")], "together exceed train.epochs 30"),

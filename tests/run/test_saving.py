@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.distributed.topology import Topology
-from pipeline.engine.state import Part
+from pipeline.engine.state import Shard
 from pipeline.errors import InputError
 from pipeline.run import checkpoint, saving
 from pipeline.run.checkpoint import RetentionPolicy
@@ -23,12 +23,12 @@ WHOLE = {
 }
 
 
-def parts(rank: int, cuts: list[int]) -> list[Part]:
+def parts(rank: int, cuts: list[int]) -> list[Shard]:
     """What lies between two cuts of each flattened tensor; rank 0 has an index, too, that half a float can't hold."""
     first, stop = cuts[rank : rank + 2]
-    found = [Part(key, (3, 5), first, whole.reshape(-1)[first:stop].clone()) for key, whole in WHOLE.items()]
+    found = [Shard(key, (3, 5), first, whole.reshape(-1)[first:stop].clone()) for key, whole in WHOLE.items()]
     if rank == 0:
-        found.append(Part("model/index", (2,), 0, torch.tensor([2**40 + 1, 3])))
+        found.append(Shard("model/index", (2,), 0, torch.tensor([2**40 + 1, 3])))
     return found
 
 

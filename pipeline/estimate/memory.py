@@ -1,10 +1,9 @@
-"""What weights, gradients and the optimiser take on each rank."""
+"""Memory of weights, gradients and optimizer state on each rank."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-# fp32 numbers a weight: two moments, or momentum. Muon has two where it leaves a weight to AdamW: few of them.
-STATES = {"adamw": 2, "lamb": 2, "sgd": 1, "muon": 1, "schedule_free": 2, "beta_lasso": 1}
+from pipeline.optim.registry import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -17,23 +16,24 @@ class StateBytes:
 
     @property
     def total(self) -> float:
+        """All of them."""
         return self.weights + self.gradients + self.optimizer
 
 
 def state_bytes(
     parameters: int,
     *,
-    optimizer: Literal["adamw", "sgd", "lamb", "muon", "schedule_free", "beta_lasso"] = "adamw",
+    optimizer: str = "adamw",
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp",
     zero_stage: int = 0,
     world: int = 1,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
 ) -> StateBytes:
-    """Memory of `parameters` weights (Rajbhandari et al. 2020, section 3 and figure 1).
+    """Memory of `parameters` weights under `optim.name: OPTIMIZER` (Rajbhandari et al. 2020, section 3 and figure 1).
 
-    DDP keeps weights and gradients in fp32 whatever the arithmetic, and so does FSDP, shared out. DeepSpeed keeps
-    them in half precision in bf16 and fp16, with a master copy beside the optimiser's states; ZeRO 1 shares out the
-    optimiser, 2 the gradients too, 3 the weights too. Left out: communication buckets, activations, fragmentation.
+    DDP keeps weights and gradients in fp32 in any precision, and so does FSDP, sharded. DeepSpeed keeps them in half
+    precision in bf16 and fp16, with an fp32 copy of the weights next to the optimizer's states; ZeRO 1 shards the
+    optimizer, 2 the gradients too, 3 the weights too. Not counted: communication buckets, activations, fragmentation.
     """
     half = engine == "deepspeed" and precision != "fp32"
     stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
@@ -45,5 +45,5 @@ def state_bytes(
     return StateBytes(
         weights=number * parameters / share(3),
         gradients=number * parameters / share(2),
-        optimizer=4 * (STATES[optimizer] + half) * parameters / share(1),
+        optimizer=4 * (OPTIMIZERS[optimizer].states + half) * parameters / share(1),
     )

@@ -1,0 +1,95 @@
+"""What PyTorch's own engines, DDP and FSDP2, have in common: the train step, and parameters as optimizer tensors."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from typing_extensions import override
+
+from pipeline.data.loader import Batch
+from pipeline.distributed.topology import Topology
+from pipeline.engine.contract import Engine, StepResult
+from pipeline.engine.state import State
+from pipeline.optim.build import build_optimizer
+from pipeline.optim.section import OptimSection
+from pipeline.recipe.train import TrainSection
+
+# GradScaler's loss scale, and the steps since it last changed: the names in our states, and those in its state_dict.
+_SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}
+
+
+class TorchEngine(Engine):
+    """An engine whose optimizer tensors are the module's parameters, whole or as DTensors, and whose fp16 is torch's.
+
+    A subclass calls the constructor when the parameters are as the optimizer is to have them, and sets `model` where
+    the forward pass is not called on the module itself.
+    """
+
+    def __init__(self, module: nn.Module, optim: OptimSection, train: TrainSection, topology: Topology):
+        # Kept because FSDP's module has other tensors under these names while its weights are gathered.
+        self.parameters = dict(module.named_parameters())
+        super().__init__(module, build_optimizer(optim, module), optim, train, topology)
+        self.model = module
+        self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
+
+    @abstractmethod
+    def accumulate(self, last: bool) -> AbstractContextManager:
+        """A context for forward and backward of a micro-batch: gradients are reduced over ranks in the last one."""
+
+    @override
+    def train_step(self, batches: Sequence[Batch]) -> StepResult:
+        if not self.module.training:  # after an evaluation; walking all modules each step takes a third of a ms
+            self.model.train()
+        loss = torch.zeros((), device=self.device)
+        for number, batch in enumerate(batches):
+            with self.accumulate(last=number == len(batches) - 1):
+                with self.evaluate_mode():
+                    logits = self.model(batch.inputs)
+                share = self.loss(logits, batch.targets) / len(batches)
+                self.scaler.scale(share).backward()
+            loss += share.detach()
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor().to(self.device)
+        self.update(norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, norm.detach())
+
+    def update(self, norm: torch.Tensor) -> None:
+        """The optimizer's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        elif norm.isfinite():
+            self.optimizer.step()
+
+    @override
+    def optimizer_tensors(self) -> list[torch.Tensor]:
+        return list(self.parameters.values())
+
+    @override
+    def param_slots(self) -> Iterator[tuple[str, int]]:
+        return ((name, index) for index, name in enumerate(self.parameters))
+
+    @override
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.parameters[name].shape)
+
+    @override
+    def scalars(self) -> dict[str, float]:
+        scalars = super().scalars()
+        if self.scaler.is_enabled():
+            scalars |= {name: float(self.scaler.state_dict()[theirs]) for name, theirs in _SCALER.items()}
+        return scalars
+
+    @override
+    def load(self, state: State) -> None:
+        super().load(state)
+        if self.scaler.is_enabled() and state.scalars.keys() >= _SCALER.keys():
+            known = {theirs: state.scalars[name] for name, theirs in _SCALER.items()}
+            self.scaler.load_state_dict(self.scaler.state_dict() | known)

@@ -1,0 +1,136 @@
+"""The table of optimizers: everything that a value of `optim.name` stands for, in one entry.
+
+Recipes read this table, so nothing here imports torch or an optimizer's code before a builder is called.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from pipeline.optim.section import OptimSection
+
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """One optimizer: how it is built, and what recipes, engines, checkpoints and estimates need to know of it.
+
+    Checkpoints keep of its state the tensors that have their parameter's shape, a scalar tensor "step", and
+    `group_counters`.
+    """
+
+    # From the groups of `parameter_groups` and the section. "lr" is overwritten before each step.
+    build: "Callable[[Groups, OptimSection], Optimizer]"
+    help: str  # printed by `widemix train --help`
+    states: int  # fp32 numbers per weight, beside the weight itself: 2 for two moments
+    # The section's key with the weight of its penalty, and the name of it in the parameter groups.
+    penalty: Literal["weight_decay", "l1"] = "weight_decay"
+    # What its step computes from whole parameters. ZeRO 1 to 3 give it slices of many, so it is refused there.
+    needs_whole: str | None = None
+    # Whether the matrices inside the network get parameter groups of their own, marked "matrices".
+    splits_matrices: bool = False
+    # Numbers that it keeps in the parameter groups from step to step. Refused under ZeRO 3, which calls it several
+    # times a step.
+    group_counters: tuple[str, ...] = ()
+    # The weights to evaluate with, from the optimizer and a trained weight; None where they are the trained ones.
+    evaluation_weight: "Callable[[Optimizer, Tensor], Tensor] | None" = None
+    # Raises ValueError where the section has a value that this optimizer can't use.
+    check: "Callable[[OptimSection], None] | None" = None
+
+
+def adam_options(section: "OptimSection") -> dict[str, Any]:
+    """The keyword arguments that all AdamW variants share."""
+    return {"lr": section.lr, "betas": section.betas, "eps": section.eps}
+
+
+def on_gpu(groups: Groups) -> bool:
+    """Whether all parameters are on a GPU, where torch's fused kernels are used."""
+    return all(parameter.is_cuda for group in groups for parameter in group["params"])
+
+
+def _adamw(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from torch.optim import AdamW
+
+    return AdamW(groups, **adam_options(section), fused=on_gpu(groups))
+
+
+def _sgd(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from torch.optim import SGD
+
+    return SGD(groups, lr=section.lr, momentum=section.momentum, nesterov=section.momentum > 0)
+
+
+def _lamb(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from timm.optim import Lamb
+
+    return Lamb(groups, **adam_options(section), max_grad_norm=None)
+
+
+def _muon(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from pipeline.optim.muon import MuonAndAdamW
+
+    return MuonAndAdamW(groups, adam_options(section) | {"fused": on_gpu(groups)}, section.momentum)
+
+
+def _schedule_free(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from pipeline.optim.schedule_free import build
+
+    return build(groups, adam_options(section))
+
+
+def _schedule_free_average(optimizer: "Optimizer", weight: "Tensor") -> "Tensor":
+    from pipeline.optim.schedule_free import average
+
+    return average(optimizer, weight)
+
+
+def _check_schedule_free(section: "OptimSection") -> None:
+    if section.betas[0] == 0:
+        raise ValueError("schedule_free computes its average from betas: the first must be above 0")
+
+
+def _beta_lasso(groups: Groups, section: "OptimSection") -> "Optimizer":
+    from pipeline.optim.beta_lasso import BetaLasso
+
+    return BetaLasso(groups, section.lr, section.l1, section.lasso_beta, section.momentum)
+
+
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw": OptimizerSpec(_adamw, "AdamW (Loshchilov & Hutter 2019)", states=2),
+    "sgd": OptimizerSpec(_sgd, "SGD with Nesterov momentum", states=1),
+    "lamb": OptimizerSpec(
+        _lamb, "LAMB, timm's", states=2, needs_whole="the norm of each parameter", group_counters=("step",)
+    ),
+    # Muon keeps one state; the few weights that it leaves to AdamW have two.
+    "muon": OptimizerSpec(
+        _muon,
+        "Muon for matrices inside the network, AdamW for the rest",
+        states=1,
+        needs_whole="whole matrices",
+        splits_matrices=True,
+    ),
+    "schedule_free": OptimizerSpec(
+        _schedule_free,
+        "schedule-free AdamW (Defazio et al. 2024)",
+        states=2,
+        group_counters=("k", "weight_sum", "lr_max"),
+        evaluation_weight=_schedule_free_average,
+        check=_check_schedule_free,
+    ),
+    "beta_lasso": OptimizerSpec(_beta_lasso, "beta-LASSO (Neyshabur 2020)", states=1, penalty="l1"),
+}
+
+
+def register(name: str, spec: OptimizerSpec) -> None:
+    """Make `optim.name: NAME` mean this optimizer, in recipes that are loaded from now on.
+
+    Raises ValueError where the name is taken.
+    """
+    if name in OPTIMIZERS:
+        raise ValueError(f"optimizer {name} is already registered")
+    OPTIMIZERS[name] = spec

@@ -1,0 +1,62 @@
+"""beta-LASSO's optimizer against the written-out step, and torch's SGD."""
+
+import copy
+
+import pytest
+import torch
+
+from pipeline.optim.beta_lasso import BetaLasso
+
+
+def weights():
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(7, 5, dtype=torch.float64)) for _ in range(2)]
+
+
+def test_step_is_the_written_out_one():
+    lr, l1, beta = 0.1, 0.01, 20.0
+    (ours, _), (reference, _) = weights(), weights()
+    optimizer = BetaLasso([ours], lr=lr, l1=l1, beta=beta)
+    came_back = False
+    for step in range(30):
+        gradient = torch.randn(7, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step)) * 3
+        ours.grad = gradient.clone()
+        optimizer.step()
+        before = reference.detach().clone()
+        with torch.no_grad():
+            for place in range(35):
+                w = before.view(-1)[place].item()
+                sign = (w > 0) - (w < 0)
+                w = w - lr * (gradient.view(-1)[place].item() + l1 * sign)
+                reference.view(-1)[place] = w if abs(w) >= beta * l1 else 0.0
+        came_back |= bool(((before == 0) & (reference != 0)).any())
+        assert torch.allclose(ours, reference, rtol=1e-12)
+        assert ((ours.abs() >= beta * l1) | (ours == 0)).all()
+    assert came_back  # zero is no trap
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_without_penalty_it_is_sgd(momentum):
+    (ours, other), (reference, _) = weights(), weights()
+    groups = [{"params": [ours], "l1": 0.0}, {"params": [other], "l1": 1.0}]
+    optimizer = BetaLasso(groups, lr=0.1, l1=0.5, beta=50, momentum=momentum)
+    sgd = torch.optim.SGD([reference], lr=0.1, momentum=momentum)
+    for step in range(5):
+        ours.grad = torch.full_like(ours, step - 1.5)
+        reference.grad = ours.grad.clone()
+        optimizer.step()
+        sgd.step()
+    assert torch.allclose(ours, reference, rtol=1e-12)
+
+
+def test_it_resumes_where_it_was():
+    (ours, _), (other, _) = weights(), weights()
+    one, two = (BetaLasso([w], lr=0.1, l1=0.001, beta=50, momentum=0.9) for w in (ours, other))
+    ours.grad = torch.ones_like(ours)
+    one.step()
+    other.data.copy_(ours)
+    two.load_state_dict(copy.deepcopy(one.state_dict()))
+    other.grad = ours.grad.clone()
+    one.step()
+    two.step()
+    assert torch.equal(ours, other)
