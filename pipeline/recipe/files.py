@@ -124,7 +124,7 @@ def keys() -> dict[str, tuple[str, Any, str]]:
                 kind, text = _type_name(info.annotation), info.description or ""
                 for one in info.metadata:
                     if isinstance(one, OneOf):
-                        kind, text = one.choices, f"{text}: {one.help}"
+                        kind, text = one.choices, f"{text}. {one.help}"
                 entry = (kind, default, text)
                 known = table.get(f"{section}.{name}")
                 table[f"{section}.{name}"] = _joined(known, entry) if known else entry

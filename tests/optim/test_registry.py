@@ -1,0 +1,97 @@
+"""The table of optimizers: recipes, help, engines and estimates follow it, also for one from outside the package."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pipeline.cli.commands import Parser, run_command
+from pipeline.cli.machine import add_cost
+from pipeline.errors import InputError
+from pipeline.estimate.memory import state_bytes
+from pipeline.optim.registry import OPTIMIZERS, OptimizerSpec, register
+from pipeline.recipe import keys, load_recipe
+from tests.conftest import ROOT
+from tests.engine.ranks import ENGINES
+from tests.forks import Forks, group_of
+from tests.optim.registered import RMSPROP, build, train
+
+RECIPE = ROOT / "recipes/digits/mixer.yaml"
+DEEPSPEED = [("engine.kind", "deepspeed"), ("engine.zero_stage", "3")]
+
+
+@pytest.fixture
+def rmsprop():
+    register("rmsprop", RMSPROP)
+    yield "rmsprop"
+    del OPTIMIZERS["rmsprop"]
+
+
+@pytest.fixture(scope="module")
+def results(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("registered")
+    codes, output = Forks(train, digits, folder, log=folder / "log", environs=group_of(1)).wait()
+    assert codes == [0], output
+    return torch.load(folder / "results.pt")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_registered_optimizer_trains_and_resumes_on_every_engine(results, engine):
+    losses, resumed = results[engine]
+    assert losses == pytest.approx(results["plain"], rel=1e-5)
+    assert resumed == losses
+
+
+def test_its_states_are_counted(results, rmsprop):
+    parameters, optimizer_bytes = results["bytes"]
+    assert state_bytes(parameters, optimizer=rmsprop).optimizer == optimizer_bytes
+
+
+def test_cost_and_help_know_it(rmsprop, tmp_path):
+    parser = Parser(prog="widemix")
+    add_cost(parser.add_subparsers(required=True))
+    options = ["--optim.name", rmsprop, "--gpus", "4", "--json", str(tmp_path / "cost.json")]
+    assert run_command(parser, argv=["cost", str(RECIPE), *options]) == 0
+    rows = {row["name"]: row["value"] for row in json.loads((tmp_path / "cost.json").read_text())["rows"]}
+    assert rows["state, ZeRO 1"] == pytest.approx((4 + 4 + 8 / 4) * rows["parameters"])
+    choices, default, text = keys()["optim.name"]
+    assert choices == "|".join(OPTIMIZERS)
+    assert default == "adamw"
+    assert all(f"{name}: {spec.help}" in text for name, spec in OPTIMIZERS.items())
+    assert "rmsprop: RMSprop of a plug-in" in text
+
+
+def test_an_unknown_name_is_an_error_that_suggests_the_nearest(rmsprop):
+    words = r"optim.name 'rmsprob': no such optimizer; did you mean rmsprop\? known are adamw, .*, rmsprop$"
+    with pytest.raises(InputError, match=words):
+        load_recipe(RECIPE, [("optim.name", "rmsprob")])
+    with pytest.raises(InputError, match=r"optim.name 3: input should be a valid string"):
+        load_recipe(RECIPE, [("optim.name", "3")])
+
+
+def test_a_name_is_registered_once(rmsprop):
+    with pytest.raises(ValueError, match="rmsprop is already registered"):
+        register(rmsprop, RMSPROP)
+
+
+@pytest.mark.parametrize(
+    ("spec", "overrides", "words"),
+    [
+        (OptimizerSpec(build, "", 1, needs_whole="each row"), DEEPSPEED, "optim.name other needs each row"),
+        (OptimizerSpec(build, "", 1, group_counters=("count",)), DEEPSPEED, "take engine.zero_stage 1 or 2"),
+        (OptimizerSpec(build, "", 1, evaluation_weight=lambda _, w: w), [], "set schedule.name constant"),
+        (OptimizerSpec(build, "", 1, penalty="l1"), [], "other takes l1 in place of weight_decay"),
+        (OptimizerSpec(build, "", 1), [("optim.l1", "0.1")], "l1 is for beta_lasso, other would ignore it"),
+    ],
+)
+def test_what_it_demands_is_checked(monkeypatch, spec, overrides, words):
+    monkeypatch.setitem(OPTIMIZERS, "other", spec)
+    with pytest.raises(InputError, match=words):
+        load_recipe(RECIPE, [("optim.name", "other"), *overrides])
+
+
+def test_the_table_is_read_without_torch():
+    code = "import sys, pipeline.recipe, pipeline.optim.registry; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
