@@ -65,4 +65,6 @@ class OneOf:
 
 
 class Section(BaseModel):
+    """A section of a recipe: immutable; unknown keys, values of another type and infinities are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -33,6 +33,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def sections_agree(self):
+        """The rules that hold between sections; ValueError names the keys that contradict each other."""
         for check in (
             _model_reads_data,
             _picture_fits,

@@ -114,7 +114,7 @@ def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
-def test_compiled_networks_draw_the_plain_curve_and_keep_their_names(name, monkeypatch):
+def test_compiled_networks_have_the_losses_of_the_plain_loop_and_keep_their_names(name, monkeypatch):
     """Dynamo's part alone, which the engines' hooks could disturb: generated code takes minutes.
 
     "deepspeed 3" passes too; its hooks break the graph at every module, so that it takes 85 s.
@@ -179,7 +179,7 @@ def test_the_gradient_norm_is_that_of_the_plain_loop(name):
 
 
 @pytest.mark.parametrize(("writer", "reader"), [("ddp", "deepspeed 0"), ("deepspeed 0", "deepspeed 3")])
-def test_a_state_goes_from_any_engine_to_any_other(writer, reader):
+def test_any_engine_loads_the_state_of_any_other(writer, reader):
     expected = run(case().engine(), case())
     given = case(*overrides_for(writer))
     engine = given.engine()

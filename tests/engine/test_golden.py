@@ -33,7 +33,7 @@ def expected(alone, digits):
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
-def test_one_rank_draws_the_plain_curve(one_rank, expected, case):
+def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
     recipe, _, precision = case
     assert one_rank[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
 
@@ -51,6 +51,6 @@ def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
-def test_two_ranks_draw_the_plain_curve(ranks, expected, case):
+def test_two_ranks_have_the_losses_of_the_plain_loop(ranks, expected, case):
     recipe, _, precision = case
     assert ranks[2]["golden"][case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])

@@ -33,7 +33,7 @@ def expected(alone, digits):
 @pytest.mark.parametrize(
     ("world", "case"), [(world, case) for world, cases in SHARING.items() for case in cases], ids=str
 )
-def test_losses_are_the_plain_loops_and_go_on_bit_by_bit(one_rank, expected, request, case, world):
+def test_losses_are_the_plain_loops_and_resume_bit_by_bit(one_rank, expected, request, case, world):
     found = one_rank[case] if world == 1 else request.getfixturevalue("ranks")[2]["optimizers"][case]
     losses, weights = expected[case[0]]
     assert found["losses"] == pytest.approx(losses, rel=TOLERANCE[case[0]])
@@ -44,7 +44,7 @@ def test_losses_are_the_plain_loops_and_go_on_bit_by_bit(one_rank, expected, req
                 torch.testing.assert_close(found["model"][name], value, rtol=1e-4, atol=2e-5, msg=name)
 
 
-def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_trained(digits):
+def test_schedule_free_is_evaluated_with_its_average_and_resumes_from_the_trained_weights(digits):
     setting = Setting("mixer", digits, *SCHEDULE_FREE)
     engine = setting.engine()
     setting.run(engine, range(4))
@@ -78,6 +78,6 @@ def test_schedule_free_is_evaluated_with_its_average_and_goes_on_from_what_it_tr
         ),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_could(overrides, words):
+def test_a_wrong_combination_is_an_error_that_names_a_right_one(overrides, words):
     with pytest.raises(InputError, match=words):
         load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)

@@ -44,7 +44,7 @@ def expected(alone, digits):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_run_goes_from_engine_to_engine_as_if_it_were_one(expected, request, digits, world):
+def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected, request, digits, world):
     assert set(CHAIN) == set(ENGINES) - {"deepspeed 0"}
     found = chain(digits) if world == 1 else request.getfixturevalue("ranks")[2]["chain"]
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
@@ -85,7 +85,7 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_evaluating_the_average_leaves_no_trace_and_is_the_average(digits, name, precision):
+def test_evaluating_the_average_uses_it_and_changes_nothing(digits, name, precision):
     if (name, precision) == ("deepspeed 0", "bf16"):
         return  # refused
     setting = Setting("mixer", digits, *overrides_for(name), *EMA, ("train.precision", precision))
@@ -132,7 +132,7 @@ def test_the_decay_is_timms(warmup):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed 1", "deepspeed 2", "deepspeed 3"])
-def test_offloaded_state_draws_the_same_curve(digits, name):
+def test_offloaded_state_changes_no_loss(digits, name):
     setting = Setting("mixer", digits, *overrides_for(name), ("engine.cpu_offload", "true"))
     engine = setting.engine()
     assert setting.run(engine) == pytest.approx(plain(setting)[0], rel=1e-6)

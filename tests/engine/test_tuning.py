@@ -35,7 +35,7 @@ def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
     assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
 
 
-def test_gradients_that_travel_as_bf16_are_rounded_and_no_more(ranks, reference):
+def test_gradients_reduced_in_bf16_are_rounded_and_no_more(ranks, reference):
     found = ranks[2]["compressed"]
     assert found == pytest.approx(reference, rel=1e-3)
     assert found != pytest.approx(reference, rel=1e-7)
@@ -76,13 +76,13 @@ def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
         ([("engine.static_graph", "true"), ("train.deterministic", "true")], "does not go with train.deterministic"),
     ],
 )
-def test_keys_that_would_do_nothing_are_refused(overrides, words):
+def test_keys_without_effect_are_errors(overrides, words):
     with pytest.raises(InputError, match=words):
         load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
 
 
 @pytest.mark.parametrize("engine", FIXED)
-def test_deterministic_runs_go_on_bit_by_bit_on_three_ranks(ranks, engine):
+def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     (losses, weights), (other_losses, other_weights) = ranks[3]["resumed"][engine]
     assert losses == other_losses
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)

@@ -64,7 +64,7 @@ def test_layer_wise_decay_needs_layers():
         parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
 
 
-def test_embeddings_are_spared_where_asked():
+def test_embeddings_are_exempt_where_asked():
     model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
     assert undecayed(model) == {"1.bias"}
     assert undecayed(model, decay_embeddings=False) == {"0.weight", "1.bias"}
@@ -123,7 +123,7 @@ def test_the_constant_schedule_cools_down_at_the_end():
     assert found[14:] == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36, 0.2])
 
 
-def test_warm_up_comes_before_every_way_down():
+def test_warm_up_comes_before_every_schedule():
     for name in ("cosine", "linear", "step", "constant"):
         found = rates(name=name, warmup_epochs=1, warmup_lr=0.5)
         assert found[:6] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
