@@ -31,11 +31,11 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     import torch
 
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+    from pipeline.data.precision import DTYPES
     from pipeline.distributed import topology
     from pipeline.distributed.signals import StopRequest
     from pipeline.distributed.watchdog import Watch
     from pipeline.engine import check_engine
-    from pipeline.engine.loss import DTYPES
     from pipeline.run import run_dir as runfolder
     from pipeline.run.saving import Saver
 
@@ -49,9 +49,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         torch.set_num_threads(topology.share_cpus(here))
 
         section, dtype = recipe.train, DTYPES[recipe.train.precision]
-        loader = TrainLoader(
-            recipe.data, recipe.augment, section.global_batch, section.grad_accum_steps, section.seed, here, dtype
-        )
+        loader = TrainLoader(recipe.data, recipe.augment, recipe.train, here)
         evaluation = EvalLoader(recipe.data, recipe.eval.batch_size, here, dtype)
         check_model(recipe.model, loader, evaluation)
         folder = run_dir or runfolder.default_folder(recipe_path)

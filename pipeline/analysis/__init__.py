@@ -1,1 +1,1 @@
-"""What runs and recipes do, as numbers and pictures."""
+"""Numbers and pictures of what recipes and runs do."""

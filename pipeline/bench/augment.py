@@ -25,6 +25,7 @@ from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from pipeline.recipe.train import TrainSection
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -75,7 +76,8 @@ def _data(folder: Path) -> DataSection:
 def _ours(folder: Path, policy: str | None, re_prob: float) -> Contestant:
     """The training loader itself, prefetch thread and soft targets included."""
     augment = AugmentSection(auto_augment=policy, re_prob=re_prob, re_mode="pixel")
-    loader = TrainLoader(_data(folder), augment, BATCH, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+    train = TrainSection(epochs=1, global_batch=BATCH)
+    loader = TrainLoader(_data(folder), augment, train, Topology(0, 1, 0, 1, torch.device("cpu")))
 
     def make(turn: int) -> int:
         with loader.batches(turn) as batches:

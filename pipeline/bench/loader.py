@@ -23,6 +23,7 @@ from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from pipeline.recipe.train import TrainSection
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 SIDE, BATCH = 224, 50
@@ -82,7 +83,8 @@ def _decoder(folder: Path) -> Contestant:
 def _loader(folder: Path) -> Contestant:
     """The training loader itself, prefetch thread and soft targets included."""
     data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
-    loader = TrainLoader(data, AugmentSection(), BATCH, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+    train = TrainSection(epochs=1, global_batch=BATCH)
+    loader = TrainLoader(data, AugmentSection(), train, Topology(0, 1, 0, 1, torch.device("cpu")))
 
     def make(turn: int) -> int:
         with loader.batches(turn) as batches:

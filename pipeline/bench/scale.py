@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 from pipeline.bench.report import machine
 from pipeline.data.loader import Batch, TrainLoader, check_model
+from pipeline.data.precision import DTYPES
 from pipeline.distributed import topology
 from pipeline.distributed.topology import Topology
 from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.engine.loss import DTYPES, LOSSES, autocast
+from pipeline.engine.loss import LOSSES, autocast
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.optim.build import build_optimizer, set_rate
@@ -53,11 +54,8 @@ def measure_scale(recipe: Recipe, batch: int, steps: int, cpus: int | None = Non
     try:
         threads = cpus or topology.share_cpus(here)
         torch.set_num_threads(threads)
-        dtype = DTYPES[train.precision]
         data = recipe.data.model_copy(update={"workers": recipe.data.workers or threads})
-        loader = TrainLoader(
-            data, recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, here, dtype
-        )
+        loader = TrainLoader(data, recipe.augment, train, here)
         check_model(recipe.model, loader)
         if loader.steps < WARM + 1:
             raise InputError(

@@ -83,10 +83,12 @@ def _ours(folder: Path, policy: str | None) -> None:
     from pipeline.distributed.topology import Topology
     from pipeline.recipe.augment import AugmentSection
     from pipeline.recipe.data import DataSection
+    from pipeline.recipe.train import TrainSection
 
     data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
     augment = AugmentSection(auto_augment=policy, re_prob=0.25 if policy else 0.0)
-    with TrainLoader(data, augment, BATCH, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu"))).batches(0) as batches:
+    train, topology = TrainSection(epochs=1, global_batch=BATCH), Topology(0, 1, 0, 1, torch.device("cpu"))
+    with TrainLoader(data, augment, train, topology).batches(0) as batches:
         next(batches)
 
 

@@ -1,7 +1,7 @@
-"""How this project compiles with numba: no GIL, no fast-math, kept on disk.
+"""numba's decorators with this project's settings: without the GIL, without fast-math, cached on disk.
 
-numba's own cache does not see a change in a function that a cached one calls from another file, so the folder
-is named after the sources and versions that the code was made from, and after whether it calls the C part.
+numba's cache misses changes of functions that a cached function calls from another file, so the cache folder is named
+after a hash of all sources and versions, and after whether the code calls the C library.
 """
 
 import ctypes
@@ -38,23 +38,22 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
 
 jit: Any = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")
 
-# numba knows LLVM's `noalias` but offers no option for it. Without it loops that gather or write several arrays
-# are not vectorised: four times slower for shear and rotate.
+# numba supports LLVM's `noalias` but has no option for it. Without it loops that gather from or write to several
+# arrays are not vectorised: shear and rotate are four times slower.
 CPUTargetOptions.noalias = TargetOptions.Mapping("noalias")
 
-pixels: Any = functools.partial(jit, noalias=True)
-"""`jit` for functions of pictures. Its promise: no two arguments share memory."""
+jit_noalias: Any = functools.partial(jit, noalias=True)
+"""`jit` for functions of which no two array arguments overlap."""
 
-inlined: Any = functools.partial(pixels, inline="always")
-"""`pixels` that becomes part of its caller before that is compiled: the arithmetic of one value, so that LLVM sees
-a single loop to vectorise; and what mostly calls others, since LLVM optimises a function anew in each of its callers,
-up to the topmost."""
+jit_inline: Any = functools.partial(jit_noalias, inline="always")
+"""`jit_noalias`, inlined into the caller by numba: for the arithmetic of one value, so that LLVM has a single loop to
+vectorise; and for functions that mostly call others, which LLVM would otherwise optimise again in each caller."""
 
 
 def native_symbol(name: str, signature: Any) -> Any:
-    """A function of the C part for compiled code, None where that part cannot be built.
+    """A function of the C library for use in compiled code; None where the library cannot be built.
 
-    Called by its name: what calls a ctypes function, an address, numba cannot keep on disk.
+    It is called by name: numba cannot cache code that calls a ctypes function, which is an address.
     """
     library = native.load()
     if library is None:
@@ -63,8 +62,8 @@ def native_symbol(name: str, signature: Any) -> Any:
     return types.ExternalFunction(name, signature)
 
 
-def quick_symbol(name: str, signature: Any) -> Any:
-    """A function of the C part that says whether it has done its work: false where there is none."""
+def optional_symbol(name: str, signature: Any) -> Any:
+    """A C function that returns whether it has done its work; one that returns false where there is no library."""
     return native_symbol(name, signature) or _undone
 
 

@@ -1,7 +1,7 @@
-"""Pictures from a .beton: which box of each, then decoded, cropped, resized as Pillow does and flipped.
+"""Decodes pictures of a .beton: each is cropped to a box, resized as Pillow does and flipped.
 
-The boxes are drawn first, by plain functions, so that what a picture undergoes can be tested apart from pixels. These
-come from the compiled part (pipeline/native), or from Pillow where it cannot be built: the same, bit for bit.
+The boxes are drawn first, by pure functions that are tested without pixels. Pixels come from the C library
+(pipeline/native), or from Pillow where that cannot be built: the same, bit for bit.
 """
 
 import ctypes
@@ -13,24 +13,28 @@ import numpy as np
 from pipeline import native
 from pipeline.data.compiled import jit
 from pipeline.data.random import CROP, FLIP, INTERPOLATION, key, uniform
-from pipeline.data.split import descriptor
+from pipeline.data.split import open_descriptor
 from pipeline.data.threads import run_on_threads
 from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
 from pipeline.formats.beton import Beton
 
-MESSAGE = 200  # bytes that the compiled part may say of a damaged sample
+MESSAGE = 200  # bytes of an error message of the C library, at most
 
 
 @jit
-def random_boxes(draws, height, width, seed, epoch, scale, ratio, hflip):
-    """Random-resized crops by torchvision's law, keyed by draw: int64 [B, 5], (top, left, height, width, flip)."""
-    boxes = np.empty((len(draws), 5), np.int64)
+def random_boxes(view_ids, height, width, seed, epoch, scale, ratio, hflip):
+    """Random-resized crops, keyed by view id: int64 [B, 5] of (top, left, height, width, flip).
+
+    Drawn as by `torchvision.transforms.RandomResizedCrop(scale=scale, ratio=ratio)`, and flipped with probability
+    `hflip`. `height` and `width`, int64 [samples], are those of all pictures of the split, pixels.
+    """
+    boxes = np.empty((len(view_ids), 5), np.int64)
     low, high = np.log(ratio[0]), np.log(ratio[1])
-    for b in range(len(draws)):
-        sample = draws[b] % len(height)
+    for b in range(len(view_ids)):
+        sample = view_ids[b] % len(height)
         full_height, full_width = height[sample], width[sample]
-        stream = key(seed, epoch, draws[b], CROP)
+        stream = key(seed, epoch, view_ids[b], CROP)
         box = boxes[b]
         box[:4] = _fallback(full_height, full_width, ratio)
         for attempt in range(10):
@@ -42,24 +46,24 @@ def random_boxes(draws, height, width, seed, epoch, scale, ratio, hflip):
                 box[1] = int(uniform(stream, 4 * attempt + 3) * (full_width - w + 1))
                 box[2], box[3] = h, w
                 break
-        box[4] = uniform(key(seed, epoch, draws[b], FLIP), 0) < hflip
+        box[4] = uniform(key(seed, epoch, view_ids[b], FLIP), 0) < hflip
     return boxes
 
 
 @jit
-def padded_boxes(draws, height, width, side, padding, seed, epoch, hflip):
-    """Squares of `side` pixels anywhere within the picture and a border of `padding`: int64 [B, 5], as above.
+def padded_boxes(view_ids, height, width, side, padding, seed, epoch, hflip):
+    """Squares of `side` pixels within the picture and a border of `padding`: int64 [B, 5], as in `random_boxes`.
 
     torchvision's `RandomCrop(side, padding)`. Top and left may be negative: the border is black.
     """
-    boxes = np.empty((len(draws), 5), np.int64)
-    for b in range(len(draws)):
-        sample = draws[b] % len(height)
-        stream = key(seed, epoch, draws[b], CROP)
+    boxes = np.empty((len(view_ids), 5), np.int64)
+    for b in range(len(view_ids)):
+        sample = view_ids[b] % len(height)
+        stream = key(seed, epoch, view_ids[b], CROP)
         boxes[b, 0] = int(uniform(stream, 0) * (height[sample] + 2 * padding - side + 1)) - padding
         boxes[b, 1] = int(uniform(stream, 1) * (width[sample] + 2 * padding - side + 1)) - padding
         boxes[b, 2:4] = side
-        boxes[b, 4] = uniform(key(seed, epoch, draws[b], FLIP), 0) < hflip
+        boxes[b, 4] = uniform(key(seed, epoch, view_ids[b], FLIP), 0) < hflip
     return boxes
 
 
@@ -75,58 +79,61 @@ def _fallback(height, width, ratio):
 
 
 def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, share: float) -> np.ndarray:
-    """The centre square of `share` times the shorter side: int64 [B, 5], as `random_boxes`."""
+    """The centre square of `share` times the shorter side: int64 [B, 5], as in `random_boxes`."""
     h, w = height[samples], width[samples]
     side = np.maximum((share * np.minimum(h, w)).astype(np.int64), 1)
     return np.stack([(h - side) // 2, (w - side) // 2, side, side, np.zeros_like(side)], axis=1)
 
 
-def cubic(draws: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.ndarray:
-    """Which pictures are resized bicubically: bool [B]; of `random`, as in timm, about half."""
+def cubic(view_ids: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.ndarray:
+    """Which pictures are resized bicubically: bool [B]; with `random`, as in timm, about half of them."""
     if interpolation == "random":
-        return np.array([uniform(key(seed, epoch, draw, INTERPOLATION), 0) < 0.5 for draw in draws], np.bool_)
-    return np.full(len(draws), interpolation == "bicubic")
+        return np.array([uniform(key(seed, epoch, view, INTERPOLATION), 0) < 0.5 for view in view_ids], np.bool_)
+    return np.full(len(view_ids), interpolation == "bicubic")
 
 
 class Decoder:
-    """A .beton's pictures, read by as many threads as are asked for."""
+    """Decodes the pictures of a .beton, on as many threads as each call asks for."""
 
     def __init__(self, beton: Beton):
         self.beton = beton
-        self._file = descriptor(beton, self)
+        self._file = open_descriptor(beton, self)
         self._read: Any = _compiled_reader() or read_with_pillow
         places = (beton.offset, beton.size, beton.segments, beton.segments_size)
         self._tables = (beton.mode, *map(np.ascontiguousarray, (beton.height, beton.width, *places)))
 
     def read(
-        self, samples: np.ndarray, boxes: np.ndarray, cubic: np.ndarray, pictures: np.ndarray, threads: int
+        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
     ) -> None:
-        """Fill `pictures`, uint8 [B, side, side, 3], with boxes of `samples`; `InputError` names a damaged one."""
-        for place, why in self.try_read(samples, boxes, cubic, pictures, threads).items():
-            raise InputError(self.damage(int(samples[place]), why))
+        """Fill `pictures` with boxes of `samples`; `InputError` names a damaged one.
+
+        Samples int64 [B], boxes int64 [B, 5] as in `random_boxes`, bicubic bool [B]; pictures uint8 [B, H, H, 3].
+        """
+        for b, reason in self.try_read(samples, boxes, bicubic, pictures, threads).items():
+            raise InputError(self.describe_damage(int(samples[b]), reason))
 
     def try_read(
-        self, samples: np.ndarray, boxes: np.ndarray, cubic: np.ndarray, pictures: np.ndarray, threads: int
+        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
     ) -> dict[int, str]:
-        """The same, but for what is damaged: its place in the batch, and in which way. Its pixels mean nothing."""
+        """`read`, but the damaged samples are returned: index in the batch to reason. Their pixels are undefined."""
         if len(samples) and not (samples.min() >= 0 and samples.max() < len(self.beton)):
             raise InputError(
                 f"{self.beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(self.beton)}"
             )
         messages = np.zeros(len(samples), f"S{MESSAGE}")
-        asked = [np.ascontiguousarray(samples, np.int64), np.ascontiguousarray(boxes, np.int64)]
-        asked.append(np.ascontiguousarray(cubic, np.uint8))
-        run_on_threads(functools.partial(self._read, self._file, self._tables, *asked, pictures, messages), threads)
-        return {int(place): messages[place].decode(errors="replace") for place in np.flatnonzero(messages)}
+        request = [np.ascontiguousarray(samples, np.int64), np.ascontiguousarray(boxes, np.int64)]
+        request.append(np.ascontiguousarray(bicubic, np.uint8))
+        run_on_threads(functools.partial(self._read, self._file, self._tables, *request, pictures, messages), threads)
+        return {int(b): messages[b].decode(errors="replace") for b in np.flatnonzero(messages)}
 
-    def damage(self, sample: int, why: str) -> str:
-        """What to say of a damaged sample."""
-        return f"{self.beton.path}: sample {sample} cannot be read: {why}; `widemix verify` finds what is damaged"
+    def describe_damage(self, sample: int, reason: str) -> str:
+        """The message about a damaged sample."""
+        return f"{self.beton.path}: sample {sample} cannot be read: {reason}; `widemix verify` finds what is damaged"
 
 
 @functools.cache
 def _compiled_reader() -> Any:
-    """`read_pictures` of pipeline/native, called as `read_with_pillow` is; None where there is no compiled part."""
+    """`read_pictures` of pipeline/native with the signature of `read_with_pillow`; None where it cannot be built."""
     library = native.load()
     if library is None:
         return None
@@ -134,9 +141,9 @@ def _compiled_reader() -> Any:
     function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 12, *[ctypes.c_int64] * 4]
     function.restype = None
 
-    def read(file, tables, samples, boxes, cubic, pictures, messages, chunk, chunks):
-        arrays = (*tables, samples, boxes, cubic, pictures, messages)
-        assert all(array.flags.c_contiguous for array in arrays)  # of them the function has the addresses alone
+    def read(file, tables, samples, boxes, bicubic, pictures, messages, chunk, chunks):
+        arrays = (*tables, samples, boxes, bicubic, pictures, messages)
+        assert all(array.flags.c_contiguous for array in arrays)  # C gets addresses, not strides
         addresses = (array.ctypes.data for array in arrays)
         function(file, *addresses, pictures.shape[1], len(samples), chunk, chunks)
 

@@ -1,4 +1,4 @@
-"""Pictures side by side with words under them, and training pictures as the model sees them."""
+"""Grids of pictures with captions, and of training batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +11,19 @@ from pipeline.data.loader import Batch
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 
-LEAST, GUTTER, TEXT = 112, 8, 12  # pixels: a tile's side at least, the gap between tiles, the size of letters
-PAPER, INK = (232, 232, 232), (40, 40, 40)
+MIN_TILE, GUTTER, TEXT = 112, 8, 12  # pixels: minimum side of a tile, gap between tiles, font size
+BACKGROUND, TEXT_COLOR = (232, 232, 232), (40, 40, 40)
 
 
 def training_grid(batch: Batch, count: int, section: DataSection) -> np.ndarray:
-    """The first `count` pictures as the model sees them, normalisation undone, over what they should be called."""
+    """The first `count` pictures of a training batch, denormalised, above their targets: uint8 [height, width, 3]."""
     classes = read_manifest(Path(section.path)).classes
-    words = [_target_words(target, classes) for target in batch.targets[:count].cpu()]
-    return grid(list(visible(batch.inputs[:count], section)), words, columns=8)
+    captions = [_target_caption(target, classes) for target in batch.targets[:count].cpu()]
+    return grid(list(denormalise(batch.inputs[:count], section)), captions, columns=8)
 
 
-def _target_words(target: torch.Tensor, classes: Sequence[str]) -> str:
-    """The likelier of two mixed classes first. What every class gets by smoothing is not named."""
+def _target_caption(target: torch.Tensor, classes: Sequence[str]) -> str:
+    """The two likeliest classes with their probabilities, without those that only label smoothing has given any."""
     likeliest = target.topk(min(2, len(target)))
     pairs = zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
     named = [(share, label) for share, label in pairs if share > target.min()]
@@ -31,26 +31,28 @@ def _target_words(target: torch.Tensor, classes: Sequence[str]) -> str:
     return "\n".join(f"{name}: {share:.2f}" for share, name in names)
 
 
-def visible(images: torch.Tensor, section: DataSection) -> np.ndarray:
-    """Normalised pictures [B, 3, H, W] as uint8 [B, H, W, 3]. What erasing made whiter than white is white."""
+def denormalise(images: torch.Tensor, section: DataSection) -> np.ndarray:
+    """Normalised pictures [B, 3, H, W] as uint8 [B, H, W, 3]; the noise of random erasing is clipped."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
     values = (images.float().cpu() * std + mean).clamp(0, 1) * 255
     return values.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 
-def grid(tiles: Sequence[np.ndarray], words: Sequence[str], columns: int) -> np.ndarray:
-    """Tiles uint8 [H, W, 3] of one size, row by row, each with its lines of words below: uint8 [height, width, 3].
+def grid(tiles: Sequence[np.ndarray], captions: Sequence[str], columns: int) -> np.ndarray:
+    """Tiles uint8 [H, W, 3] of one size, row by row, each above its caption: uint8 [height, width, 3].
 
-    Small tiles are enlarged by a whole factor, each pixel a square.
+    Small tiles are enlarged by an integer factor, without interpolation.
     """
-    zoom = max(1, -(-LEAST // tiles[0].shape[0]))
+    zoom = max(1, -(-MIN_TILE // tiles[0].shape[0]))
     height, width = (zoom * size for size in tiles[0].shape[:2])
-    row = height + max(text.count("\n") + 1 if text else 0 for text in words) * (TEXT + 4) + GUTTER
+    row = height + max(text.count("\n") + 1 if text else 0 for text in captions) * (TEXT + 4) + GUTTER
     columns = min(columns, len(tiles))
-    paper = Image.new("RGB", ((width + GUTTER) * columns + GUTTER, row * -(-len(tiles) // columns) + GUTTER), PAPER)
-    draw, font = ImageDraw.Draw(paper), ImageFont.load_default(TEXT)
-    for place, (tile, text) in enumerate(zip(tiles, words, strict=True)):
+    sheet = Image.new(
+        "RGB", ((width + GUTTER) * columns + GUTTER, row * -(-len(tiles) // columns) + GUTTER), BACKGROUND
+    )
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    for place, (tile, text) in enumerate(zip(tiles, captions, strict=True)):
         x, y = GUTTER + place % columns * (width + GUTTER), GUTTER + place // columns * row
-        paper.paste(Image.fromarray(tile).resize((width, height), Image.Resampling.NEAREST), (x, y))
-        draw.multiline_text((x, y + height + 2), text, INK, font, spacing=2)
-    return np.asarray(paper)
+        sheet.paste(Image.fromarray(tile).resize((width, height), Image.Resampling.NEAREST), (x, y))
+        draw.multiline_text((x, y + height + 2), text, TEXT_COLOR, font, spacing=2)
+    return np.asarray(sheet)

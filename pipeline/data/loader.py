@@ -1,10 +1,10 @@
-"""Prepared samples to batches on the device: exact order, exact resumption, nothing that hangs.
+"""Loads prepared samples and yields batches on the device, in an exact order that can be resumed at any step.
 
-One thread reads and decodes some batches ahead, another brings the next one to the device while the step computes.
+One thread reads and decodes some batches ahead, another moves the next one to the device while the step computes.
 
-The file format is FFCV's. The rest is ours: FFCV's own loader depends on the world size in its order and on threads
-in its randomness, reuses buffers under its reader's feet, does not check its indices, decodes what no crop shows, and
-waits for ever when its thread raises.
+The file format is FFCV's; the loader is not. FFCV's own loader depends on the world size in its order and on threads
+in its randomness, overwrites buffers that are still in use, does not check its indices, decodes pixels outside of the
+crop, and blocks for ever when its thread raises.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,11 +14,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pipeline.data.arrival import finished, record_stream
+from pipeline.data.device_transfer import on_side_stream, record_stream
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import Order, RandomOrder, evaluation_samples, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
+from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.readahead import Readahead
 from pipeline.data.split import PreparedFile
@@ -29,11 +30,12 @@ from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, TextDataSection
 from pipeline.recipe.family import Family
 from pipeline.recipe.text import TextSection
+from pipeline.recipe.train import TrainSection
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the model sees, and what it should call it.
+    """A batch on the device.
 
     `inputs` are normalised pictures [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
     `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation.
@@ -41,84 +43,76 @@ class Batch:
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    samples: np.ndarray  # int64 [B]: which samples of the split these are
-    replaced: int = 0  # of these, how many stand in for one that cannot be read
+    samples: np.ndarray  # int64 [B]: the samples' numbers in the split
+    replaced: int = 0  # how many of them replace one that cannot be read
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
 class Source(Protocol):
-    """One split: read by the thread that works ahead, finished on the device.
+    """One split, as pictures or tokens: `read` by the background thread, `finish`ed on the device.
 
-    Samples are told by their draws, as `pipeline.data.order` has them: a draw modulo `len(file)` is a sample.
+    Samples are given by view ids (see `pipeline.data.order`): a view id modulo `len(file)` is the sample.
     """
 
     @property
-    def file(self) -> PreparedFile: ...
+    def file(self) -> PreparedFile:
+        """The split's opened file."""
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """One batch on the host; `together` are the draws of the whole step, on all ranks.
+    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """A batch on the host, and the view ids that it holds: others than requested where one was replaced.
 
-        And the draws that it shows: others than were asked for, where one cannot be read and may be replaced.
+        `step_view_ids` are those of the whole step, on all ranks.
         """
 
-    def finish(self, host: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
-        """What `read` gave as the model's inputs, on the device."""
+    def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
+        """The model's inputs on the device, from what `read` returned."""
 
     def host_bytes(self, count: int) -> int:
-        """What a batch of so many samples takes at most between the two."""
+        """Upper bound of the host memory of a batch of `count` samples."""
 
 
 @dataclass(frozen=True)
 class _HostBatch:
-    """What the reading thread hands over."""
+    """A batch as the reading thread passes it on."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
-    draws: np.ndarray
-    step: int
-    part: int  # which micro-batch of the step
+    view_ids: np.ndarray
+    step: int  # over all epochs
+    micro_batch: int  # its number within the step
     replaced: int = 0
 
 
 class TrainLoader:
-    """Training batches of one rank. What they hold depends on (seed, epoch, step) alone, never on the world size.
+    """Training batches of one rank; their content depends on (seed, epoch, step) alone, never on the world size.
 
-    Pictures are normalised, erased and mixed in float32, and rounded to `dtype` at the end.
+    Pictures are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
     """
 
-    def __init__(
-        self,
-        section: AnyDataSection,
-        augment: AugmentSection,
-        global_batch: int,
-        grad_accum_steps: int,
-        seed: int,
-        topology: Topology,
-        dtype: torch.dtype = torch.float32,
-    ):
-        if isinstance(section, TextDataSection):
-            self.source: Source = Tokens(section, section.train_split, topology)
+    def __init__(self, data: AnyDataSection, augment: AugmentSection, train: TrainSection, topology: Topology):
+        if isinstance(data, TextDataSection):
+            self.source: Source = Tokens(data, data.train_split, topology)
         else:
-            self.source = AugmentedPictures(section, augment, seed, topology)
-        self.section, self.augment, self.seed, self.topology, self.dtype = section, augment, seed, topology, dtype
-        self.global_batch, self.grad_accum_steps = global_batch, grad_accum_steps
-        self.share = global_batch // topology.world // grad_accum_steps  # samples in a micro-batch
-        self.steps = steps_per_epoch(len(self), global_batch)
+            self.source = AugmentedPictures(data, augment, train.seed, topology)
+        self.data, self.augment, self.train, self.topology = data, augment, train, topology
+        self.micro_batch_size = train.global_batch // topology.world // train.grad_accum_steps
+        self.steps = steps_per_epoch(len(self), train.global_batch)
         if self.steps == 0:
             raise InputError(
-                f"train.global_batch {global_batch} exceeds the {len(self)} samples of split "
-                f"{section.train_split!r} in {section.path}"
+                f"train.global_batch {train.global_batch} exceeds the {len(self)} samples of split "
+                f"{data.train_split!r} in {data.path}"
             )
-        self.order = _order(section, self.source.file, global_batch, seed, max(1, augment.aug_repeats))
+        self.order = _build_order(data, self.source.file, train, max(1, augment.aug_repeats))
 
     def __len__(self) -> int:
         return len(self.source.file)
 
     def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        hosts = Prefetch(self._read(epoch, first_step), prefetch_count(self.section, self.source, self.share))
+        ahead = prefetch_count(self.data, self.source, self.micro_batch_size)
+        hosts = Prefetch(self._read(epoch, first_step), ahead)
         return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
@@ -126,91 +120,97 @@ class TrainLoader:
         rank, world = self.topology.rank, self.topology.world
         disk = Readahead(self.source.file.path)
         for step in range(first_step, self.steps):
-            disk.ask(self.order.coming(epoch, step, step == first_step, rank, world))
-            together = self.order.step(epoch, step)
-            mine = together.reshape(world, self.grad_accum_steps, self.share)[rank]
-            for part, draws in enumerate(mine):
-                inputs, shown = self.source.read(draws, together, epoch)
-                labels = torch.from_numpy(self.source.file.label[shown % len(self)])
-                replaced = int((shown != draws).sum())
-                yield _HostBatch(inputs, labels, shown, epoch * self.steps + step, part, replaced)
+            disk.request(self.order.prefetch_ranges(epoch, step, step == first_step, rank, world))
+            step_view_ids = self.order.step(epoch, step)
+            micro_batches = step_view_ids.reshape(world, self.train.grad_accum_steps, self.micro_batch_size)[rank]
+            for number, view_ids in enumerate(micro_batches):
+                inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
+                labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)])
+                replaced = int((decoded_ids != view_ids).sum())
+                yield _HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, number, replaced)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix, round."""
-        augment = self.augment
-        inputs = self.source.finish(host.inputs, host.draws, epoch)
+        augment, train = self.augment, self.train
+        inputs = self.source.finish(host.inputs, host.view_ids, epoch)
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        targets = soft_labels(labels, self.section.num_classes, augment.smoothing)
+        targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
         if augment.mixing:
-            first = (self.topology.rank * self.grad_accum_steps + host.part) * self.share // augment.mix_group
-            targets = mix_groups(inputs, targets, augment, self.seed, host.step, first)
-        return Batch(rounded(inputs, self.dtype), targets, host.draws % len(self), host.replaced)
+            micro_batch = self.topology.rank * train.grad_accum_steps + host.micro_batch
+            first_group = micro_batch * self.micro_batch_size // augment.mix_group
+            targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
+        samples = host.view_ids % len(self)
+        return Batch(round_inputs(inputs, DTYPES[train.precision]), targets, samples, host.replaced)
 
 
 class EvalLoader:
-    """Every sample of the evaluation split on exactly one rank: nothing padded, nothing dropped, nothing twice.
+    """Every sample of the evaluation split on exactly one rank: no padding, no drops, no duplicates.
 
-    Each rank has the same number of batches, the last of which may be empty: sharded engines meet at every forward.
+    Each rank has the same number of batches, the last of which may be empty: sharded engines synchronise at every
+    forward pass.
     """
 
-    def __init__(self, section: AnyDataSection, batch: int, topology: Topology, dtype: torch.dtype = torch.float32):
-        if isinstance(section, TextDataSection):
-            self.source: Source = Tokens(section, section.eval_split, topology)
+    def __init__(self, data: AnyDataSection, batch: int, topology: Topology, dtype: torch.dtype = torch.float32):
+        if isinstance(data, TextDataSection):
+            self.source: Source = Tokens(data, data.eval_split, topology)
         else:
-            self.source = Pictures(section, section.eval_split, topology)
-        self.section, self.batch, self.topology, self.dtype = section, batch, topology, dtype
+            self.source = Pictures(data, data.eval_split, topology)
+        self.data, self.batch, self.topology, self.dtype = data, batch, topology, dtype
 
     def __len__(self) -> int:
         return len(self.source.file)
 
     def batches(self) -> "Batches":
-        hosts = Prefetch(self._read(), prefetch_count(self.section, self.source, self.batch))
+        """All batches of this rank, in the order of the file. Use it in a `with` block."""
+        hosts = Prefetch(self._read(), prefetch_count(self.data, self.source, self.batch))
         return Batches(hosts, self._finish, self.topology.device)
 
     def _read(self) -> Iterator[_HostBatch]:
         samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
         most = -(-len(self) // self.topology.world)  # on rank 0
         for start in range(0, most, self.batch):
-            chosen = samples[start : start + self.batch]
-            inputs, shown = self.source.read(chosen, chosen, 0)
-            yield _HostBatch(inputs, torch.from_numpy(self.source.file.label[shown]), shown, 0, 0)
+            view_ids = samples[start : start + self.batch]
+            inputs, decoded_ids = self.source.read(view_ids, view_ids, 0)
+            yield _HostBatch(inputs, torch.from_numpy(self.source.file.label[decoded_ids]), decoded_ids, 0, 0)
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        return Batch(rounded(self.source.finish(host.inputs, host.draws, 0), self.dtype), labels, host.draws)
+        inputs = self.source.finish(host.inputs, host.view_ids, 0)
+        return Batch(round_inputs(inputs, self.dtype), labels, host.view_ids)
 
 
-def prefetch_count(section: AnyDataSection, source: Source, count: int) -> int:
-    """How many batches of `count` samples are read ahead: bounded in number and in memory."""
-    return max(1, min(section.prefetch_batches, (section.prefetch_mib << 20) // source.host_bytes(count)))
+def prefetch_count(data: AnyDataSection, source: Source, count: int) -> int:
+    """How many batches of `count` samples to read ahead, within `data.prefetch_batches` and `data.prefetch_mib`."""
+    return max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
 
 
-def _order(section: AnyDataSection, file: PreparedFile, global_batch: int, seed: int, repeats: int) -> Order:
-    """The order that `data.order` names; auto looks at nothing but the recipe and the file."""
-    larger = len(file.bytes) > section.memory_gib * 2**30
-    if section.order == "paged" or (section.order == "auto" and larger):
-        return PagedOrder(file.offset, file.size, global_batch, seed, section.shuffle_window_mib << 20, repeats)
-    return RandomOrder(len(file), global_batch, seed, repeats)
+def _build_order(data: AnyDataSection, file: PreparedFile, train: TrainSection, repeats: int) -> Order:
+    """The order that `data.order` names; auto depends on the recipe and the file alone."""
+    larger = len(file.bytes) > data.memory_gib * 2**30
+    if data.order == "paged" or (data.order == "auto" and larger):
+        window_bytes = data.shuffle_window_mib << 20
+        return PagedOrder(file.offset, file.size, train.global_batch, train.seed, window_bytes, repeats)
+    return RandomOrder(len(file), train.global_batch, train.seed, repeats)
 
 
 def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
-    """`InputError` where a text model is too small for the pairs that were prepared. Others fit by their recipe."""
+    """`InputError` where a text model is too small for the prepared pairs; the recipe has checked picture models."""
     for loader in loaders:
         if isinstance(loader.source, Tokens) and isinstance(model, TextSection):
             loader.source.check(model)
 
 
-def rounded(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Pictures in the numbers that a model's first product would round them to; token ids as they are."""
+def round_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Pictures in `dtype`, to which the model's first layer would cast them; token ids unchanged."""
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 class Batches:
-    """Host batches from the thread that reads, on the device one ahead of the step."""
+    """Iterator over batches on the device, one ahead of the training step. Use it in a `with` block."""
 
     def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch], device: torch.device):
         self._hosts, self._device = hosts, device
-        self._ready: Prefetch[Batch] = Prefetch(finished(hosts, finish, device), ahead=1)
+        self._ready: Prefetch[Batch] = Prefetch(on_side_stream(hosts, finish, device), ahead=1)
 
     def __iter__(self) -> "Batches":
         return self
@@ -230,5 +230,5 @@ class Batches:
 
     @property
     def waited(self) -> float:
-        """Seconds so far in which the step had no batch on the device."""
+        """Seconds so far in which the step waited for a batch."""
         return self._ready.waited

@@ -1,8 +1,8 @@
 """mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) in fixed groups, and soft labels.
 
-A group is a run of pictures of the global batch; its draw is keyed by (seed, step, group), so that which ranks hold
-the groups does not matter. Within a group this is timm's `Mixup`, draw for draw, in its modes: one draw for the whole
-batch (here: group), one a pair, or one a picture (elem).
+A group is a number of successive pictures of the global batch. Its random numbers are keyed by (seed, step, group):
+it does not matter which ranks have which groups. Within a group this is timm's `Mixup` with the same random numbers,
+in its modes: one draw for the whole batch (here: group), one for each pair, or one for each picture (elem).
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from pipeline.recipe.augment import AugmentSection
 
 
 def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.Tensor:
-    """int64 [B] to probabilities [B, classes]: 1 - smoothing on the label, smoothing spread over all classes."""
+    """Labels int64 [B] to probabilities [B, classes], with label smoothing spread over all classes."""
     off = smoothing / classes
     targets = torch.full((len(labels), classes), off, device=labels.device)
     return targets.scatter_(1, labels[:, None], 1.0 - smoothing + off)
@@ -22,7 +22,7 @@ def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.T
 def mix_groups(
     images: torch.Tensor, targets: torch.Tensor, section: AugmentSection, seed: int, step: int, first_group: int
 ) -> torch.Tensor:
-    """Mix each group of pictures [B, C, H, W] in place with itself in reverse; the mixed targets [B, classes].
+    """Mix each group of pictures [B, C, H, W] with itself in reverse order, in place; returns targets [B, classes].
 
     `first_group` is the number of this batch's first group within the global batch of `step`.
     """
@@ -37,7 +37,7 @@ def mix_groups(
 
 
 def _mix_all(group: torch.Tensor, section: AugmentSection, numbers: np.random.RandomState) -> float:
-    """Mix one group in place by one draw; the share of each picture that remains its own."""
+    """Mix one group in place by one draw; returns the share of each picture in its own mixture."""
     if numbers.rand() >= section.mixup_prob:
         return 1.0
     both = section.mixup > 0 and section.cut_alpha > 0
@@ -55,7 +55,7 @@ def _mix_all(group: torch.Tensor, section: AugmentSection, numbers: np.random.Ra
 
 
 def _mix_each(group: torch.Tensor, section: AugmentSection, numbers: np.random.RandomState) -> torch.Tensor:
-    """Mix one group in place by a draw for each picture, or for each picture and its partner; shares [B, 1]."""
+    """Mix one group in place by a draw for each picture or each pair; returns shares [B, 1]."""
     pair, size = section.mix_mode == "pair", len(group)
     shares, cut = _draw_each(size // 2 if pair else size, section, numbers)
     original, blends = group.clone(), np.where(cut, np.float32(1), shares)
@@ -72,7 +72,7 @@ def _mix_each(group: torch.Tensor, section: AugmentSection, numbers: np.random.R
 
 
 def _draw_each(count: int, section: AugmentSection, numbers: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """float32 shares [count], and which of the draws cut."""
+    """float32 shares [count], and which of the draws are CutMix: bool [count]."""
     cut = np.full(count, section.cut_alpha > 0)
     if section.mixup > 0 and section.cut_alpha > 0:
         cut = numbers.rand(count) < section.mixup_switch_prob
@@ -88,7 +88,7 @@ def _draw_each(count: int, section: AugmentSection, numbers: np.random.RandomSta
 def _box(
     group: torch.Tensor, share: float, section: AugmentSection, numbers: np.random.RandomState
 ) -> tuple[slice, slice, float]:
-    """Rows and columns to cut, and the share of the picture that they leave."""
+    """Rows and columns of the box to replace, and the share of the picture outside of it."""
     height, width = group.shape[-2:]
     if section.cutmix_minmax is not None:
         least, greatest = section.cutmix_minmax

@@ -1,82 +1,83 @@
-"""Which sample comes when: a pure function of (seed, epoch, position), the same for every world size.
+"""Sample order: a pure function of (seed, epoch, position), the same for every world size.
 
 An epoch is a sequence of all samples. Step k takes its k-th slice, as long as the global batch; rank r of R takes the
-r-th part of that. Here the sequence is a permutation of all samples, a Feistel network over the next power of two,
-walked until it lands inside (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so that a step is
-computed by itself. `pipeline.data.paged` has the other sequence, for data larger than memory.
+r-th part of that slice. Here the sequence is a permutation of all samples: a Feistel network over the next power of
+two, applied again until the result is in range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so
+that any step is computed without the others. `pipeline.data.paged` has the order for data larger than memory.
 
-With repeats each sample stands in a batch several times, as so many views of it (Hoffer et al. 2020, "Augment your
-batch"; Berman et al. 2019, "MultiGrain"), and an epoch of as many steps sees the fewer samples. A view is numbered
-sample + count x view, its draw, by which everything random about it is keyed.
+With repeated augmentation a batch holds several views of each sample (Hoffer et al. 2020, "Augment your batch";
+Berman et al. 2019, "MultiGrain"), and an epoch of the same number of steps sees fewer samples. A view has the view id
+sample + count x view (without repeats the sample's number), which keys all of its random numbers.
 """
 
 from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline.data.compiled import inlined, jit
+from pipeline.data.compiled import jit, jit_inline
 from pipeline.data.random import ORDER, key, scramble
 
-_scramble: Any = inlined(scramble.py_func)  # part of its caller's loop
+_scramble: Any = jit_inline(scramble.py_func)  # part of its caller's loop
 
 
 class Order(Protocol):
-    """The draws of a training split, step by step."""
+    """The view ids of a training split, step by step."""
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """The draws of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
+        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
 
-    def coming(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
-        """Which bytes of the file a rank should ask the disk for in this step: int64 [n, 2], start and stop.
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+        """The bytes of the file that a rank should request from the disk in this step: int64 [n, 2], start and stop.
 
-        `is_first`: no step of this epoch was read before.
+        `is_first` is true for the first step that this process reads of the epoch.
         """
 
 
 class RandomOrder:
-    """Every epoch another permutation of all samples."""
+    """Another permutation of all samples in each epoch. `repeats`: views of each sample, see above."""
 
     def __init__(self, count: int, global_batch: int, seed: int, repeats: int = 1):
         self.count, self.global_batch, self.seed, self.repeats = count, global_batch, seed, repeats
 
     def step(self, epoch: int, step: int) -> np.ndarray:
+        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
         places, views = split_views(step * self.global_batch, self.global_batch, self.repeats)
         return shuffled(places, self.count, key(self.seed, epoch, self.count, ORDER)) + self.count * views
 
-    def coming(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
-        """None: the whole file is taken to be in memory."""
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+        """No ranges: the file is expected to fit into memory."""
         return np.empty((0, 2), np.int64)
 
 
 def steps_per_epoch(count: int, global_batch: int) -> int:
-    """Whole global batches in `count` samples, with repeats too. The rest of an epoch's sequence is left out of it.
+    """Whole global batches in `count` samples, also with repeats; the rest of the epoch's sequence is dropped.
 
-    timm's RepeatAugSampler has as many, but that it first cuts `count` to a multiple of 256: the same for a global
+    timm's RepeatAugSampler first cuts `count` to a multiple of 256, which gives the same number of steps for a global
     batch that 256 divides.
     """
     return count // global_batch
 
 
 def split_views(first: int, length: int, repeats: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which place of the sequence each of `length` draws from number `first` on shows, and which view: int64 each.
+    """Places in the sequence and views, int64 [length] each, of the `length` positions from `first` on.
 
-    Each place is shown `repeats` times in succession; within the run the draws are put in the order of their views,
-    so that views of one sample do not lie side by side, to be mixed with each other.
+    Each place is repeated `repeats` times in succession. The positions are then sorted by view, so that two views of
+    one sample are not neighbours, which mixup and CutMix would mix with each other.
     """
-    draws = np.arange(first, first + length, dtype=np.int64)
-    views = draws % repeats
+    positions = np.arange(first, first + length, dtype=np.int64)
+    views = positions % repeats
     arranged = np.argsort(views, kind="stable") if repeats > 1 else slice(None)
-    return draws[arranged] // repeats, views[arranged]
+    return positions[arranged] // repeats, views[arranged]
 
 
 def evaluation_samples(count: int, rank: int, world: int) -> np.ndarray:
-    """The samples of one rank, each sample on exactly one rank: int64, of a length that may differ by one."""
+    """The samples of one rank, int64 [n], where n may differ by one between ranks: each sample is on exactly one."""
     return np.arange(rank, count, world, dtype=np.int64)
 
 
-@inlined
+@jit_inline
 def _feistel(word, rounds, bits):
-    """A bijection of the words of `bits` bits."""
+    """A bijection of integers of `bits` bits."""
     right_bits = np.uint64(bits // 2)
     left_mask = (np.uint64(1) << np.uint64(bits - bits // 2)) - np.uint64(1)
     right_mask = (np.uint64(1) << right_bits) - np.uint64(1)
@@ -94,7 +95,7 @@ def _feistel(word, rounds, bits):
 
 @jit("int64[::1](int64[::1], int64, uint64)")
 def shuffled(places, count, stream):
-    """What stands at `places`, int64 [n], of the permutation of range(count) that belongs to the stream."""
+    """The elements at `places`, int64 [n], of the permutation of range(count) that the random stream defines."""
     bits = 2
     while (1 << bits) < count:
         bits += 1
@@ -102,8 +103,8 @@ def shuffled(places, count, stream):
     for r in range(8):
         rounds[r] = scramble(stream + np.uint64(r))
 
-    # All at once, then again those that landed outside: LLVM makes vectors of loops without branches, eight times
-    # as fast as sample by sample.
+    # All at once, then again those out of range: LLVM vectorises loops without branches, which makes this eight times
+    # as fast as a loop for each sample.
     words = np.empty(len(places), np.uint64)
     for i in range(len(places)):
         words[i] = _feistel(np.uint64(places[i]), rounds, bits)

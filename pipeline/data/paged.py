@@ -1,9 +1,9 @@
-"""An order for files larger than memory: near in the file, near in time.
+"""Sample order for files larger than memory: samples near in the file are near in time.
 
-The file is cut into pages, and every epoch puts them into another random order. That sequence of samples is cut into
-lanes, as many for every world size, and each step takes a run of samples from each lane; a rank holds neighbouring
-lanes, so it reads its own pages and no others. Within a lane samples are shuffled in windows of many pages: what must
-lie in memory is a window, and the next one can be asked for in the order of the file while this one is used.
+The file is divided into pages, which each epoch puts into another random order. That sequence of samples is divided
+into lanes, the same number for every world size, and each step takes a run of samples from each lane. A rank has
+neighbouring lanes, so that it reads no pages of other ranks. Within a lane samples are shuffled in windows of many
+pages: only a window has to be in memory, and the next one is requested in the order of the file while it is used.
 """
 
 import functools
@@ -16,13 +16,14 @@ from pipeline.data.order import shuffled, split_views
 from pipeline.data.random import PAGE, WINDOW, key, uniform
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
-LANES = 64  # at most: nodes among which the reading can be shared out
+LANES = 64  # at most: as many nodes can divide the reading among themselves
 
 
 class PagedOrder:
-    """Pages shuffled, and samples within windows of pages; see above.
+    """Shuffles pages, and samples within windows of pages; see above.
 
-    offset, size: int64 [n], where each sample lies in the file, bytes. window_bytes: of the file, over all lanes.
+    offset, size: int64 [n], the place of each sample in the file, bytes. window_bytes: of the file, over all lanes.
+    repeats: views of each sample, see `pipeline.data.order`.
     """
 
     def __init__(
@@ -39,26 +40,28 @@ class PagedOrder:
         mean = float(size.mean())
         self.page = max(1, round(page_bytes / mean))  # samples
         self.lanes = math.gcd(global_batch, LANES)
-        self.run = global_batch // self.lanes  # draws of a lane in a step
+        self.run = global_batch // self.lanes  # view ids of a lane in a step
         self.length = -(-(self.count // global_batch) * self.run // repeats)  # samples of a lane in an epoch
         most = max(1, int(window_bytes / mean / self.lanes))
-        self.window = max(1, -(-self.length // max(1, -(-self.length // most))))  # samples; windows alike in size
+        self.window = max(
+            1, -(-self.length // max(1, -(-self.length // most)))
+        )  # samples; windows are of about equal size
 
         by_place = np.argsort(offset, kind="stable")
         self._by_place = None if np.array_equal(by_place, np.arange(self.count)) else by_place
         self._offset, self._size = offset[by_place], size[by_place]
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """See `pipeline.data.order.Order`."""
+        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
         places, views = split_views(step * self.run, self.run, self.repeats)
         first, last = int(places.min()), int(places.max()) + 1
         positions = _deal(first, last, self.lanes, self.length, self.window, self.seed, epoch)
-        found = self._places(epoch, positions[:, places - first])
-        samples = found if self._by_place is None else self._by_place[found]
+        in_file = self._places(epoch, positions[:, places - first])
+        samples = in_file if self._by_place is None else self._by_place[in_file]
         return samples + self.count * np.tile(views, self.lanes)
 
-    def coming(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
-        """See `pipeline.data.order.Order`: what is needed a window later; at first all of the window, too."""
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+        """The samples of this step one window later; in the first step also all of the current window."""
         begin, end = (-(-at * self.run // self.repeats) for at in (step, step + 1))
         now = step * self.run // self.repeats // self.window * self.window
         begin = now if is_first else begin + self.window
@@ -70,13 +73,13 @@ class PagedOrder:
         return np.stack([self._offset[starts], self._offset[stops] + self._size[stops]], axis=1)
 
     def _places(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """The places in the file, counted in samples, of positions in the epoch's sequence of pages."""
+        """Places in the file, in samples, of positions in the epoch's sequence of pages."""
         begin = int(uniform(key(self.seed, epoch, 0, PAGE), 0) * self.count)
         return _in_pages(positions.reshape(-1), self._pages(epoch), self.page, self.count, begin)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019  the loader keeps one order for as long as it lives
+    @functools.lru_cache(maxsize=2)  # noqa: B019  a loader has one order all its life
     def _pages(self, epoch: int) -> np.ndarray:
-        """The pages in the epoch's order. The last one is short and comes last, but is another part of the file."""
+        """The pages in the epoch's order. The short page comes last; each epoch it is another part of the file."""
         whole = self.count // self.page
         order = shuffled(np.arange(whole), whole, key(self.seed, epoch, 1, PAGE))
         return np.append(order, whole)
@@ -84,7 +87,7 @@ class PagedOrder:
 
 @jit
 def _deal(first, last, lanes, length, window, seed, epoch):
-    """Positions in the epoch's sequence of the samples first..last of each lane: int64 [lanes, last - first]."""
+    """Positions in the epoch's sequence of samples first to last of each lane: int64 [lanes, last - first]."""
     dealt = np.empty((lanes, last - first), np.int64)
     for lane in range(lanes):
         at = first
@@ -101,7 +104,7 @@ def _deal(first, last, lanes, length, window, seed, epoch):
 
 @jit
 def _in_pages(positions, pages, page, count, begin):
-    """Places in a file whose pages begin at sample `begin`, and go on from its end at its beginning."""
+    """Places in a file whose pages begin at sample `begin` and wrap around at its end."""
     places = np.empty(len(positions), np.int64)
     for i in range(len(positions)):
         number = positions[i] // page

@@ -1,14 +1,15 @@
-"""Prepared pictures to uint8 batches: which box of each, decoded, resized, flipped, and the policy applied."""
+"""Prepared pictures to batches: decoded and augmented on the CPU, normalised and erased on the device."""
 
 import sys
 
 import numpy as np
 import torch
+from typing_extensions import override
 
-from pipeline.data.augment.batch import augmentation
+from pipeline.data.augment.batch import build_augmentation
 from pipeline.data.augment.erase import erase
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
-from pipeline.data.normalise import fresh, normalised
+from pipeline.data.normalise import empty_host, normalise
 from pipeline.data.random import REPLACE, key, uniform
 from pipeline.data.split import open_split
 from pipeline.distributed.topology import Topology, share_cpus
@@ -17,7 +18,7 @@ from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
 
-ATTEMPTS = 10  # others looked at in the place of a picture that cannot be read
+ATTEMPTS = 10  # samples tried as the replacement of one that cannot be read
 
 
 class Pictures:
@@ -31,86 +32,90 @@ class Pictures:
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and the draws they show."""
-        pictures = self._empty(len(draws))
-        self.decoder.read(*self._asked(draws, epoch), pictures.numpy(), self.threads)
-        return pictures, draws
+    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and their view ids."""
+        pictures = self._empty(len(view_ids))
+        self.decoder.read(*self._request(view_ids, epoch), pictures.numpy(), self.threads)
+        return pictures, view_ids
+
+    def finish(self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
+        """The pictures that `read` returned, normalised: float32 [B, 3, side, side] on the device, channels last."""
+        return normalise(pictures, self.mean, self.std)
 
     def host_bytes(self, count: int) -> int:
+        """Host memory of `count` decoded pictures."""
         return count * self.section.image_size**2 * 3
+
+    def boxes(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
+        """The crop of each picture and whether it is flipped: int64 [B, 5], as in `decode.random_boxes`."""
+        return centre_boxes(view_ids, self.file.height, self.file.width, self.section.crop_pct)
+
+    def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Which pictures are resized bicubically: bool [B]."""
+        return np.full(len(view_ids), self.section.interpolation != "bilinear")
 
     def _empty(self, count: int) -> torch.Tensor:
         shape = count, self.section.image_size, self.section.image_size, 3
         if self.device.type == "cuda":
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        return fresh(shape, np.uint8)
+        return empty_host(shape, np.uint8)
 
-    def _asked(self, draws: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The samples, their boxes, and which of these are resized bicubically."""
-        return draws % len(self.file), self.boxes(draws, epoch), self.cubic(draws, epoch)
-
-    def cubic(self, draws: np.ndarray, epoch: int) -> np.ndarray:
-        """Which pictures are resized bicubically: bool [B]."""
-        return np.full(len(draws), self.section.interpolation != "bilinear")
-
-    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
-        """What `read` gave, normalised: float32 [B, 3, side, side] on the device, channels last."""
-        return normalised(pictures, self.mean, self.std)
-
-    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
-        """Which part of each picture is seen: int64 [B, 5], as `decode` takes them."""
-        return centre_boxes(draws, self.file.height, self.file.width, self.section.crop_pct)
+    def _request(self, view_ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the decoder is asked for: samples, their boxes, and which are resized bicubically."""
+        return view_ids % len(self.file), self.boxes(view_ids, epoch), self.cubic(view_ids, epoch)
 
 
 class AugmentedPictures(Pictures):
-    """A split to train on: every picture cropped, flipped, augmented and erased by (seed, epoch, draw) alone."""
+    """A split to train on: random crop, flip, augmentation and erasing, keyed by (seed, epoch, view id)."""
 
     def __init__(self, section: DataSection, augment: AugmentSection, seed: int, topology: Topology):
         super().__init__(section, section.train_split, topology)
         self.augment, self.seed = augment, seed
-        self.augmentation = augmentation(augment, section.mean)
+        self.augmentation = build_augmentation(augment, section.mean)
         self._check_padding()
 
-    def read(self, draws: np.ndarray, together: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        pictures, shown = self._empty(len(draws)), draws.copy()
-        asked = self._asked(draws, epoch)
-        for place, why in self.decoder.try_read(*asked, pictures.numpy(), self.threads).items():
-            damage = self.decoder.damage(int(asked[0][place]), why)
+    @override
+    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
+        pictures, decoded_ids = self._empty(len(view_ids)), view_ids.copy()
+        request = self._request(view_ids, epoch)
+        for b, reason in self.decoder.try_read(*request, pictures.numpy(), self.threads).items():
+            message = self.decoder.describe_damage(int(request[0][b]), reason)
             if self.section.on_corrupt == "error":
-                raise InputError(f"{damage}; --data.on_corrupt replace goes on without it")
-            shown[place] = self._replace(int(draws[place]), epoch, pictures[place : place + 1].numpy(), damage)
-        self.augmentation(pictures.numpy(), shown, self.seed, epoch, self.threads)
-        return pictures, shown
+                raise InputError(f"{message}; --data.on_corrupt replace uses another in its place")
+            decoded_ids[b] = self._replace(int(view_ids[b]), epoch, pictures[b : b + 1].numpy(), message)
+        self.augmentation(pictures.numpy(), decoded_ids, self.seed, epoch, self.threads)
+        return pictures, decoded_ids
 
-    def _replace(self, draw: int, epoch: int, picture: np.ndarray, damage: str) -> int:
-        """Show another sample in the place of a damaged one: a function of (seed, epoch, draw), as the order is."""
-        count, stream = len(self.file), key(self.seed, epoch, draw, REPLACE)
-        for attempt in range(ATTEMPTS):
-            sample = int(uniform(stream, attempt) * count)
-            other = np.array([draw - draw % count + sample])
-            if not self.decoder.try_read(*self._asked(other, epoch), picture, threads=1):
-                print(f"warning: {damage}; sample {sample} takes its place", file=sys.stderr)
-                return int(other[0])
-        raise InputError(f"{damage}; nor can {ATTEMPTS} others that were to take its place")
-
-    def finish(self, pictures: torch.Tensor, draws: np.ndarray, epoch: int) -> torch.Tensor:
-        images = super().finish(pictures, draws, epoch)
-        augment = self.augment
-        if augment.re_prob > 0:
-            erase(images, draws, self.seed, epoch, augment.re_prob, augment.re_count, augment.re_mode)
+    @override
+    def finish(self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
+        images = super().finish(pictures, view_ids, epoch)
+        if self.augment.re_prob > 0:
+            erase(images, view_ids, self.augment, self.seed, epoch)
         return images
 
-    def boxes(self, draws: np.ndarray, epoch: int) -> np.ndarray:
+    @override
+    def boxes(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
         augment = self.augment
-        sizes = (draws, self.file.height, self.file.width)
+        sizes = (view_ids, self.file.height, self.file.width)
         if augment.crop == "padded":
             side = self.section.image_size
             return padded_boxes(*sizes, side, augment.padding, self.seed, epoch, augment.hflip)
         return random_boxes(*sizes, self.seed, epoch, augment.scale, augment.ratio, augment.hflip)
 
-    def cubic(self, draws: np.ndarray, epoch: int) -> np.ndarray:
-        return cubic(draws, self.section.interpolation, self.seed, epoch)
+    @override
+    def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
+        return cubic(view_ids, self.section.interpolation, self.seed, epoch)
+
+    def _replace(self, view_id: int, epoch: int, picture: np.ndarray, message: str) -> int:
+        """Decode another sample in place of a damaged one, chosen by (seed, epoch, view id); its view id."""
+        count, stream = len(self.file), key(self.seed, epoch, view_id, REPLACE)
+        for attempt in range(ATTEMPTS):
+            sample = int(uniform(stream, attempt) * count)
+            other = np.array([view_id - view_id % count + sample])
+            if not self.decoder.try_read(*self._request(other, epoch), picture, threads=1):
+                print(f"warning: {message}; replaced by sample {sample}", file=sys.stderr)
+                return int(other[0])
+        raise InputError(f"{message}; {ATTEMPTS} other samples that could replace it cannot be read either")
 
     def _check_padding(self) -> None:
         beton, side, border = self.file, self.section.image_size, 2 * self.augment.padding
@@ -118,5 +123,5 @@ class AugmentedPictures(Pictures):
         if self.augment.crop == "padded" and smallest + border < side:
             raise InputError(
                 f"augment.padding {self.augment.padding}: {beton.path} has a picture of {smallest} pixels, too small "
-                f"to cut data.image_size {side} out of; {-(-(side - smallest) // 2)} would do"
+                f"for a crop of data.image_size {side}; take a padding of at least {-(-(side - smallest) // 2)}"
             )

@@ -1,4 +1,4 @@
-"""Runs an iterator on a thread, some items ahead: nothing it raises is lost, and it ends when its reader does."""
+"""Runs an iterator in a background thread, some items ahead; its exceptions reach the consumer."""
 
 import contextlib
 import queue
@@ -10,23 +10,23 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 _END = object()
-_POLL = 0.1  # seconds between looks at the stop flag
+_POLL = 0.1  # seconds between checks of the stop flag
 
 
 class Prefetch(Generic[Item]):
     """Iterate over `source` with up to `ahead` items ready. Use it in a `with` block, or call `close`.
 
-    What the source raises is raised here at the next item asked for, before those that are ready: they may last long.
+    An exception of the source is raised at the next call, before the items that are ready: there may be many.
     """
 
     def __init__(self, source: Iterator[Item], ahead: int):
         self._ready: queue.Queue[Any] = queue.Queue(ahead)
         self._stop = threading.Event()
         self._raised: list[BaseException] = []
-        self.waited = 0.0  # seconds in which the reader found nothing ready
-        # The thread holds no reference to self: an iterator that was dropped is collected, and stops the thread.
-        words = (source, self._ready, self._raised, self._stop)
-        self._thread = threading.Thread(target=_run, args=words, daemon=True)
+        self.waited = 0.0  # seconds in which the consumer found no item ready
+        # The thread has no reference to self: an iterator that is no longer used is collected, and stops the thread.
+        arguments = (source, self._ready, self._raised, self._stop)
+        self._thread = threading.Thread(target=_run, args=arguments, daemon=True)
         weakref.finalize(self, self._stop.set)
         self._thread.start()
 
@@ -36,9 +36,9 @@ class Prefetch(Generic[Item]):
     def __next__(self) -> Item:
         if self._stop.is_set():
             raise StopIteration
-        asked = time.perf_counter()
+        began = time.perf_counter()
         item: Any = _END if self._raised else self._ready.get()
-        self.waited += time.perf_counter() - asked
+        self.waited += time.perf_counter() - began
         self.check()
         if item is _END:
             self.close()
@@ -46,7 +46,7 @@ class Prefetch(Generic[Item]):
         return item
 
     def check(self) -> None:
-        """Raise what the source has raised, if it has."""
+        """Raise the exception of the source, if there is one."""
         if self._raised:
             self.close()
             raise self._raised[0]
@@ -58,13 +58,13 @@ class Prefetch(Generic[Item]):
         self.close()
 
     def close(self) -> None:
-        """Stop the thread and return once it is gone. A reader that waits in yet another thread is woken."""
+        """Stop the thread and join it. A consumer that waits in another thread is woken by StopIteration."""
         self._stop.set()
         with contextlib.suppress(queue.Empty):
             while True:
-                self._ready.get_nowait()  # so that the thread need not wait for room to see the flag
+                self._ready.get_nowait()  # makes room, so that the thread sees the flag at once
         self._thread.join()
-        with contextlib.suppress(queue.Full):  # then there is something to wake up to
+        with contextlib.suppress(queue.Full):  # then the consumer is woken by what is there
             self._ready.put_nowait(_END)
 
 

@@ -1,4 +1,4 @@
-"""A prepared split, refused unless it is what the manifest and the recipe say."""
+"""Opens a prepared split and checks it against the manifest and the recipe."""
 
 import os
 import weakref
@@ -14,22 +14,27 @@ from pipeline.recipe.data import PreparedSection
 
 
 class PreparedFile(Protocol):
-    """What an opened file of pictures and one of text have in common: n samples and where they lie, bytes."""
+    """What opened files of pictures and of text have in common: n samples, their places and labels."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """The file."""
 
     @property
-    def bytes(self) -> np.ndarray: ...
+    def bytes(self) -> np.ndarray:
+        """The whole file, mapped into memory: uint8 [size]."""
 
     @property
-    def offset(self) -> np.ndarray: ...
+    def offset(self) -> np.ndarray:
+        """int64 [n]: where each sample begins, bytes."""
 
     @property
-    def size(self) -> np.ndarray: ...
+    def size(self) -> np.ndarray:
+        """int64 [n]: bytes of each sample."""
 
     @property
-    def label(self) -> np.ndarray: ...
+    def label(self) -> np.ndarray:
+        """int64 [n]: the class of each sample."""
 
     def __len__(self) -> int: ...
 
@@ -38,7 +43,7 @@ Opened = TypeVar("Opened", bound=PreparedFile)
 
 
 def open_split(section: PreparedSection, split: str, open_file: Callable[[Path], Opened]) -> Opened:
-    """A split's file as `open_file` (`open_beton`, `open_text`) reads it, or `InputError`."""
+    """A split's file, opened by `open_file` (`open_beton`, `open_text`) and checked; `InputError` if it is wrong."""
     folder = Path(section.path)
     manifest = read_manifest(folder)
     opened = open_file(split_path(folder, split, manifest))
@@ -55,10 +60,10 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
     return opened
 
 
-def descriptor(file: PreparedFile, owner: object) -> int:
-    """The very file that was checked, open to be read until `owner` is gone; `InputError` where it has changed.
+def open_descriptor(file: PreparedFile, owner: object) -> int:
+    """A descriptor of the file that was checked, closed with `owner`; `InputError` where its size has changed.
 
-    By reading and not through its mapping: a file that is cut short meanwhile then gives an error, not a signal.
+    Samples are read by it and not through the mapping, where a file that is truncated meanwhile would be a SIGBUS.
     """
     number = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
     weakref.finalize(owner, os.close, number)

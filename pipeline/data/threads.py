@@ -1,7 +1,7 @@
-"""Compiled functions that hold no GIL, on as many threads as a rank has CPUs.
+"""Runs compiled functions, which release the GIL, on several threads.
 
-Plain threads instead of numba's prange: nothing is compiled a second time for them, no threading layer need be
-installed, and numba's cache, which does not tell the parallel code of a function from its serial code, is not asked.
+Python threads instead of numba's prange: nothing is compiled twice, no threading layer has to be installed, and
+numba's cache is not involved, which confuses the parallel and the serial code of a function.
 """
 
 import functools
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
-    """Call `work(k, threads)` for each k at once, each to do its k-th share. Its first exception is raised here."""
+    """Call `work(k, threads)` for each k in range(threads) in parallel. The first exception is raised here."""
     if threads == 1:
         work(0, 1)
     else:

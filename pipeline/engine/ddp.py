@@ -8,9 +8,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import even_shard
-from pipeline.engine.loss import DTYPES, autocast
+from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

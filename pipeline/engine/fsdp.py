@@ -16,8 +16,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, distribute_tensor
 from typing_extensions import override
 
+from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
-from pipeline.engine.loss import DTYPES, autocast
+from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection

@@ -3,8 +3,6 @@
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """A context that computes in `dtype`; in float32 it changes nothing."""

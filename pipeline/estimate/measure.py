@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import torch
 
+from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import read_topology
 from pipeline.engine import prepare
-from pipeline.engine.loss import DTYPES, LOSSES, autocast
+from pipeline.engine.loss import LOSSES, autocast
 from pipeline.estimate.fake import fake_inputs
 from pipeline.estimate.hardware import Gpu
 from pipeline.estimate.network import Pass

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.engine.loss import DTYPES, LOSSES, autocast
+from pipeline.data.precision import DTYPES
+from pipeline.engine.loss import LOSSES, autocast
 from pipeline.estimate.fake import MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
 from pipeline.estimate.hardware import Gpu
 from pipeline.recipe import Recipe

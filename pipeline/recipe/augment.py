@@ -1,4 +1,4 @@
-"""What happens to a training picture."""
+"""The augment section: augmentation of training pictures."""
 
 from typing import Annotated, Literal
 
@@ -9,55 +9,61 @@ from pipeline.section import Fraction, Jitter, Pair, Positive, Section, key
 
 
 class AugmentSection(Section):
-    """What happens to a training picture, in timm's words. Evaluation sees the centre crop alone."""
+    """Augmentation of training pictures, with timm's names. Evaluation uses the centre crop alone."""
 
     crop: Literal["resized", "padded"] = key(
-        "resized", "resized: any box, resized; padded: the picture with a black border, image_size cut out of it"
+        "resized",
+        "resized: random-resized crop; padded: random crop of image_size, with a black border around the picture",
     )
-    padding: Annotated[int, Field(ge=0)] = key(4, "padded crop: width of the border, pixels")
-    scale: Pair = key((0.08, 1.0), "random-resized crop: least and greatest share of the picture's area")
-    ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: least and greatest width over height")
+    padding: Annotated[int, Field(ge=0)] = key(4, "padded crop: width of the border in pixels")
+    scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the picture's area")
+    ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: minimum and maximum aspect ratio (width over height)")
     hflip: Fraction = key(0.5, "probability of a horizontal flip")
     auto_augment: str | None = key(None, "timm policy such as rand-m9-mstd0.5-inc1, original, 3a or augmix, or null")
     color_jitter: Jitter = key(
         (0.0, 0.0, 0.0, 0.0),
-        "greatest change of brightness, contrast, saturation, hue (up to 0.5, half a turn)",
+        "maximum change of brightness, contrast, saturation and hue (hue: up to 0.5, half the colour circle)",
     )
-    color_jitter_prob: Fraction = key(1.0, "probability of colour jitter for each picture")
-    grayscale_prob: Fraction = key(0.0, "probability of losing all colour")
-    gaussian_blur_prob: Fraction = key(0.0, "probability of a Gaussian blur of 0.1 to 2 pixels")
+    color_jitter_prob: Fraction = key(1.0, "probability of colour jitter")
+    grayscale_prob: Fraction = key(0.0, "probability of conversion to grayscale")
+    gaussian_blur_prob: Fraction = key(0.0, "probability of a Gaussian blur with a sigma of 0.1 to 2 pixels")
     aug_repeats: Annotated[int, Field(ge=0)] = key(
-        0, "repeated augmentation: views of each sample in a batch; an epoch of as many steps sees fewer; 0 is off"
+        0,
+        "repeated augmentation: views of each sample in a batch, for fewer samples in an epoch; 0 is off",
     )
-    re_prob: Fraction = key(0.0, "random erasing: probability for each picture")
+    re_prob: Fraction = key(0.0, "probability of random erasing")
     re_mode: Literal["const", "rand", "pixel"] = key(
-        "pixel", "random erasing: zero, one normal colour a box, or normal noise a pixel"
+        "pixel", "random erasing: fill with zeros (const), one random colour a box (rand), or random noise (pixel)"
     )
-    re_count: Positive = key(1, "random erasing: greatest number of boxes")
-    mixup: Annotated[float, Field(ge=0)] = key(0.0, "alpha of mixup; 0 is off")
-    cutmix: Annotated[float, Field(ge=0)] = key(0.0, "alpha of CutMix; 0 is off")
+    re_count: Positive = key(1, "random erasing: maximum number of boxes")
+    mixup: Annotated[float, Field(ge=0)] = key(0.0, "mixup alpha; 0 is off")
+    cutmix: Annotated[float, Field(ge=0)] = key(0.0, "CutMix alpha; 0 is off")
     cutmix_minmax: Pair | None = key(
-        None, "CutMix by boxes of these shares of the side, least and greatest, instead of by alpha; null is off"
+        None,
+        "CutMix: minimum and maximum side of the box as shares of the picture's, instead of alpha; null is off",
     )
     mix_mode: Literal["batch", "pair", "elem"] = key(
-        "batch", "one draw for a whole mix_group, one for each pair in it, or one for each picture"
+        "batch",
+        "mixup and CutMix drawn for each mix_group (batch), each pair of pictures in it, or each picture (elem)",
     )
-    mixup_prob: Fraction = key(1.0, "probability that a group (pair, picture) is mixed at all")
-    mixup_switch_prob: Fraction = key(0.5, "probability of CutMix where both are on")
+    mixup_prob: Fraction = key(1.0, "probability of mixup or CutMix for each group (pair, picture)")
+    mixup_switch_prob: Fraction = key(0.5, "probability of CutMix instead of mixup when both are on")
     mix_group: Positive = key(
-        32, "pictures mixed among themselves, by one draw in mode batch, whatever the world size"
+        32, "pictures that are mixed with each other; a fixed number, so that the world size does not matter"
     )
     smoothing: Annotated[float, Field(ge=0, lt=1)] = key(0.0, "label smoothing")
 
     @field_validator("auto_augment")
     @classmethod
     def policy_is_known(cls, text: str | None):
+        """A wrong policy is an error of the recipe."""
         if text is not None:
             parse_policy(text)
         return text
 
     @model_validator(mode="after")
     def ranges_are_ordered(self):
+        """Ranges rise, and mixing has pairs."""
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale {list(self.scale)} must rise within (0, 1]")
         if not 0 < self.ratio[0] <= self.ratio[1]:
@@ -72,9 +78,10 @@ class AugmentSection(Section):
 
     @property
     def cut_alpha(self) -> float:
-        """Alpha that CutMix draws by: with boxes of their own it only decides how often nothing is cut."""
+        """CutMix alpha to draw with: 1 with cutmix_minmax, which replaces alpha."""
         return self.cutmix if self.cutmix_minmax is None else 1.0
 
     @property
     def mixing(self) -> bool:
+        """Whether mixup or CutMix is on."""
         return self.mixup > 0 or self.cut_alpha > 0

@@ -1,12 +1,12 @@
-"""timm's policy strings (1.0.31), read without timm: what the words mean, and which of them are wrong.
+"""Parses timm's policy strings (1.0.31), without importing timm.
 
 RandAugment (Cubuk et al. 2020), AutoAugment (Cubuk et al. 2019) and AugMix (Hendrycks et al. 2020). Stricter than
-timm, which silently passes over an option without a number and over a set of operations that it does not know.
+timm, which silently ignores an option without a number and an unknown set of operations.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,10 @@ from pipeline.errors import InputError
 
 @dataclass(frozen=True)
 class Step:
-    """An operation by timm's name, with probability `prob`, at a magnitude on timm's scale of 0 to 10.
+    """An operation by timm's name, applied with probability `prob`, with a magnitude on timm's scale of 0 to 10.
 
-    The magnitude is drawn from N(magnitude, std), or uniformly from [0, magnitude] where std is infinite, and
-    clipped to [0, limit].
+    The magnitude is drawn from N(magnitude, std), or uniformly from [0, magnitude] where std is infinite, and clipped
+    to [0, limit].
     """
 
     name: str
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` of the steps one after the other: any with replacement, or by weight without."""
+    """`layers` of the steps one after the other: drawn uniformly with replacement, or by weight without."""
 
     steps: tuple[Step, ...]
     layers: int
@@ -39,14 +39,14 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """One of the policies, and of that each step in turn."""
+    """All steps of one of the policies, drawn uniformly."""
 
     policies: tuple[tuple[Step, ...], ...]
 
 
 @dataclass(frozen=True)
 class AugMix:
-    """`width` chains of `depth` steps (0: one to three), mixed by Dirichlet(alpha), then with the picture by Beta."""
+    """`width` chains of `depth` steps (0: one to three), mixed by Dirichlet(alpha), with the picture by Beta."""
 
     steps: tuple[Step, ...]
     width: int
@@ -60,7 +60,7 @@ Policy = RandAugment | AutoAugment | AugMix
 
 @dataclass(frozen=True)
 class _Option:
-    """A number behind a key: its type, range and what it stands for."""
+    """A number in a policy string: its type, default and range."""
 
     kind: type
     default: float
@@ -127,6 +127,7 @@ _SETS: dict[str, Mapping[str, float] | tuple[str, ...]] = {
         "Invert": 1,
     },
 }
+_OWN_SETS: dict[str, tuple[str, ...]] = {}  # of `add_to_sets`
 
 # name, probability, magnitude; two steps a policy. `r` policies keep fewer bits as the magnitude rises.
 _V0 = """
@@ -158,12 +159,14 @@ _LEARNT = {
 
 
 def parse_policy(text: str) -> Policy:
-    """A policy such as `rand-m9-mstd0.5-inc1`, or `InputError` that names the bad part and what would be right.
+    """A policy such as `rand-m9-mstd0.5-inc1`; `InputError` names the wrong part and what would be right.
 
-    rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100 uniform from 0 to m), mmax
-    (10), inc (0), t set of operations (weights, 3a, 3aw), w0 the weights of timm before 0.9. v0, v0r, original,
-    originalr, 3a: mstd (0). augmix: m (3), w chains (3), d steps in a chain (0: one to three), a alpha (1), b blends
-    one after the other (0), mstd (uniform).
+    The options, with their defaults:
+    rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100: uniform from 0 to m), mmax
+    (10), inc (0), t set of operations (weights, 3a, 3aw, or one of `add_to_sets`), w0 the weights of timm before 0.9.
+    v0, v0r, original, originalr, 3a: mstd (0).
+    augmix: m (3), w chains (3), d steps in a chain (0: one to three), a alpha (1), b successive blends (0), mstd
+    (uniform).
     """
     name, *parts = text.split("-")
     if name == "rand":
@@ -177,13 +180,27 @@ def parse_policy(text: str) -> Policy:
     raise InputError(f"{name!r}: no such policy; known are rand, augmix, {', '.join(_LEARNT)}")
 
 
+def add_to_sets(operation: str, sets: Sequence[str]) -> None:
+    """Add an operation to sets of names of its own, so that `rand-t<set>` is a valid policy; `ValueError` for timm's.
+
+    Operations of a set are drawn uniformly, with replacement.
+    """
+    for name in sets:
+        if name in _SETS:
+            raise ValueError(f"operation set {name!r}: is timm's; choose another name")
+        if not name or "-" in name:
+            raise ValueError(f"operation set {name!r}: needs a name without '-'")
+    for name in sets:
+        _OWN_SETS[name] = (*_OWN_SETS.get(name, ()), operation)
+
+
 def _rand(parts: list[str]) -> RandAugment:
     sets = [part for part in parts if part.startswith(("t", "w"))]
     options = _options([part for part in parts if part not in sets], _RAND)
     names = _INCREASING if options["inc"] else _PLAIN
     chosen: Mapping[str, float] | tuple[str, ...] = names
     if sets:
-        known = {f"t{name}": chosen for name, chosen in _SETS.items()}
+        known = {f"t{name}": chosen for name, chosen in (_SETS | _OWN_SETS).items()}
         known["w0"] = {name: _W0[plain] for name, plain in zip(names, _PLAIN, strict=True) if plain in _W0}
         if len(sets) > 1 or sets[0] not in known:
             raise InputError(f"part {'-'.join(sets)!r}: takes one set of operations, of {', '.join(known)}")
@@ -210,7 +227,7 @@ def _step(text: str, std: float) -> Step:
 
 
 def _options(parts: list[str], known: dict[str, _Option]) -> dict[str, Any]:
-    """The numbers behind the keys, defaults filled in."""
+    """The options' numbers, with the defaults of those that are not given."""
     values: dict[str, Any] = {}
     for part in parts:
         key, number = re.fullmatch(r"(\D*)(.*)", part, re.DOTALL).groups()  # type: ignore[union-attr]

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from pipeline.data.loader import EvalLoader, check_model
+from pipeline.data.precision import DTYPES
 from pipeline.distributed import topology
-from pipeline.engine.loss import DTYPES, autocast
+from pipeline.engine.loss import autocast
 from pipeline.errors import InputError
 from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.export import export_model

@@ -1,4 +1,4 @@
-"""Sheets of pictures: they show what the run sees, say what differs, and appear whole or not at all."""
+"""Sheets of pictures: they show the run's pictures and every difference, and are written atomically."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,15 @@ import torch
 from PIL import Image
 
 from pipeline.analysis.augment import first_batch, write_png
-from pipeline.analysis.operations import AMPLIFIED, Shown, all_operations, compared
+from pipeline.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
 from pipeline.cli import main
-from pipeline.data.grid import GUTTER, PAPER, grid, visible
+from pipeline.data.grid import BACKGROUND, GUTTER, denormalise, grid
 from pipeline.data.loader import TrainLoader
-from pipeline.data.normalise import normalised
+from pipeline.data.normalise import normalise
 from pipeline.distributed.topology import Topology
 from pipeline.recipe import load_recipe
 from pipeline.recipe.data import DataSection
+from tests.sections import train_section
 
 
 def rp_mixer(digits):
@@ -22,35 +23,36 @@ def rp_mixer(digits):
 
 def test_the_grid_shows_what_the_first_step_trains_on(digits):
     recipe = rp_mixer(digits)
-    alone = Topology(0, 1, 0, 1, torch.device("cpu"))
-    loader = TrainLoader(recipe.data, recipe.augment, recipe.train.global_batch, 1, 3, alone)
+    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+    train = train_section(recipe.train.global_batch, seed=3)
+    loader = TrainLoader(recipe.data, recipe.augment, train, topology)
     with loader.batches(0) as batches:
         expected = next(batches)
-    shown = first_batch(recipe, 20, seed=3)
-    assert len(shown) == 32  # two groups of 16
-    assert torch.equal(shown.inputs, expected.inputs[:32])
-    assert torch.equal(shown.targets, expected.targets[:32])
+    batch = first_batch(recipe, 20, seed=3)
+    assert len(batch) == 32  # two groups of 16
+    assert torch.equal(batch.inputs, expected.inputs[:32])
+    assert torch.equal(batch.targets, expected.targets[:32])
 
 
 def test_undoing_the_normalisation_gives_the_bytes_back():
     section = DataSection(path="", num_classes=2)
     pictures = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 16, 16, 3)
     mean, std = (255 * torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
-    assert torch.equal(torch.from_numpy(visible(normalised(pictures, mean, std), section)), pictures)
+    assert torch.equal(torch.from_numpy(denormalise(normalise(pictures, mean, std), section)), pictures)
 
 
-def test_tiles_stand_in_rows_each_pixel_a_square():
+def test_tiles_are_placed_in_rows_without_interpolation():
     tiles = [np.full((8, 8, 3), value, np.uint8) for value in (1, 2, 3)]
-    paper = grid(tiles, ["", "two\nlines", ""], columns=2)
+    sheet = grid(tiles, ["", "two\nlines", ""], columns=2)
     places = [(GUTTER, GUTTER), (GUTTER, 2 * GUTTER + 112), (None, GUTTER)]
-    second_row = np.flatnonzero((paper == 3).all(2).any(1))[0]
+    second_row = np.flatnonzero((sheet == 3).all(2).any(1))[0]
     for value, (y, x) in enumerate(places, 1):
         y = second_row if y is None else y
-        assert (paper[y : y + 112, x : x + 112] == value).all()
-    assert (paper[:, :GUTTER] == PAPER).all()
+        assert (sheet[y : y + 112, x : x + 112] == value).all()
+    assert (sheet[:, :GUTTER] == BACKGROUND).all()
 
 
-def test_a_difference_is_amplified_and_told():
+def test_a_difference_is_amplified_and_stated():
     picture = np.full((300, 300, 3), 100, np.uint8)
 
     def wrong(picture, argument):
@@ -58,9 +60,9 @@ def test_a_difference_is_amplified_and_told():
         changed[7, 9, 1] += np.uint8(argument)
         return changed
 
-    shown = Shown("", None, (0.0, 1.0), "its peer", wrong, lambda picture, _: picture)
-    tiles, words = compared(shown, picture)
-    assert words == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 4e-06"]
+    comparison = Comparison("", None, (0.0, 1.0), "its peer", wrong, lambda picture, _: picture)
+    tiles, captions = comparison_tiles(comparison, picture)
+    assert captions == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 4e-06"]
     assert not tiles[4].any()
     assert tiles[5].max() == AMPLIFIED  # seen, though the tile is smaller than the picture
     assert all(tile.shape == (100, 100, 3) for tile in tiles)
@@ -68,12 +70,12 @@ def test_a_difference_is_amplified_and_told():
 
 def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
     picture = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
-    for shown in all_operations((124, 116, 104)):
-        _, words = compared(shown, picture)
-        verdicts = set(words[2 * len(shown.arguments) :])
-        allowed = {"Pillow refuses"} if shown.name.startswith("Posterize") else set()
-        if shown.peer == "Pillow":
-            assert verdicts - allowed == {"identical"}, shown.name
+    for comparison in all_comparisons((124, 116, 104)):
+        _, captions = comparison_tiles(comparison, picture)
+        verdicts = set(captions[2 * len(comparison.arguments) :])
+        allowed = {"Pillow refuses"} if comparison.name.startswith("Posterize") else set()
+        if comparison.peer == "Pillow":
+            assert verdicts - allowed == {"identical"}, comparison.name
 
 
 def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):

@@ -22,6 +22,7 @@ from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection, TextDataSection
+from tests.sections import train_section
 
 
 def main(folders: list[str]) -> None:
@@ -39,7 +40,7 @@ def _read(folder: Path) -> None:
     kind = TextDataSection if folder.name == "text" else DataSection
     words = {"kind": "text"} if folder.name == "text" else {"image_size": 24}
     section = kind(path=str(folder), num_classes=3, workers=2, order="random", **words)
-    loader = TrainLoader(section, AugmentSection(), 8, 1, 0, Topology(0, 1, 0, 1, torch.device("cpu")))
+    loader = TrainLoader(section, AugmentSection(), train_section(8), Topology(0, 1, 0, 1, torch.device("cpu")))
     assert isinstance(loader.source, Tokens) == (folder.name == "text")
     for epoch in itertools.count():
         with loader.batches(epoch) as batches:

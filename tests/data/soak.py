@@ -33,6 +33,7 @@ from pipeline.data.loader import TrainLoader
 from pipeline.distributed.topology import Topology
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
+from tests.sections import train_section
 
 BATCH, PICTURES, WORLDS = 16, 200, (1, 2, 4)
 AUGMENT = AugmentSection(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5, mixup=0.8, cutmix=1.0, mix_group=4)
@@ -70,7 +71,9 @@ def loader_of(folder: str, order: str, rank: int, world: int, workers: int, ahea
         order=order,
         shuffle_window_mib=1,
     )
-    return TrainLoader(section, AUGMENT, BATCH, 1, 7, Topology(rank, world, rank, world, torch.device("cpu")))
+    return TrainLoader(
+        section, AUGMENT, train_section(BATCH, seed=7), Topology(rank, world, rank, world, torch.device("cpu"))
+    )
 
 
 def rows(batch: Any) -> list[Row]:

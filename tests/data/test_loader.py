@@ -1,4 +1,4 @@
-"""Batches: the same pictures for every world, thread count and restart; what cannot be read is told."""
+"""Batches: the same pictures for every world size, thread count and restart; unreadable samples are named."""
 
 import hashlib
 import io
@@ -24,8 +24,10 @@ from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
+from tests.sections import train_section
 
 BATCH = 16
+TRAIN = train_section(BATCH, seed=7)
 FULL = AugmentSection(
     auto_augment="rand-m9-mstd0.5-inc1",
     color_jitter=(0.4, 0.4, 0.4, 0.1),
@@ -67,7 +69,9 @@ def training(
     """Every step of an epoch from `first` on, all ranks put together."""
     parts = []
     for rank in range(world):
-        loader = TrainLoader(section(folder, **changes), augment, BATCH, grad_accum_steps, 7, place(rank, world))
+        loader = TrainLoader(
+            section(folder, **changes), augment, train_section(BATCH, grad_accum_steps, 7), place(rank, world)
+        )
         with loader.batches(epoch, first) as batches:
             parts.append([(batch.inputs, batch.targets) for batch in batches])
     steps = []
@@ -98,7 +102,7 @@ def digest(steps) -> list[str]:
 )
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"order": "paged", "window": 1}, {"augment": FULL.model_copy(update={"aug_repeats": 3})}],
+    [{}, {"order": "paged", "shuffle_window_mib": 1}, {"augment": FULL.model_copy(update={"aug_repeats": 3})}],
     ids=["random", "paged", "repeats"],
 )
 def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way):
@@ -113,7 +117,7 @@ def test_views_of_a_sample_differ_and_the_first_is_the_one_that_it_always_is(fol
     plain, repeated = (AugmentSection(auto_augment="3a", aug_repeats=repeats) for repeats in (0, 3))
     found = {}
     for name, augment in (("plain", plain), ("repeated", repeated)):
-        with TrainLoader(section(folder), augment, BATCH, 1, 7, place()).batches(1) as batches:
+        with TrainLoader(section(folder), augment, TRAIN, place()).batches(1) as batches:
             found[name] = [
                 (int(sample), inputs.numpy().tobytes())
                 for batch in batches
@@ -131,17 +135,17 @@ def test_views_of_a_sample_differ_and_the_first_is_the_one_that_it_always_is(fol
 def test_auto_takes_pages_where_the_file_is_larger_than_the_stated_memory(folder):
     size = (folder / "train.beton").stat().st_size / 2**30
     for memory, kind in ((size * 1.01, RandomOrder), (size * 0.99, PagedOrder)):
-        loader = TrainLoader(section(folder, order="auto", memory_gib=memory), FULL, BATCH, 1, 7, place())
+        loader = TrainLoader(section(folder, order="auto", memory_gib=memory), FULL, TRAIN, place())
         assert isinstance(loader.order, kind)
 
 
 @pytest.mark.parametrize(("mib", "ahead"), [(1, 1), (4, 1), (5, 2), (6, 2), (7, 3), (1024, 3)])
 def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
     """A batch of 16 pictures of 224 pixels has 2.3 MiB."""
-    loader = TrainLoader(section(folder, image_size=224, prefetch_mib=mib), FULL, BATCH, 1, 7, place())
+    loader = TrainLoader(section(folder, image_size=224, prefetch_mib=mib), FULL, TRAIN, place())
     with loader.batches(0) as batches:
         inside = next(batches).inputs.numel()  # as many bytes before they are made float32
-        assert prefetch_count(loader.section, loader.source, loader.share) == ahead
+        assert prefetch_count(loader.data, loader.source, loader.micro_batch_size) == ahead
     assert inside * ahead <= max(mib << 20, inside)
 
 
@@ -197,7 +201,7 @@ def test_padded_boxes_are_uniform():
 def test_a_picture_too_small_for_its_padded_crop_is_refused(folder):
     padded = AugmentSection(crop="padded", padding=1)
     with pytest.raises(InputError, match=r"augment.padding 1: .* picture of 2\d pixels"):
-        TrainLoader(section(folder, image_size=64), padded, BATCH, 1, 7, place())
+        TrainLoader(section(folder, image_size=64), padded, TRAIN, place())
 
 
 def test_centre_boxes_are_the_middle_square():
@@ -239,12 +243,12 @@ def test_replacements_do_not_depend_on_how_they_are_loaded(damaged, way, capsys)
     assert "warning: " in capsys.readouterr().err
 
 
-def test_replacements_are_counted_told_and_leave_the_others_as_they_were(folder, damaged, capsys):
+def test_replacements_are_counted_warned_of_and_change_no_other_picture(folder, damaged, capsys):
     seen: dict[int, int] = {}
     for epoch in range(3):
         batches = []
         for data in (folder, damaged):
-            loader = TrainLoader(section(data, on_corrupt="replace"), AugmentSection(), BATCH, 1, 7, place())
+            loader = TrainLoader(section(data, on_corrupt="replace"), AugmentSection(), TRAIN, place())
             with loader.batches(epoch) as stream:
                 batches.append(list(stream))
         for before, after in zip(*batches, strict=True):
@@ -254,11 +258,11 @@ def test_replacements_are_counted_told_and_leave_the_others_as_they_were(folder,
             assert not np.isin(after.samples, (11, 30, 31)).any()
             assert torch.equal(after.targets.argmax(1), torch.from_numpy(loader.source.file.label[after.samples]))
             seen |= zip(before.samples[bad].tolist(), after.samples[bad].tolist(), strict=True)
-    told = capsys.readouterr().err
+    warnings = capsys.readouterr().err
     assert set(seen) == {11, 30, 31}
     for sample, other in seen.items():
-        assert f"sample {sample} cannot be read: Not a JPEG file" in told
-        assert f"sample {other} takes its place" in told
+        assert f"sample {sample} cannot be read: Not a JPEG file" in warnings
+        assert f"replaced by sample {other}" in warnings
 
 
 def test_a_damaged_picture_is_never_left_out_of_evaluation(damaged):
@@ -288,7 +292,7 @@ def test_evaluation_shows_pillows_centre_crop(folder, interpolation):
 
 def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
     """Half of them closed, half dropped as they are, most with the queue full and a batch in hand."""
-    loader = TrainLoader(section(folder, image_size=64, workers=2), AugmentSection(), BATCH, 1, 7, place())
+    loader = TrainLoader(section(folder, image_size=64, workers=2), AugmentSection(), TRAIN, place())
     process = psutil.Process()
     for number in range(1100):
         if number == 100:  # the decoding threads and their scratch are there to stay
@@ -300,7 +304,7 @@ def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
         del batches
     deadline = time.monotonic() + 5
     while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)  # a dropped one's thread looks at its flag ten times a second
+        time.sleep(0.01)  # the thread of a dropped iterator checks its flag ten times a second
     assert threading.active_count() <= threads
     assert process.memory_info().rss - memory < 20 * 2**20
 
@@ -325,6 +329,6 @@ def test_wrong_folders_splits_and_classes_are_refused(folder, tmp_path):
         (section(folder).model_copy(update={"num_classes": 1}), "has 2 classes"),
     ):
         with pytest.raises(InputError, match=words):
-            TrainLoader(wrong, FULL, BATCH, 1, 7, place())
+            TrainLoader(wrong, FULL, TRAIN, place())
     with pytest.raises(InputError, match="exceeds the 53 samples"):
-        TrainLoader(section(folder), FULL, 64, 1, 7, place())
+        TrainLoader(section(folder), FULL, train_section(64, seed=7), place())

@@ -40,7 +40,7 @@ def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world,
     asked = np.zeros(COUNT, bool)
     total = 0
     for step in range(first, COUNT // BATCH):
-        ranges = ours.coming(2, step, step == first, rank, world)
+        ranges = ours.prefetch_ranges(2, step, step == first, rank, world)
         total += np.diff(ranges).sum()
         by_sample = np.empty(COUNT, np.int64), np.empty(COUNT, np.int64)
         place = np.argsort(ours._by_place) if scattered else np.arange(COUNT)
@@ -56,9 +56,9 @@ def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world,
 
 def test_a_window_is_read_in_the_order_of_the_file():
     """Long runs: as many bytes in a request as lie in a lane's share of the coming step, cut by pages alone."""
-    ranges = order().coming(0, 20, False, 0, 64)
+    ranges = order().prefetch_ranges(0, 20, False, 0, 64)
     assert len(ranges) <= 2
-    whole = order().coming(0, 0, True, 0, 64)
+    whole = order().prefetch_ranges(0, 0, True, 0, 64)
     assert np.diff(whole).mean() > 200  # pages of 400 bytes
 
 
@@ -82,7 +82,7 @@ def test_what_is_asked_for_comes_into_memory(tmp_path):
     if resident(path).any():
         pytest.skip("this file system keeps its files in memory")
     disk = Readahead(path)
-    disk.ask(np.array([[1 << 20, 3 << 20]]))
+    disk.request(np.array([[1 << 20, 3 << 20]]))
     with path.open("rb") as file:  # reading the last of them waits for it, and for nothing else
         file.seek((3 << 20) - 4096)
         file.read(4096)

@@ -18,6 +18,7 @@ from pipeline.formats.text import open_text
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import TextDataSection
 from pipeline.recipe.text import TextMixerSection
+from tests.sections import train_section
 
 SMOOTH = AugmentSection(smoothing=0.1)
 BATCH = 16
@@ -52,7 +53,9 @@ def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
     """Every step of epoch 1 from `first` on: its micro-batches' (ids, targets, samples), all ranks put together."""
     parts = []
     for rank in range(world):
-        loader = TrainLoader(section(folder, **changes), SMOOTH, BATCH, grad_accum_steps, 7, place(rank, world))
+        loader = TrainLoader(
+            section(folder, **changes), SMOOTH, train_section(BATCH, grad_accum_steps, 7), place(rank, world)
+        )
         with loader.batches(1, first) as batches:
             parts.append([(batch.inputs, batch.targets, torch.from_numpy(batch.samples)) for batch in batches])
     steps = []
@@ -109,9 +112,7 @@ def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, grad_
             loader = TrainLoader(
                 section(folder, order=order, shuffle_window_mib=1),
                 SMOOTH,
-                batch,
-                grad_accum_steps,
-                3,
+                train_section(batch, grad_accum_steps, 3),
                 place(rank, ranks),
             )
             with loader.batches(0) as batches:
@@ -144,12 +145,12 @@ def test_evaluation_sees_every_pair_once(folder, world):
 
 
 def test_a_model_too_small_for_the_pairs_is_refused(folder):
-    loader = TrainLoader(section(folder), SMOOTH, BATCH, 1, 7, place())
+    loader = TrainLoader(section(folder), SMOOTH, train_section(BATCH, seed=7), place())
     fits = TextMixerSection(kind="text_mixer", vocabulary=24, tokens=48, channels=4, depth=1)
     check_model(fits, loader)
     for change, words in (
         ({"tokens": 47}, r"model.tokens 47: .* up to 48 tokens; take that many, or prepare with --length 47"),
-        ({"vocabulary": 23}, "model.vocabulary 23: tokenizer.json beside .* has 24 words"),
+        ({"vocabulary": 23}, "model.vocabulary 23: tokenizer.json next to .* has 24 words"),
     ):
         with pytest.raises(InputError, match=words):
             check_model(fits.model_copy(update=change), loader)
@@ -171,4 +172,4 @@ def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
 
 def test_pictures_are_not_text(folder, digits):
     with pytest.raises(InputError, match="not tokens and length"):
-        TrainLoader(section(digits), SMOOTH, BATCH, 1, 7, place())
+        TrainLoader(section(digits), SMOOTH, train_section(BATCH, seed=7), place())

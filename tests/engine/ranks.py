@@ -47,9 +47,8 @@ class Setting:
         fixed = [("data.path", str(data)), ("data.workers", "1")]
         self.recipe = load_recipe(ROOT / f"recipes/digits/{recipe}.yaml", [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
-        loader = TrainLoader(
-            *(self.data, self.recipe.augment, train.global_batch, train.grad_accum_steps, train.seed, self.topology)
-        )
+        in_fp32 = train.model_copy(update={"precision": "fp32"})
+        loader = TrainLoader(self.data, self.recipe.augment, in_fp32, self.topology)
         with loader.batches(0) as batches:
             everything = list(batches)
         micro = train.grad_accum_steps

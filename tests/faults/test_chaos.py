@@ -72,7 +72,7 @@ def test_pictures_that_are_not_numbers_are_left_out_and_nothing_else_changes(cha
     orders = [order for order in range(29) if not 13 <= order < 17][:20]  # the data of step 1, 2, ...
     recipe = load_recipe(chaos / "nan/recipe.yaml")
     train = recipe.train
-    loader = TrainLoader(recipe.data, recipe.augment, train.global_batch, 1, train.seed, read_topology())
+    loader = TrainLoader(recipe.data, recipe.augment, train, read_topology())
     with loader.batches(0) as batches:
         everything = [(batch.inputs, batch.targets) for batch in batches]
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, train.epochs)

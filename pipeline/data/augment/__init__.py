@@ -1,1 +1,1 @@
-"""What a training picture undergoes between its crop and the model."""
+"""Augmentation of training pictures, between the crop and the model."""

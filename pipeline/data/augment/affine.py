@@ -1,8 +1,8 @@
 """Rotate, shear and translate: in place on uint8 pictures, bit-identical to Pillow 13's `Image.transform`.
 
-Pillow (Geometry.c) takes the source point of each output pixel's centre in double precision, fills where it lies
-outside, and interpolates with edges repeated and the result cut, not rounded. That is pipeline/native/move.c, and
-`transform_plainly` where it cannot be built: the same, bit for bit, several times slower.
+Pillow (Geometry.c) computes the source point of each output pixel's centre in double precision, fills where it is
+outside, and interpolates with edges repeated; the result is truncated, not rounded. pipeline/native/move.c does so,
+and `transform_plainly` where it cannot be built: the same, bit for bit, several times slower.
 """
 
 import math
@@ -10,12 +10,12 @@ import math
 import numpy as np
 from numba import types
 
-from pipeline.data.compiled import jit, native_symbol, pixels
+from pipeline.data.compiled import jit, jit_noalias, native_symbol
 
-_LOW = -3768320.0  # of 1e15, below its highest 26 bits
+_LOW = -3768320.0  # the part of 1e15 below its highest 26 bits
 
 
-@pixels
+@jit_noalias
 def rotation(degrees, height, width):
     """`Image.rotate`'s matrix (a, b, c, d, e, f): output (x, y) reads from (ax + by + c, dx + ey + f)."""
     angle = -math.radians(degrees % 360.0)
@@ -24,9 +24,9 @@ def rotation(degrees, height, width):
     return cos, sin, cos * -x + sin * -y + 0.0 + x, back, cos, back * -x + cos * -y + 0.0 + y
 
 
-@pixels
+@jit_noalias
 def _round15(number):
-    """Python's round(number, 15) for |number| <= 1: the product's rounding error decides where it hid a half."""
+    """Python's round(number, 15) for |number| <= 1; the product's rounding error decides near a half."""
     scaled = number * 1e15
     split = number * 134217729.0  # Veltkamp and Dekker: halves of 26 bits, whose products are exact
     high = split - (split - number)
@@ -43,7 +43,7 @@ def _round15(number):
 
 @jit
 def transform_plainly(picture, matrix, cubic, fill, scratch):
-    """Move picture [H, 3 W] by `matrix`; bicubic or bilinear; `fill` is R | G << 8 | B << 16."""
+    """Transform picture [H, 3 W] by `matrix` in place; bicubic or bilinear; `fill` is R | G << 8 | B << 16."""
     a, b, c, d, e, f = matrix
     source, height, width = scratch.copy, picture.shape[0], picture.shape[1] // 3
     source[:] = picture
@@ -70,13 +70,13 @@ def _interpolated(source, x, y, channel, cubic):
 
 @jit
 def _taps(row, left, channel):
-    """The four pixels around, edges repeated."""
+    """The four neighbouring pixels, edges repeated."""
     last = row.size // 3 - 1
-    before, here = 3 * min(max(left - 1, 0), last), 3 * min(max(left, 0), last)
+    before, center = 3 * min(max(left - 1, 0), last), 3 * min(max(left, 0), last)
     after, beyond = 3 * min(max(left + 1, 0), last), 3 * min(max(left + 2, 0), last)
     return (
         np.float64(row[before + channel]),
-        np.float64(row[here + channel]),
+        np.float64(row[center + channel]),
         np.float64(row[after + channel]),
         np.float64(row[beyond + channel]),
     )
@@ -84,7 +84,7 @@ def _taps(row, left, channel):
 
 @jit
 def _between(v0, v1, v2, v3, x, cubic):
-    """Between v1 and v2; Pillow's cubic has a = -1."""
+    """Interpolated between v1 and v2; Pillow's cubic has a = -1."""
     if not cubic:
         return v1 + (v2 - v1) * x
     p2, p3, p4 = -v0 + v2, 2 * (v0 - v1) + v2 - v3, -v0 + v1 - v2 + v3

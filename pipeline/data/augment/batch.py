@@ -1,16 +1,21 @@
-"""A batch of pictures augmented in the decoding threads, pictures shared out, without the GIL."""
+"""Augments batches of decoded pictures on the CPU: each thread takes a part of the batch, without the GIL."""
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from pipeline.data.augment.appearance import Appearance, appearance, change_appearance
+from pipeline.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
+from pipeline.data.augment.draw import draw_chain
+from pipeline.data.augment.operations import apply
 from pipeline.data.augment.program import MIX, NO_POLICY, Program, compile_policy
+from pipeline.data.augment.registry import OPERATIONS, SKIP, Function
 from pipeline.data.augment.run import run_mixture, run_policy
 from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.compiled import jit
-from pipeline.data.random import APPEARANCE, AUGMENT, key
+from pipeline.data.random import AUGMENT, COLOR_JITTER, key
 from pipeline.data.threads import run_on_threads
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.policy import parse_policy
@@ -18,45 +23,70 @@ from pipeline.recipe.policy import parse_policy
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What becomes of a training picture between crop and device. Each picture's numbers are its own."""
+    """A policy, then colour jitter. The random numbers of a picture are keyed by (seed, epoch, view id)."""
 
     program: Program
-    looks: Appearance
+    color_jitter: ColorJitter
+    functions: Mapping[int, Function] = field(default_factory=dict)  # registered operations of the policy, by number
 
-    def __call__(self, pictures: np.ndarray, samples: np.ndarray, seed: int, epoch: int, threads: int) -> None:
-        """Augment uint8 [B, H, W, 3], which show `samples`, in place. What is off is not even compiled."""
+    def __call__(self, pictures: np.ndarray, view_ids: np.ndarray, seed: int, epoch: int, threads: int) -> None:
+        """Augment pictures uint8 [B, H, W, 3] with these view ids in place. What is off is not even compiled."""
         if self.program.kind != NO_POLICY:
-            work = _mix_share if self.program.kind == MIX else _run_share
-            run_on_threads(functools.partial(work, pictures, samples, seed, epoch, self.program), threads)
-        if max(self.looks.jitter_prob, self.looks.gray_prob, self.looks.blur_prob) > 0:
-            run_on_threads(functools.partial(_look_share, pictures, samples, seed, epoch, self.looks), threads)
+            work = functools.partial(self._policy_worker(), pictures, view_ids, seed, epoch, self.program)
+            run_on_threads(work, threads)
+        if self.color_jitter.is_on:
+            work = functools.partial(_run_color_jitter, pictures, view_ids, seed, epoch, self.color_jitter)
+            run_on_threads(work, threads)
+
+    def _policy_worker(self) -> Callable[..., Any]:
+        if self.functions:
+            assert self.program.kind != MIX, "AugMix has no sets of operations"
+            return functools.partial(_run_with_functions, self.functions)
+        return _run_augmix if self.program.kind == MIX else _run_policy
 
 
-def augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:
+def build_augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:
+    """The section's augmentation; `mean`, on a scale of 0 to 1, is the fill colour of pixels from outside."""
     policy = parse_policy(section.auto_augment) if section.auto_augment else None
-    return Augmentation(compile_policy(policy, mean), appearance(section))
+    program = compile_policy(policy, mean)
+    registered = {operation.number: operation.function for operation in OPERATIONS if operation.function is not None}
+    functions = {int(number): registered[number] for number in set(program.table[:, 0]) & registered.keys()}
+    return Augmentation(program, build_color_jitter(section), functions)
 
 
 @jit
-def _run_share(pictures, samples, seed, epoch, program, chunk, chunks):
-    """The policy on every `chunks`-th picture from `chunk` on."""
+def _run_policy(pictures, view_ids, seed, epoch, program, chunk, chunks):
+    """RandAugment or AutoAugment on every `chunks`-th picture from `chunk` on."""
     scratch = scratch_for(pictures.shape[1], pictures.shape[2])
     chain = np.empty((program.layers, 3))
-    for b in range(chunk, len(samples), chunks):
-        run_policy(pictures[b], program, key(seed, epoch, samples[b], AUGMENT), scratch, chain)
+    for b in range(chunk, len(view_ids), chunks):
+        run_policy(pictures[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
 
 
 @jit
-def _mix_share(pictures, samples, seed, epoch, program, chunk, chunks):
+def _run_augmix(pictures, view_ids, seed, epoch, program, chunk, chunks):
     """AugMix on them."""
     scratch = scratch_for(pictures.shape[1], pictures.shape[2])
     chain = np.empty((max(program.layers, 3), 3))
-    for b in range(chunk, len(samples), chunks):
-        run_mixture(pictures[b], program, key(seed, epoch, samples[b], AUGMENT), scratch, chain)
+    for b in range(chunk, len(view_ids), chunks):
+        run_mixture(pictures[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
+
+
+def _run_with_functions(functions, pictures, view_ids, seed, epoch, program, chunk, chunks):
+    """`_run_policy` from Python, step by step: the compiled operations and those registered as `functions`."""
+    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+    chain = np.empty((program.layers, 3))
+    for b in range(chunk, len(view_ids), chunks):
+        draw_chain(program, np.uint64(key(seed, epoch, view_ids[b], AUGMENT)), chain)
+        for number, argument, cubic in chain.tolist():
+            if number in functions:
+                functions[number](pictures[b], argument)
+            elif number != SKIP:
+                apply(pictures[b], int(number), argument, bool(cubic), np.uint32(program.fill), scratch)
 
 
 @jit
-def _look_share(pictures, samples, seed, epoch, looks, chunk, chunks):
+def _run_color_jitter(pictures, view_ids, seed, epoch, color_jitter, chunk, chunks):
     scratch = scratch_for(pictures.shape[1], pictures.shape[2])
-    for b in range(chunk, len(samples), chunks):
-        change_appearance(pictures[b], looks, key(seed, epoch, samples[b], APPEARANCE), scratch)
+    for b in range(chunk, len(view_ids), chunks):
+        apply_color_jitter(pictures[b], color_jitter, key(seed, epoch, view_ids[b], COLOR_JITTER), scratch)

@@ -1,7 +1,7 @@
 """`ImageEnhance` and `Image.blend`: in place on uint8 pictures, bit-identical to Pillow 13.
 
-Pillow blends in single precision, a + factor (b - a), cuts the fraction off and clips. Its luma (Convert.c) is
-(19595 R + 38470 G + 7471 B + 2^15) >> 16. A processor that finds 64 values of a table at once does so instead of the
+Pillow blends in single precision, a + factor (b - a), truncates and clips. Its luma (Convert.c) is
+(19595 R + 38470 G + 7471 B + 2^15) >> 16. Processors that look up 64 values of a table at once do that instead of the
 arithmetic (pipeline/native/blend.c): two to four times faster.
 """
 
@@ -9,63 +9,63 @@ import numpy as np
 from numba import types
 
 from pipeline.data.augment.tables import look_up_one
-from pipeline.data.compiled import inlined, pixels, quick_symbol
+from pipeline.data.compiled import jit_inline, jit_noalias, optional_symbol
 
-_sum_luma = quick_symbol("sum_luma", types.int64(types.intp, types.int64))
-_color_by_table = quick_symbol("color_by_table", types.int32(types.intp, types.int64, types.intp))
+_sum_luma = optional_symbol("sum_luma", types.int64(types.intp, types.int64))
+_color_by_table = optional_symbol("color_by_table", types.int32(types.intp, types.int64, types.intp))
 
 
-@inlined
+@jit_inline
 def blended(base, difference, factor):
-    """One value: `base` + `factor` x `difference`, clipped and cut to uint8."""
+    """`base` + `factor` x `difference` of one value, clipped and truncated to uint8."""
     value = np.float32(base) + factor * np.float32(difference)
     return np.uint8(np.int32(min(max(value, np.float32(0)), np.float32(255))))
 
 
-@inlined
+@jit_inline
 def luma(red, green, blue):
     """Pillow's `L` of one pixel, int32."""
     total = np.int32(red) * np.int32(19595) + np.int32(green) * np.int32(38470) + np.int32(blue) * np.int32(7471)
     return (total + np.int32(0x8000)) >> np.int32(16)
 
 
-@pixels
+@jit_noalias
 def blend_tables(factor, tables):
-    """By how much a value ends above its base or below it, by how far it is there: uint8 [2 or more, 256].
+    """Fill uint8 [2 or more, 256]: how far a blend is above (or below) its base, by how far the value is.
 
-    False where that is not certain: where rounding the sum of base and difference may lead to the next whole number,
-    which is half of the last of 24 bits away, 2^-17 for what is below 256; and for factors that turn it round.
+    Returns whether the tables are exact. They are not where rounding the sum of base and difference may reach the
+    next whole number, which is half of the last of 24 bits away, 2^-17 below 256; nor for negative factors.
     """
-    sure = factor >= np.float32(0)
+    exact = factor >= np.float32(0)
     for value in range(256):
         moved = factor * np.float32(value)
         whole = np.floor(moved)
         part = moved - whole
-        sure &= part == 0 or (part > np.float32(2**-16) and part < np.float32(1 - 2**-16))
+        exact &= part == 0 or (part > np.float32(2**-16) and part < np.float32(1 - 2**-16))
         tables[0, value] = np.uint8(min(whole, np.float32(255)))
         tables[1, value] = np.uint8(min(np.ceil(moved), np.float32(255)))
-    return sure
+    return exact
 
 
-@pixels
+@jit_noalias
 def brightness(values, factor, table):
-    """Away from black or towards it, `ImageEnhance.Brightness`. Table uint8 [256] is scratch."""
-    _away_from(values, np.int32(0), np.float32(factor), table)
+    """Blend with black, `ImageEnhance.Brightness`. Table uint8 [256] is scratch."""
+    _blend_with_gray(values, np.int32(0), np.float32(factor), table)
 
 
-@pixels
+@jit_noalias
 def contrast(values, factor, table):
-    """Away from the mean luma or towards it, `ImageEnhance.Contrast`. Table uint8 [256] is scratch."""
+    """Blend with the mean luma, `ImageEnhance.Contrast`. Table uint8 [256] is scratch."""
     total = np.int64(_sum_luma(values.ctypes.data, values.size))
-    if total == 0:  # not done, or black
+    if total == 0:  # not computed, or black
         for i in range(values.size // 3):
             total += luma(values[3 * i], values[3 * i + 1], values[3 * i + 2])
     mean = total / (values.size // 3)
-    _away_from(values, np.int32(mean + 0.5), np.float32(factor), table)
+    _blend_with_gray(values, np.int32(mean + 0.5), np.float32(factor), table)
 
 
-@inlined
-def _away_from(values, grey, factor, table):
+@jit_inline
+def _blend_with_gray(values, grey, factor, table):
     for value in range(256):
         table[value] = blended(grey, np.int32(value) - grey, factor)
     if not look_up_one(values, table):
@@ -73,9 +73,9 @@ def _away_from(values, grey, factor, table):
             values[i] = blended(grey, np.int32(values[i]) - grey, factor)
 
 
-@pixels
+@jit_noalias
 def color(values, factor, tables):
-    """Away from each pixel's own grey or towards it, `ImageEnhance.Color`; 0 is grayscale. Tables are scratch."""
+    """Blend with each pixel's luma, `ImageEnhance.Color`; factor 0 is grayscale. Tables are scratch."""
     share = np.float32(factor)
     if blend_tables(share, tables) and _color_by_table(values.ctypes.data, values.size, tables.ctypes.data):
         return
@@ -87,9 +87,9 @@ def color(values, factor, tables):
         values[3 * i + 2] = blended(grey, blue - grey, share)
 
 
-@pixels
+@jit_noalias
 def blend(values, others, factor):
-    """`values` towards `others`, `Image.blend(values, others, factor)`."""
+    """`Image.blend(values, others, factor)`, into `values`."""
     share = np.float32(factor)
     for i in range(values.size):
         values[i] = blended(values[i], np.int32(others[i]) - np.int32(values[i]), share)

@@ -1,35 +1,35 @@
-"""What a policy does to one picture: drawn from the picture's own stream, by timm's laws.
+"""Draws what a policy does to a picture from the picture's own random stream, with timm's distributions.
 
-The k-th step takes its numbers from counter 8 k on, one number a purpose, so that no choice moves another.
+The k-th step takes its random numbers from counter 8 k on, one for each purpose, so that they are independent.
 """
 
 import math
 
 import numpy as np
 
-from pipeline.data.augment.operations import SKIP
-from pipeline.data.augment.program import (
-    AUTO,
-    AWAY,
-    FEWER,
+from pipeline.data.augment.program import AUTO
+from pipeline.data.augment.registry import (
+    AROUND_ONE,
+    FALLING,
     LINEAR,
-    NOTHING,
-    REST,
+    NO_ARGUMENT,
+    ONE_MINUS,
+    RISING,
     SIGNED,
-    SPREAD,
-    STEPS,
+    SKIP,
+    UNIFORM,
 )
 from pipeline.data.compiled import jit
 from pipeline.data.random import scramble, uniform
 
 _CHOICE, _PROB, _RADIUS, _ANGLE, _SIGN, _CUBIC, _WITHIN = range(7)
-_NUMBERS = 8  # counters that a step may use
+_NUMBERS = 8  # counters of a step
 _SHARES, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's shares, and of its chains' own streams
 
 
 @jit
 def draw_chain(program, stream, chain):
-    """Fill float64 [layers, 3] with the operation (or SKIP), timm's argument and cubic (or linear) of each step."""
+    """Draw a chain of steps into float64 [layers, 3]: operation (or SKIP), argument, and whether bicubic, of each."""
     table = program.table
     if program.kind == AUTO:
         policy = int(uniform(stream, _CHOICE) * (len(table) // program.layers))
@@ -46,7 +46,7 @@ def draw_chain(program, stream, chain):
 
 @jit
 def _weighted(weights, stream, k):
-    """The k-th of a draw without replacement: of what earlier steps left, each in proportion to its weight."""
+    """The k-th row of a weighted draw without replacement."""
     left = weights.copy()
     row = 0
     for step in range(k + 1):
@@ -64,14 +64,14 @@ def _weighted(weights, stream, k):
 
 @jit
 def _draw_step(row, stream, at, step):
-    operation, law, scale, offset, low, high, prob, magnitude, std, limit = row
-    step[0] = operation if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
+    prob, magnitude, std, limit = row[6], row[7], row[8], row[9]
+    step[0] = row[0] if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
     if std == np.inf:
         magnitude *= uniform(stream, at + _RADIUS)
     elif std > 0:
         magnitude += std * _normal(stream, at)
     share = max(0.0, min(magnitude, limit)) / 10.0
-    step[1] = _argument(law, scale, offset, low, high, share, stream, at)
+    step[1] = draw_argument(row, share, stream, at)
     step[2] = uniform(stream, at + _CUBIC) < 0.5
 
 
@@ -82,31 +82,35 @@ def _normal(stream, at):
 
 
 @jit
-def _argument(law, scale, offset, low, high, share, stream, at):
-    """timm's argument of an operation; `program` lists the laws."""
+def draw_argument(row, share, stream, at):
+    """The argument of an operation by its law: `row` is one of `Program.table`, `share` the magnitude over 10.
+
+    Random numbers come from counter `at` of the stream on. `pipeline.data.augment.registry` lists the laws.
+    """
+    law, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
     amount = share * scale
     negative = uniform(stream, at + _SIGN) < 0.5
     if law == LINEAR:
         return max(low, min(high, amount + offset))
     if law == SIGNED:
         return -amount if negative else amount
-    if law == AWAY:
+    if law == AROUND_ONE:
         return max(low, 1.0 - amount if negative else 1.0 + amount)
-    if law == STEPS:
+    if law == RISING:
         return offset + min(high, np.floor(amount))
-    if law == FEWER:
+    if law == FALLING:
         return offset - min(high, np.floor(amount))
-    if law == REST:
+    if law == ONE_MINUS:
         return 1.0 - max(low, min(high, amount + offset))
-    if law == SPREAD:
+    if law == UNIFORM:
         return offset + (min(share, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
-    assert law == NOTHING
+    assert law == NO_ARGUMENT
     return 0.0
 
 
 @jit
 def draw_shares(program, stream, shares):
-    """AugMix: fill float32 [width] with the chains' shares of the mixture; the mixture's share of the picture."""
+    """AugMix: draw the chains' weights into float32 [width]; returns the weight of their sum against the picture."""
     total = 0.0
     gammas = np.empty(program.width)
     for k in range(program.width):
@@ -121,7 +125,7 @@ def draw_shares(program, stream, shares):
 
 @jit
 def mixed_chain(program, stream, k):
-    """AugMix: the stream of the k-th chain, and how many steps it has."""
+    """AugMix: the random stream of the k-th chain, and its number of steps."""
     own = scramble(stream + np.uint64(_CHAINS + k))
     depth = program.layers if program.layers else 1 + int(3 * uniform(own, 1 << 19))
     return own, depth
@@ -129,7 +133,7 @@ def mixed_chain(program, stream, k):
 
 @jit
 def _gamma(alpha, stream):
-    """A Gamma(alpha, 1) number (Marsaglia & Tsang 2000), by a fourth of the stream's numbers an attempt."""
+    """A Gamma(alpha, 1) random number (Marsaglia & Tsang 2000)."""
     boosted = alpha if alpha >= 1 else alpha + 1.0
     d = boosted - 1.0 / 3.0
     c = 1.0 / math.sqrt(9.0 * d)

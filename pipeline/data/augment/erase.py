@@ -1,6 +1,6 @@
-"""Random erasing (Zhong et al. 2017) with timm's law of boxes, each picture drawing from its own key.
+"""Random erasing (Zhong et al. 2017) with timm's distribution of boxes, keyed by view id.
 
-Noise is drawn on the host by a table of the normal distribution's quantiles, so that it is the same on every device.
+Noise is drawn on the host from a table of the normal distribution's quantiles: it is the same on every device.
 """
 
 import functools
@@ -13,6 +13,7 @@ from scipy.special import ndtri
 
 from pipeline.data.compiled import jit
 from pipeline.data.random import ERASE, key, scramble, uniform
+from pipeline.recipe.augment import AugmentSection
 
 _MIN_AREA, _MAX_AREA = 0.02, 1 / 3
 _LOW, _HIGH = math.log(0.3), math.log(1 / 0.3)  # of the aspect
@@ -22,15 +23,14 @@ _NOISE = 1 << 20  # first counter of a picture's noise
 _COUNTERS = 1 << 14  # of a row: four numbers each
 
 
-def erase(
-    images: torch.Tensor, samples: np.ndarray, seed: int, epoch: int, prob: float, count: int, mode: Mode
-) -> None:
-    """Erase boxes of normalised pictures float32 [B, 3, side, side], which show `samples`, in place.
+def erase(images: torch.Tensor, view_ids: np.ndarray, section: AugmentSection, seed: int, epoch: int) -> None:
+    """Erase boxes of normalised pictures float32 [B, 3, side, side] in place, by the section's `re_` keys.
 
-    With zeros (const), one standard normal colour a box (rand), or standard normal noise (pixel). Channels last in
-    memory on the CPU, where it is compiled.
+    `re_mode` const fills with zeros, rand with one standard normal colour a box, pixel with standard normal noise. On
+    the CPU, where it is compiled, pictures are channels last in memory.
     """
-    boxes, streams = draw_boxes(samples, seed, epoch, images.shape[-1], prob, count)
+    boxes, streams = draw_boxes(view_ids, seed, epoch, images.shape[-1], section.re_prob, section.re_count)
+    mode: Mode = section.re_mode
     if images.device.type == "cpu":
         pictures = images.permute(0, 2, 3, 1).numpy()
         _erase(pictures, boxes, streams, mode == "const", mode == "pixel", normal_quantiles())
@@ -39,7 +39,7 @@ def erase(
 
 
 def erase_with_torch(images: torch.Tensor, boxes: np.ndarray, streams: np.ndarray, mode: Mode) -> None:
-    """The same numbers on any device."""
+    """`erase` on any device, given the boxes and streams of `draw_boxes`: the same numbers."""
     shapes = boxes[:, 3:] if mode == "pixel" else np.ones((len(boxes), 2), np.int64)
     sizes = 3 * shapes[:, 0] * shapes[:, 1]
     noise = np.zeros(sizes.sum(), np.float32)
@@ -50,7 +50,7 @@ def erase_with_torch(images: torch.Tensor, boxes: np.ndarray, streams: np.ndarra
         boxes.tolist(), shapes.tolist(), values.split(sizes.tolist()), strict=True
     ):
         region = images[b, :, top : top + height, left : left + width]
-        region.copy_(fill.view(*shape, 3).permute(2, 0, 1).expand_as(region))  # in the order of memory
+        region.copy_(fill.view(*shape, 3).permute(2, 0, 1).expand_as(region))  # to channels first
 
 
 @jit
@@ -73,12 +73,12 @@ def _erase(images, boxes, streams, zero, noisy, quantiles):
 
 
 @jit
-def draw_boxes(samples, seed, epoch, side, prob, count):
-    """int64 [n, 5] (picture, top, left, height, width) in timm's order of draws, and uint64 [n], their streams."""
-    boxes, streams = np.empty((len(samples) * count, 5), np.int64), np.empty(len(samples) * count, np.uint64)
-    found = 0
-    for b in range(len(samples)):
-        stream = key(seed, epoch, samples[b], ERASE)
+def draw_boxes(view_ids, seed, epoch, side, prob, count):
+    """int64 [n, 5] of (picture, top, left, height, width), drawn in timm's order, and their streams, uint64 [n]."""
+    boxes, streams = np.empty((len(view_ids) * count, 5), np.int64), np.empty(len(view_ids) * count, np.uint64)
+    drawn = 0
+    for b in range(len(view_ids)):
+        stream = key(seed, epoch, view_ids[b], ERASE)
         if uniform(stream, 0) > prob:
             continue
         wanted = 1 if count == 1 else 1 + int(uniform(stream, 1) * count)
@@ -90,19 +90,19 @@ def draw_boxes(samples, seed, epoch, side, prob, count):
                 h, w = int(np.rint(math.sqrt(area * aspect))), int(np.rint(math.sqrt(area / aspect)))
                 at += 2
                 if w < side and h < side:
-                    boxes[found, 0], boxes[found, 3], boxes[found, 4] = b, h, w
-                    boxes[found, 1] = int(uniform(stream, at) * (side - h + 1))
-                    boxes[found, 2] = int(uniform(stream, at + 1) * (side - w + 1))
-                    streams[found] = scramble(stream + np.uint64(_NOISE + at))
+                    boxes[drawn, 0], boxes[drawn, 3], boxes[drawn, 4] = b, h, w
+                    boxes[drawn, 1] = int(uniform(stream, at) * (side - h + 1))
+                    boxes[drawn, 2] = int(uniform(stream, at + 1) * (side - w + 1))
+                    streams[drawn] = scramble(stream + np.uint64(_NOISE + at))
                     at += 2
-                    found += 1
+                    drawn += 1
                     break
-    return boxes[:found], streams[:found]
+    return boxes[:drawn], streams[:drawn]
 
 
 @jit
 def fill_noise(noise, shapes, streams, quantiles):
-    """Fill float32 noise with one box after the other: int64 shapes [n, 2], height and width, and their streams."""
+    """Fill float32 noise, one box after the other: shapes int64 [n, 2] of (height, width), streams uint64 [n]."""
     start = 0
     for n in range(len(shapes)):
         for y in range(shapes[n, 0]):
@@ -113,13 +113,13 @@ def fill_noise(noise, shapes, streams, quantiles):
 
 @jit
 def _row(stream, y):
-    """What the numbers of a box's row are drawn from."""
+    """The random stream of a row of a box."""
     return stream + np.uint64(_COUNTERS * y)
 
 
 @jit
 def _fill_normal(values, stream, quantiles):
-    """Four numbers from 64 bits."""
+    """Fill values with normal random numbers, four from 64 bits."""
     whole = values.size // 4
     for i in range(whole):
         bits = scramble(stream + np.uint64(i))
@@ -133,9 +133,9 @@ def _fill_normal(values, stream, quantiles):
 
 @functools.cache
 def normal_quantiles() -> np.ndarray:
-    """float32 [4096]: the middles of as many equally likely parts of the normal distribution, of variance 1.
+    """float32 [4096]: the medians of as many equally likely parts of the normal distribution, scaled to variance 1.
 
-    No more of them, so that they stay in a core's first cache.
+    The table is no larger so that it fits into a core's first-level cache.
     """
     levels = ndtri((np.arange(_LEVELS) + 0.5) / _LEVELS)
     return (levels / levels.std()).astype(np.float32)

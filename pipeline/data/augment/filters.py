@@ -5,16 +5,16 @@ from numba import types
 
 from pipeline.data.augment.blend import blend_tables, blended
 from pipeline.data.augment.tables import copy_values
-from pipeline.data.compiled import pixels, quick_symbol
+from pipeline.data.compiled import jit_noalias, optional_symbol
 
-_sharpen_by_table = quick_symbol(
+_sharpen_by_table = optional_symbol(
     "sharpen_by_table", types.int32(types.intp, types.int64, types.int64, types.intp, types.intp)
 )
 
 
-@pixels
+@jit_noalias
 def sharpness(picture, factor, rows, columns, tables):
-    """Away from a 3 x 3 mean or towards it, `ImageEnhance.Sharpness`; the outermost pixels stay.
+    """Blend with a 3 x 3 mean, `ImageEnhance.Sharpness`; the outermost pixels do not change.
 
     Rows uint8 [2, 3 W], columns uint16 [9 W + 224] and tables uint8 [2 or more, 256] are scratch.
     """
@@ -29,30 +29,30 @@ def sharpness(picture, factor, rows, columns, tables):
     columns = columns[:width]
     copy_values(picture[0], rows[0])
     for y in range(1, height - 1):
-        above, here, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]
-        copy_values(picture[y], here)
-        _add_three(above, here, below, columns)
-        # Shifted views: with i - 3 as index numba would test for negative ones and LLVM not vectorise.
+        above, center, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]
+        copy_values(picture[y], center)
+        _add_three(above, center, below, columns)
+        # Shifted views: for an index i - 3 numba would handle negative values, and LLVM would not vectorise.
         sides = columns[: width - 6], columns[3:-3], columns[6:width]
-        _sharpen(sides[0], sides[1], sides[2], here[3:-3], picture[y, 3:-3], share)
+        _sharpen(sides[0], sides[1], sides[2], center[3:-3], picture[y, 3:-3], share)
 
 
-@pixels
-def _add_three(above, here, below, columns):
-    for i in range(here.size):
-        columns[i] = np.uint16(above[i]) + np.uint16(here[i]) + np.uint16(below[i])
+@jit_noalias
+def _add_three(above, center, below, columns):
+    for i in range(center.size):
+        columns[i] = np.uint16(above[i]) + np.uint16(center[i]) + np.uint16(below[i])
 
 
-@pixels
-def _sharpen(left, middle, right, here, out, factor):
+@jit_noalias
+def _sharpen(left, middle, right, center, out, factor):
     for i in range(out.size):
         # (nine + four times the middle) / 13, rounded, as Pillow's kernel gives it: exact up to 13 x 255
-        twice = np.uint16(np.uint16(2) * (left[i] + middle[i] + right[i] + np.uint16(4) * here[i]) + np.uint16(13))
+        twice = np.uint16(np.uint16(2) * (left[i] + middle[i] + right[i] + np.uint16(4) * center[i]) + np.uint16(13))
         mean = np.int32(np.uint16(np.uint32(twice) * np.uint32(40330) >> np.uint32(16)) >> np.uint16(4))
-        out[i] = blended(mean, np.int32(here[i]) - mean, factor)
+        out[i] = blended(mean, np.int32(center[i]) - mean, factor)
 
 
-@pixels
+@jit_noalias
 def gaussian_blur(picture, sigma, sums, rows, copy):
     """Three box blurs in x and three in y, `ImageFilter.GaussianBlur(sigma)`. Sums [3 W], rows [2, 3 W].
 
@@ -75,7 +75,7 @@ def gaussian_blur(picture, sigma, sums, rows, copy):
         copy_values(copy[y], picture[y])
 
 
-@pixels
+@jit_noalias
 def _box_radius(sigma):
     variance = sigma * sigma / np.float32(3)
     length = np.float32(np.sqrt(12.0 * np.float64(variance) + 1.0))
@@ -85,14 +85,14 @@ def _box_radius(sigma):
     return whole + part
 
 
-@pixels
+@jit_noalias
 def _box_row(row, radius, near, far, sums, source):
     """One box blur along a row of pixels in place, the edge pixel repeated outside."""
     copy_values(row, source)
     sums[:] = 1 << 23
     for offset in range(-radius - 1, radius + 2):
         weight = far if abs(offset) > radius else near
-        # the middle in one run, and up to radius + 1 pixels at either end apart
+        # the middle at once, and up to radius + 1 pixels at either end by themselves
         low, high = min(max(-3 * offset, 0), row.size), max(min(row.size - 3 * offset, row.size), 0)
         if high > low:
             _add(source[low + 3 * offset : high + 3 * offset], weight, sums[low:high])
@@ -103,7 +103,7 @@ def _box_row(row, radius, near, far, sums, source):
     _store(sums, row)
 
 
-@pixels
+@jit_noalias
 def _box_columns(source, target, radius, near, far, sums):
     """One box blur along every column."""
     last = source.shape[0] - 1
@@ -114,13 +114,13 @@ def _box_columns(source, target, radius, near, far, sums):
         _store(sums, target[y])
 
 
-@pixels
+@jit_noalias
 def _add(source, weight, sums):
     for i in range(sums.size):
         sums[i] += weight * np.uint32(source[i])
 
 
-@pixels
+@jit_noalias
 def _store(sums, target):
     for i in range(sums.size):
         target[i] = np.uint8(sums[i] >> np.uint32(24))

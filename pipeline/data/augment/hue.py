@@ -1,15 +1,15 @@
-"""Hue, as torchvision turns it through Pillow's eight-bit HSV: in place, bit-identical to Pillow 13 (Convert.c)."""
+"""torchvision's change of hue, through Pillow's eight-bit HSV: in place, bit-identical to Pillow 13 (Convert.c)."""
 
 import math
 
 import numpy as np
 
-from pipeline.data.compiled import pixels
+from pipeline.data.compiled import jit_noalias
 
 
-@pixels
+@jit_noalias
 def turn_hue(values, turn):
-    """`torchvision.transforms.functional.adjust_hue`; `turn` within -0.5 and 0.5 of the circle."""
+    """`torchvision.transforms.functional.adjust_hue` by `turn`, -0.5 to 0.5 turns of the colour circle."""
     added = np.uint8(np.int32(turn * 255) & 255)
     for i in range(0, values.size, 3):
         hue, saturation, value = _to_hsv(values[i], values[i + 1], values[i + 2])
@@ -17,7 +17,7 @@ def turn_hue(values, turn):
         values[i], values[i + 1], values[i + 2] = red, green, blue
 
 
-@pixels
+@jit_noalias
 def _to_hsv(red, green, blue):
     greatest, least = max(red, green, blue), min(red, green, blue)
     if greatest == least:
@@ -38,7 +38,7 @@ def _to_hsv(red, green, blue):
     return np.uint8(np.int32(np.float64(hue) * 255.0)), np.uint8(np.int32(saturation * 255.0)), greatest
 
 
-@pixels
+@jit_noalias
 def _to_rgb(hue, saturation, value):
     if saturation == 0:
         return value, value, value
@@ -63,7 +63,7 @@ def _to_rgb(hue, saturation, value):
     return value, low, falling
 
 
-@pixels
+@jit_noalias
 def _nearest(number):
-    """C's round: halves go up."""
+    """C's `round` of a positive number: halves are rounded up."""
     return np.uint8(np.int32(math.floor(number + 0.5)))

@@ -1,34 +1,49 @@
-"""Operations on one picture, by number: what a drawn policy asks for, one step after the other."""
+"""Applies operations, given by number, to one picture: the compiled dispatch of a drawn chain of steps."""
 
 import numpy as np
 
 from pipeline.data.augment.affine import rotation, transform
 from pipeline.data.augment.blend import brightness, color, contrast
 from pipeline.data.augment.filters import gaussian_blur, sharpness
+from pipeline.data.augment.registry import (
+    AUTOCONTRAST,
+    BLUR,
+    BRIGHTNESS,
+    COLOR,
+    CONTRAST,
+    EQUALIZE,
+    INVERT,
+    POSTERIZE,
+    ROTATE,
+    SHARPNESS,
+    SHEAR_X,
+    SHEAR_Y,
+    SKIP,
+    SOLARIZE,
+    SOLARIZE_ADD,
+    TRANSLATE_X,
+    TRANSLATE_X_REL,
+    TRANSLATE_Y_REL,
+)
 from pipeline.data.augment.tables import (
     count_values,
+    identity_tables,
     invert,
     look_up,
-    plain_tables,
     posterize,
     refine_tables,
     solarize,
     solarize_add,
     stretch_tables,
 )
-from pipeline.data.compiled import inlined, jit
-
-SKIP = -1  # instead of an operation: its probability spared the picture
-AUTOCONTRAST, EQUALIZE, INVERT, POSTERIZE, SOLARIZE, SOLARIZE_ADD, BRIGHTNESS = range(7)  # each value by itself
-COLOR, CONTRAST, SHARPNESS, BLUR = range(7, 11)
-ROTATE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, TRANSLATE_X_REL, TRANSLATE_Y_REL = range(11, 18)
+from pipeline.data.compiled import jit, jit_inline
 
 
 @jit
 def apply(picture, operation, argument, cubic, fill, scratch):
-    """Do one operation to picture uint8 [H, W, 3] in place, with timm's argument of it: bits, factor, degrees, ...
+    """Apply one operation to picture uint8 [H, W, 3] in place. The argument is timm's: bits, factor, degrees, ...
 
-    `cubic` (else linear) and `fill`, R | G << 8 | B << 16, matter where pixels move. Translations are in pixels, or
+    `cubic` (else bilinear) and `fill`, R | G << 8 | B << 16, matter where pixels move. Translations are in pixels, or
     with `_REL` in shares of the side.
     """
     chain = np.empty((1, 3))
@@ -36,41 +51,41 @@ def apply(picture, operation, argument, cubic, fill, scratch):
     apply_chain(picture, chain, fill, scratch)
 
 
-@inlined
+@jit_inline
 def apply_chain(picture, chain, fill, scratch):
-    """Do the steps of chain [n, 3] (operation or SKIP, argument, cubic) to picture in place.
+    """Apply the steps of chain [n, 3] (operation or SKIP, argument, cubic) to picture in place.
 
-    Autocontrast and equalize make tables of 256 values a channel. Whatever changes each value by itself and follows
-    is done to the tables; the picture is counted and looked up once for all of them. Without a table, changing
-    the picture (2 to 4 us at 224 x 224) is faster than counting it for one (45 us).
+    Autocontrast and equalize are tables of 256 values a channel. Operations that follow and change each value by
+    itself are applied to the tables; the histogram and the look-up are then needed once for all of them. Without a
+    table, changing the picture (2 to 4 us at 224 x 224) is faster than its histogram for one (45 us).
     """
     rows, values, tables = picture.reshape(picture.shape[0], -1), picture.reshape(-1), scratch.tables
-    waiting, counted = False, False  # a table for the picture as it is; its histogram
+    pending, counted = False, False  # there are tables still to be applied; the histogram is known
     for k in range(len(chain)):
         operation, argument = int(chain[k, 0]), chain[k, 1]
         if operation == SKIP:
             continue
-        if operation == AUTOCONTRAST and not waiting:
-            waiting = stretch_tables(rows, scratch.rows, tables)
+        if operation == AUTOCONTRAST and not pending:
+            pending = stretch_tables(rows, scratch.rows, tables)
         elif operation in (AUTOCONTRAST, EQUALIZE):
-            if not waiting:
-                plain_tables(tables)
+            if not pending:
+                identity_tables(tables)
             if not counted:
                 count_values(values, scratch.counts)
             refine_tables(scratch.counts, operation == EQUALIZE, tables, scratch.seen, scratch.table)
-            waiting, counted = True, True
+            pending, counted = True, True
         elif operation <= BRIGHTNESS:
-            _change_values(tables.reshape(-1) if waiting else values, operation, argument, scratch.table)
+            _change_values(tables.reshape(-1) if pending else values, operation, argument, scratch.table)
         else:
-            if waiting:
+            if pending:
                 look_up(values, tables)
-                waiting, counted = False, False
+                pending, counted = False, False
             _change_pixels(rows, values, operation, argument, chain[k, 2] != 0.0, fill, scratch)
-    if waiting:
+    if pending:
         look_up(values, tables)
 
 
-@inlined
+@jit_inline
 def _change_values(values, operation, argument, table):
     if operation == INVERT:
         invert(values)
@@ -84,7 +99,7 @@ def _change_values(values, operation, argument, table):
         brightness(values, argument, table)
 
 
-@inlined
+@jit_inline
 def _change_pixels(rows, values, operation, argument, cubic, fill, scratch):
     if operation == COLOR:
         color(values, argument, scratch.tables)
@@ -100,7 +115,7 @@ def _change_pixels(rows, values, operation, argument, cubic, fill, scratch):
 
 @jit
 def _matrix(operation, argument, height, width):
-    """timm's matrix of output to source points, in Pillow's order of coefficients."""
+    """timm's affine matrix from output to source points, in Pillow's order of coefficients."""
     if operation == ROTATE:
         return rotation(argument, height, width)
     if operation == SHEAR_X:

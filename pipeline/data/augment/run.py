@@ -1,4 +1,4 @@
-"""A policy run on one picture: what was drawn, done in place."""
+"""Runs a policy on one picture: draws its steps and applies them in place."""
 
 import numpy as np
 
@@ -6,24 +6,24 @@ from pipeline.data.augment.blend import blend
 from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
 from pipeline.data.augment.operations import apply_chain
 from pipeline.data.augment.tables import copy_values
-from pipeline.data.compiled import inlined, jit, pixels
+from pipeline.data.compiled import jit, jit_inline, jit_noalias
 
 
-@inlined
+@jit_inline
 def run_policy(picture, program, stream, scratch, chain):
-    """Do to picture uint8 [H, W, 3] what RandAugment or AutoAugment draws. Chain [layers, 3] is scratch."""
+    """RandAugment or AutoAugment on picture uint8 [H, W, 3], in place. Chain [layers, 3] is scratch."""
     draw_chain(program, stream, chain)
     apply_chain(picture, chain, program.fill, scratch)
 
 
-@inlined
+@jit_inline
 def run_mixture(picture, program, stream, scratch, chain):
-    """Do to picture uint8 [H, W, 3] what AugMix draws. Chain [layers or 3, 3] is scratch.
+    """AugMix on picture uint8 [H, W, 3], in place. Chain [layers or 3, 3] is scratch.
 
-    Chains of the picture are summed by their shares, or (`b1`) blended over it one after the other.
+    The chains' pictures are summed by their weights, or (`b1`) blended one after the other.
     """
     values, original = picture.reshape(-1), scratch.original.reshape(-1)
-    mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # free: no operation of AugMix uses them
+    mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # no operation of AugMix uses these
     shares = np.empty(program.width, np.float32)
     share = draw_shares(program, stream, shares)
     copy_values(values, original)
@@ -50,26 +50,26 @@ def run_mixture(picture, program, stream, scratch, chain):
 
 @jit
 def _blend_shares(shares, share):
-    """timm's weights of blends one after the other that come to the same mixture."""
+    """timm's weights of successive blends that give the same mixture."""
     left = np.float32(1.0)
     for k in range(len(shares) - 1, -1, -1):
         shares[k] = shares[k] * share / left
         left *= np.float32(1.0) - shares[k]
 
 
-@pixels
+@jit_noalias
 def _clear(sums):
     for i in range(sums.size):
         sums[i] = np.float32(0)
 
 
-@pixels
+@jit_noalias
 def _accumulate(sums, values, share):
     for i in range(sums.size):
         sums[i] += share * np.float32(values[i])
 
 
-@pixels
+@jit_noalias
 def _cut(sums, values):
     for i in range(sums.size):
         values[i] = np.uint8(np.int32(min(max(sums[i], np.float32(0)), np.float32(255))))

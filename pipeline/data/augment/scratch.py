@@ -1,4 +1,4 @@
-"""Memory that the operations work in: made once for a run of pictures, so that none of them allocates."""
+"""Work space of the operations, allocated once for many pictures."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from pipeline.data.compiled import jit
 
 
 class Scratch(NamedTuple):
-    """Work space for pictures [H, W, 3]. Its contents mean nothing between two operations."""
+    """Work space for pictures [H, W, 3]. No operation relies on what another has left there."""
 
     counts: np.ndarray  # int32 [3, 256]: a histogram a channel
     tables: np.ndarray  # uint8 [3, 256]: one table a channel
@@ -22,13 +22,13 @@ class Scratch(NamedTuple):
     wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
     taps: np.ndarray  # float32 [23]
     copy: np.ndarray  # uint8 [H, 3 W]: for filters that work over rows
-    original: np.ndarray  # uint8 [H, W, 3]: AugMix, the picture before
-    mixed: np.ndarray  # float32 [H, W, 3]: AugMix's sum of the chains, the blur's rows
+    original: np.ndarray  # uint8 [H, W, 3]: the picture before AugMix
+    mixed: np.ndarray  # float32 [H, W, 3]: the sum of AugMix's chains, rows of the blur
 
 
 @jit
 def scratch_for(height, width):
-    """Work space for pictures of this size. What is never touched costs no memory."""
+    """Work space for pictures of this size; arrays that are not used take no memory."""
     return Scratch(
         np.empty((3, 256), np.int32),
         np.empty((3, 256), np.uint8),

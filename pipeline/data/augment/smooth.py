@@ -1,17 +1,17 @@
-"""torchvision's `GaussianBlur(23)`, which timm's `gaussian_blur_prob` asks for: a true Gaussian, not Pillow's boxes.
+"""torchvision's `GaussianBlur(23)`, which timm's `gaussian_blur_prob` uses: a true Gaussian, not Pillow's boxes.
 
-torchvision convolves with 23 x 23 taps in single precision; this does rows, then columns, and leaves out taps that
-cannot be seen. Halves may round the other way: differences of 1, in fewer than 1 value of 10,000 (held by a test).
+torchvision convolves with 23 x 23 taps in single precision; this does rows, then columns, and omits taps that are too
+small to matter. Halves may be rounded the other way: differences of 1 in fewer than 1 value of 10,000, see the test.
 """
 
 import math
 
 import numpy as np
 
-from pipeline.data.compiled import jit, pixels
+from pipeline.data.compiled import jit, jit_noalias
 
 REACH = 11  # pixels on either side
-_UNSEEN = 1e-7  # weight: 255 times as much is far under half a step
+_NEGLIGIBLE = 1e-7  # weight of a tap: times 255 it is far below half a level
 
 
 @jit
@@ -23,13 +23,13 @@ def gaussian_smooth(picture, sigma, taps, wide, between, sums):
         _mirror_ends(picture[y], wide)
         sums[:] = 0
         for k in range(len(taps)):
-            if taps[k] > _UNSEEN:
+            if taps[k] > _NEGLIGIBLE:
                 _add(wide[3 * k : 3 * k + sums.size], taps[k], sums)
         between[y] = sums
     for y in range(height):
         sums[:] = 0
         for k in range(len(taps)):
-            if taps[k] > _UNSEEN:
+            if taps[k] > _NEGLIGIBLE:
                 _add(between[_mirrored(y + k - REACH, height)], taps[k], sums)
         _store(sums, picture[y])
 
@@ -43,7 +43,7 @@ def _fill_taps(taps, sigma):
 
 @jit
 def _mirrored(place, size):
-    """The place within the picture that reflection about its outermost pixels leads to."""
+    """The index within the picture after reflection about its outermost pixels."""
     period = max(2 * (size - 1), 1)
     place = abs(place) % period
     return min(place, period - place) if size > 1 else 0
@@ -60,19 +60,19 @@ def _mirror_ends(row, wide):
                 wide[3 * (REACH + outside) + channel] = row[3 * inside + channel]
 
 
-@pixels
+@jit_noalias
 def _widen(row, wide):
     for i in range(row.size):
         wide[i] = np.float32(row[i])
 
 
-@pixels
+@jit_noalias
 def _add(source, weight, sums):
     for i in range(sums.size):
         sums[i] += weight * source[i]
 
 
-@pixels
+@jit_noalias
 def _store(sums, row):
     for i in range(sums.size):
         row[i] = np.uint8(np.int32(np.rint(min(sums[i], np.float32(255)))))

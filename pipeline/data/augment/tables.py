@@ -1,34 +1,34 @@
 """Operations on each value alone: in place on uint8 values, bit-identical to Pillow 13 as timm calls it.
 
-Where a value's image is arithmetic it is computed: eight to sixty-four values at a time, several times faster than
-a table. Autocontrast and equalize look at the whole picture first and then need one (pipeline/native/tables.c).
+Arithmetic is computed, eight to sixty-four values at a time, several times faster than a table. Autocontrast and
+equalize depend on the whole picture and need tables (pipeline/native/tables.c).
 """
 
 import numpy as np
 from numba import types
 
-from pipeline.data.compiled import pixels, quick_symbol
+from pipeline.data.compiled import jit_noalias, optional_symbol
 
 
-@pixels
+@jit_noalias
 def invert(values):
     """255 - v, `ImageOps.invert`."""
     for i in range(values.size):
         values[i] = np.uint8(255) - values[i]
 
 
-@pixels
+@jit_noalias
 def posterize(values, bits):
-    """Keep the `bits` highest bits, `ImageOps.posterize`. None left is black; Pillow 13 raises there."""
+    """Keep the `bits` highest bits, `ImageOps.posterize`. Without any it is black, where Pillow 13 raises."""
     if bits < 8:
         mask = np.uint8(255 & ~((1 << (8 - max(bits, 0))) - 1))
         for i in range(values.size):
             values[i] = values[i] & mask
 
 
-@pixels
+@jit_noalias
 def solarize(values, threshold):
-    """Invert what reaches the threshold, `ImageOps.solarize`."""
+    """Invert values from the threshold on, `ImageOps.solarize`."""
     if threshold < 256:
         least = np.uint8(max(threshold, 0))
         for i in range(values.size):
@@ -36,7 +36,7 @@ def solarize(values, threshold):
             values[i] = value if value < least else np.uint8(255) - value
 
 
-@pixels
+@jit_noalias
 def solarize_add(values, amount):
     """Add to values under 128, at most up to 255; timm's `solarize_add`."""
     added = np.uint8(amount)
@@ -47,9 +47,9 @@ def solarize_add(values, amount):
         values[i] = total if value < np.uint8(128) else value
 
 
-@pixels
+@jit_noalias
 def stretch_tables(picture, rows, tables):
-    """Tables that stretch each channel over 0 to 255, `ImageOps.autocontrast`; false where nothing would change.
+    """Fill the tables of `ImageOps.autocontrast`; false where nothing would change.
 
     Picture [H, 3 W], rows [2, 3 W], tables [3, 256].
     """
@@ -68,14 +68,14 @@ def stretch_tables(picture, rows, tables):
     return not whole
 
 
-@pixels
+@jit_noalias
 def _extremes(row, low, high):
     for i in range(row.size):
         low[i] = min(low[i], row[i])
         high[i] = max(high[i], row[i])
 
 
-@pixels
+@jit_noalias
 def _stretch_table(least, greatest, table):
     scale = 255.0 / (greatest - least) if greatest > least else 1.0
     offset = -least * scale if greatest > least else 0.0
@@ -83,11 +83,12 @@ def _stretch_table(least, greatest, table):
         table[value] = min(max(int(value * scale + offset), 0), 255)
 
 
-@pixels
+@jit_noalias
 def refine_tables(counts, equal, tables, seen, table):
-    """Tables that first do what `tables` say, then equalize (`ImageOps.equalize`), or else autocontrast, the result.
+    """Compose `tables` with `ImageOps.equalize` of their result, or if not `equal` with `ImageOps.autocontrast`.
 
-    Counts int32 [3, 256] are those of the picture before, seen int32 [256] and table uint8 [256] scratch.
+    Counts int32 [3, 256] is the histogram of the picture before the tables, seen int32 [256] and table uint8 [256]
+    are scratch.
     """
     for channel in range(3):
         for value in range(256):
@@ -107,15 +108,15 @@ def refine_tables(counts, equal, tables, seen, table):
             tables[channel, value] = table[tables[channel, value]]
 
 
-@pixels
-def plain_tables(tables):
-    """Tables that change nothing."""
+@jit_noalias
+def identity_tables(tables):
+    """Fill tables that change nothing."""
     for channel in range(3):
         for value in range(256):
             tables[channel, value] = np.uint8(value)
 
 
-@pixels
+@jit_noalias
 def _equal_table(count, table):
     total, last = 0, 0
     for value in range(256):
@@ -128,36 +129,37 @@ def _equal_table(count, table):
         reached += count[value]
 
 
-_count_values = quick_symbol("count_values", types.int32(types.intp, types.int64, types.intp))
-_look_up = quick_symbol("look_up", types.int32(types.intp, types.int64, types.intp))
-_look_up_one = quick_symbol("look_up_one", types.int32(types.intp, types.int64, types.intp))
+_count_values = optional_symbol("count_values", types.int32(types.intp, types.int64, types.intp))
+_look_up = optional_symbol("look_up", types.int32(types.intp, types.int64, types.intp))
+_look_up_one = optional_symbol("look_up_one", types.int32(types.intp, types.int64, types.intp))
 
 
-@pixels
+@jit_noalias
 def count_values(values, counts):
-    """The three channels' histograms, int32 [3, 256]."""
+    """Fill counts int32 [3, 256] with the three channels' histograms."""
     if not _count_values(values.ctypes.data, values.size, counts.ctypes.data):
         counts[:] = 0
         for i in range(values.size):
             counts[i % 3, values[i]] += 1
 
 
-@pixels
+@jit_noalias
 def look_up(values, tables):
-    """Each value in the table of its channel."""
+    """Replace each value by that of its channel's table."""
     if not _look_up(values.ctypes.data, values.size, tables.ctypes.data):
         red, green, blue = tables[0], tables[1], tables[2]
         for i in range(0, values.size, 3):
             values[i], values[i + 1], values[i + 2] = red[values[i]], green[values[i + 1]], blue[values[i + 2]]
 
 
-@pixels
+@jit_noalias
 def look_up_one(values, table):
-    """All in the same table uint8 [256]; false where this processor is not made for it, and nothing is done."""
+    """Replace each value by that of one table uint8 [256]; false, with nothing done, where there is no fast code."""
     return _look_up_one(values.ctypes.data, values.size, table.ctypes.data)
 
 
-@pixels
+@jit_noalias
 def copy_values(values, target):
+    """Copy `values` to `target`."""
     for i in range(values.size):
         target[i] = values[i]

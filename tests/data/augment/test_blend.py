@@ -77,7 +77,7 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
         (tables, "_look_up"),
     ]:
         monkeypatch.setattr(module, name, lambda *_: False)
-    monkeypatch.setattr(blend, "_away_from", blend._away_from.py_func)
+    monkeypatch.setattr(blend, "_blend_with_gray", blend._blend_with_gray.py_func)
     for function in ("_add_three", "_sharpen"):
         monkeypatch.setattr(filters, function, getattr(filters, function).py_func)
     scratch = scratch_for(13, 14)

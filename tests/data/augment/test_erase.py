@@ -10,6 +10,7 @@ from timm.data import random_erasing
 
 from pipeline.data.augment.erase import draw_boxes, erase, erase_with_torch, normal_quantiles
 from pipeline.data.random import ERASE, key, uniform
+from pipeline.recipe.augment import AugmentSection
 
 SEED, EPOCH = 3, 2
 
@@ -20,7 +21,8 @@ def blank(pictures: int, side: int) -> torch.Tensor:
 
 def erased(count: int, mode: str, pictures: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
     images = blank(pictures, side)
-    erase(images, np.arange(pictures), SEED, EPOCH, prob, count, mode)
+    section = AugmentSection(re_prob=prob, re_count=count, re_mode=mode)
+    erase(images, np.arange(pictures), section, SEED, EPOCH)
     return images
 
 
@@ -88,5 +90,5 @@ def test_what_other_devices_do_is_what_the_cpu_does(count, mode):
 
 
 def test_a_batch_of_nothing():
-    erase(blank(0, 8), np.arange(0), SEED, EPOCH, 1.0, 1, "pixel")
+    erase(blank(0, 8), np.arange(0), AugmentSection(re_prob=1.0), SEED, EPOCH)
     erase_with_torch(blank(0, 8), *draw_boxes(np.arange(0), SEED, EPOCH, 8, 1.0, 1), "pixel")

@@ -10,11 +10,11 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import functional as F
 
-from pipeline.data.augment.appearance import Appearance, change_appearance, draw_jitter, draw_sigma
+from pipeline.data.augment.color_jitter import ColorJitter, apply_color_jitter, draw_jitter, draw_sigma
 from pipeline.data.augment.hue import turn_hue
 from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.augment.smooth import gaussian_smooth
-from pipeline.data.random import APPEARANCE, key
+from pipeline.data.random import COLOR_JITTER, key
 
 OFF = (0.0, 0.0, 0.0, 0.0)
 ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
@@ -22,8 +22,8 @@ ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_
 
 def changed(picture: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0):
     ours = picture.copy()
-    looks = Appearance(np.array(jitter), jitter_prob, gray_prob, blur_prob)
-    change_appearance(ours, looks, np.uint64(stream), scratch_for(*picture.shape[:2]))
+    color_jitter = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob)
+    apply_color_jitter(ours, color_jitter, np.uint64(stream), scratch_for(*picture.shape[:2]))
     return ours
 
 
@@ -48,14 +48,14 @@ def test_every_colour_turns_as_pillow_turns_it():
 
 def test_jitter_draws_every_order_and_its_whole_range():
     strength = np.array([0.4, 1.5, 0.2, 0.1])
-    drawn = np.array([draw_jitter(strength, np.uint64(key(1, 1, sample, APPEARANCE))) for sample in range(20_000)])
+    drawn = np.array([draw_jitter(strength, np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)])
     orders = Counter(tuple(order) for order in drawn[:, :, 0].astype(int))
     assert len(orders) == 24
     assert stats.chisquare(list(orders.values())).pvalue > 1e-3
     for part, (low, high) in enumerate([(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]):
         factors = drawn[drawn[:, :, 0] == part][:, 1]
         assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
-    sigmas = [draw_sigma(np.uint64(key(1, 1, sample, APPEARANCE))) for sample in range(20_000)]
+    sigmas = [draw_sigma(np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
 
 
@@ -64,7 +64,7 @@ def test_grayscale_is_torchvisions_as_often_as_asked(pictures):
         expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(picture), 3))
         assert np.array_equal(changed(picture, stream, gray_prob=1.0), expected)
     small = np.array([[[1, 100, 200]]], np.uint8)
-    grey = sum(changed(small, key(1, 1, s, APPEARANCE), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
+    grey = sum(changed(small, key(1, 1, s, COLOR_JITTER), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
     assert abs(grey - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
 
 

@@ -1,4 +1,4 @@
-"""Colour jitter, grayscale and blur after the policy: timm's order, torchvision's laws."""
+"""Colour jitter, grayscale and Gaussian blur after the policy: in timm's order, with torchvision's distributions."""
 
 from typing import NamedTuple
 
@@ -11,35 +11,41 @@ from pipeline.data.compiled import jit
 from pipeline.data.random import uniform
 from pipeline.recipe.augment import AugmentSection
 
-# Counters of a picture's stream: the order's four numbers come last.
+# Counters of a picture's random stream; those of strength and order are four each.
 _JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER = 0, 1, 2, 3, 4, 8
 
 
-class Appearance(NamedTuple):
-    """How strong and how often."""
+class ColorJitter(NamedTuple):
+    """Strengths and probabilities, for compiled code."""
 
     jitter: np.ndarray  # float64 [4]: brightness, contrast, saturation, hue
     jitter_prob: float
     gray_prob: float
     blur_prob: float
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it changes any picture."""
+        return max(self.jitter_prob, self.gray_prob, self.blur_prob) > 0
 
-def appearance(section: AugmentSection) -> Appearance:
+
+def build_color_jitter(section: AugmentSection) -> ColorJitter:
+    """The section's colour jitter, grayscale and blur."""
     jitter_prob = section.color_jitter_prob if any(section.color_jitter) else 0.0
     strengths = np.array(section.color_jitter)
-    return Appearance(strengths, jitter_prob, section.grayscale_prob, section.gaussian_blur_prob)
+    return ColorJitter(strengths, jitter_prob, section.grayscale_prob, section.gaussian_blur_prob)
 
 
 @jit
-def change_appearance(picture, looks, stream, scratch):
-    """Do to picture uint8 [H, W, 3] in place what `looks` makes of the stream's numbers."""
+def apply_color_jitter(picture, color_jitter, stream, scratch):
+    """Change picture uint8 [H, W, 3] in place, with random numbers of the stream."""
     values = picture.reshape(-1)
-    if uniform(stream, _JITTER) < looks.jitter_prob:
-        for part, factor in draw_jitter(looks.jitter, stream):
+    if uniform(stream, _JITTER) < color_jitter.jitter_prob:
+        for part, factor in draw_jitter(color_jitter.jitter, stream):
             _jitter(values, int(part), factor, scratch)
-    if uniform(stream, _GRAY) < looks.gray_prob:
+    if uniform(stream, _GRAY) < color_jitter.gray_prob:
         color(values, 0.0, scratch.tables)
-    if uniform(stream, _BLUR) < looks.blur_prob:
+    if uniform(stream, _BLUR) < color_jitter.blur_prob:
         rows = picture.reshape(picture.shape[0], -1)
         between = scratch.mixed.reshape(rows.shape)
         gaussian_smooth(rows, draw_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
@@ -47,7 +53,7 @@ def change_appearance(picture, looks, stream, scratch):
 
 @jit
 def draw_jitter(strength, stream):
-    """float64 [4, 2]: brightness 0, contrast 1, saturation 2, hue 3 in random order, each with its factor."""
+    """float64 [4, 2]: brightness 0, contrast 1, saturation 2 and hue 3 in random order, each with its factor."""
     drawn = np.empty((4, 2))
     order = np.argsort(np.array([uniform(stream, _ORDER + part) for part in range(4)]))
     for place in range(4):
@@ -61,7 +67,7 @@ def draw_jitter(strength, stream):
 
 @jit
 def draw_sigma(stream):
-    """torchvision's default deviation of the blur, pixels."""
+    """The blur's standard deviation in pixels: uniform from 0.1 to 2, torchvision's default."""
     return 0.1 + 1.9 * uniform(stream, _SIGMA)
 
 
@@ -70,7 +76,7 @@ def _jitter(values, part, factor, scratch):
     if part == 3:
         if factor != 0.0:
             turn_hue(values, factor)
-    elif factor != 1.0:  # else the picture stays as it is
+    elif factor != 1.0:  # 1 changes nothing
         if part == 0:
             brightness(values, factor, scratch.table)
         elif part == 1:

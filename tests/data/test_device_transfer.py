@@ -1,4 +1,4 @@
-"""Batches on the device: the numbers of the CPU, beside the step's work, and nothing that was raised held back."""
+"""Batches on the device: the same numbers as on the CPU, during the step; exceptions are raised at once."""
 
 import threading
 
@@ -6,33 +6,35 @@ import pytest
 import torch
 
 from pipeline.data.loader import Batches, EvalLoader, TrainLoader
+from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
 from pipeline.distributed.topology import Topology
 from tests.data.test_loader import BATCH, FULL, folder, place, section  # noqa: F401 - a fixture
+from tests.sections import train_section
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
 
 
-def both_splits(data, here: Topology, dtype=torch.float32) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """An epoch of mixed, erased training pictures, then all to evaluate on."""
-    found = []
+def both_splits(data, topology: Topology, precision="fp32") -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """An epoch of mixed, erased training pictures, then all of the evaluation split."""
+    train, found = train_section(BATCH, seed=7, precision=precision), []
     for batches in (
-        TrainLoader(section(data), FULL, BATCH, 1, 7, here, dtype).batches(1),
-        EvalLoader(section(data), 4, here, dtype).batches(),
+        TrainLoader(section(data), FULL, train, topology).batches(1),
+        EvalLoader(section(data), 4, topology, DTYPES[precision]).batches(),
     ):
         with batches:
             found += [(batch.inputs, batch.targets) for batch in batches]
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_halves_are_the_same_pictures_rounded_once(folder, dtype):  # noqa: F811
-    pairs = zip(both_splits(folder, place()), both_splits(folder, place(), dtype), strict=True)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_halves_are_the_same_pictures_rounded_once(folder, precision):  # noqa: F811
+    pairs = zip(both_splits(folder, place()), both_splits(folder, place(), precision), strict=True)
     for (expected, targets), (inputs, same) in pairs:
-        assert inputs.dtype == dtype
+        assert inputs.dtype == DTYPES[precision]
         assert inputs.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(inputs, expected.to(dtype))
+        assert torch.equal(inputs, expected.to(DTYPES[precision]))
         assert torch.equal(targets, same)
 
 
@@ -78,9 +80,9 @@ def test_leaving_while_the_reader_is_slow_ends_both_threads():
 
 @GPU
 def test_a_gpus_batches_are_the_cpus(folder):  # noqa: F811
-    here = Topology(0, 1, 0, 1, torch.device("cuda", 0))
+    topology = Topology(0, 1, 0, 1, torch.device("cuda", 0))
     for (expected, targets), (inputs, same) in zip(
-        both_splits(folder, place()), both_splits(folder, here), strict=True
+        both_splits(folder, place()), both_splits(folder, topology), strict=True
     ):
         assert torch.equal(inputs.cpu(), expected)
         assert torch.allclose(same.cpu(), targets)
@@ -88,8 +90,8 @@ def test_a_gpus_batches_are_the_cpus(folder):  # noqa: F811
 
 @GPU
 def test_batches_come_while_the_step_computes(folder):  # noqa: F811
-    here = Topology(0, 1, 0, 1, torch.device("cuda", 0))
-    loader = TrainLoader(section(folder), FULL, BATCH, 1, 7, here)
+    topology = Topology(0, 1, 0, 1, torch.device("cuda", 0))
+    loader = TrainLoader(section(folder), FULL, train_section(BATCH, seed=7), topology)
     assert loader.source.read(*[loader.order.step(0, 0)] * 2, 0)[0].is_pinned()
     with loader.batches(0) as batches:
         next(batches)

@@ -1,0 +1,186 @@
+"""The operations of augmentation policies: one table, from which compiled policies and the analysis sheet are made.
+
+To add a built-in operation, write its function, give it the next number and an entry in `OPERATIONS`, and call it in
+`operations.apply_chain`. One of another package is added by `register_operation`. This module needs neither numba nor
+torch.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from pipeline.errors import InputError
+from pipeline.recipe.policy import add_to_sets
+
+SKIP = -1  # in place of an operation that its probability left out
+# Those that change each value by itself come first: see `operations.apply_chain`.
+AUTOCONTRAST, EQUALIZE, INVERT, POSTERIZE, SOLARIZE, SOLARIZE_ADD, BRIGHTNESS = range(7)
+COLOR, CONTRAST, SHARPNESS, BLUR = range(7, 11)
+ROTATE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, TRANSLATE_X_REL, TRANSLATE_Y_REL = range(11, 18)
+FIRST_REGISTERED = 1000  # numbers from here on are those of `register_operation`
+
+# Kinds of `Law`, with m the magnitude over 10: the `*_level_to_arg` functions of timm's auto_augment.py.
+NO_ARGUMENT = 0
+LINEAR = 1  # offset + scale m, within low and high
+SIGNED = 2  # scale m or its negative
+AROUND_ONE = 3  # 1 + scale m or 1 - scale m, at least low
+RISING = 4  # offset + the whole part of scale m, which is at most high
+FALLING = 5  # offset - the whole part of scale m, which is at most high
+ONE_MINUS = 6  # 1 - LINEAR
+UNIFORM = 7  # uniform between offset and scale m (m within 0 and 1)
+
+
+class Law(NamedTuple):
+    """How an operation's argument follows from the magnitude: a kind from above, and its numbers."""
+
+    kind: int = NO_ARGUMENT
+    scale: float = 0.0  # NaN for translations: how far they go depends on the policy
+    offset: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+
+
+Function: TypeAlias = Callable[[np.ndarray, float], object]
+"""Of a registered operation: changes a picture, uint8 [H, W, 3], in place, given the argument of its law."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: its number in compiled code, the laws of its arguments, and what the analysis sheet shows."""
+
+    number: int
+    title: str  # on the sheet
+    laws: Mapping[str, Law]  # by the names that policies use: timm's, for built-in operations
+    shown: Sequence[float] | np.ndarray = ()  # arguments on the sheet; empty: those of the law
+    peer: str | None = None  # the function of timm.data.auto_augment that it is compared with
+    moves: bool = False  # it moves pixels, and so has an interpolation and a fill colour
+    function: Function | None = None  # of a registered operation
+
+    @property
+    def has_argument(self) -> bool:
+        """Whether it takes an argument besides the picture."""
+        return any(law.kind != NO_ARGUMENT for law in self.laws.values())
+
+
+_ENHANCE, _ENHANCE_INCREASING = Law(LINEAR, 1.8, 0.1), Law(AROUND_ONE, 0.9, low=0.1)
+_TRANSLATE = Law(SIGNED, math.nan)
+_FACTORS = (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 1.9)
+_BOTH_WAYS = np.linspace(-1, 1, 7)
+
+# In the order of the sheet. The laws are timm's, and the arguments shown cover their whole range.
+OPERATIONS = [
+    Operation(AUTOCONTRAST, "AutoContrast", {"AutoContrast": Law()}, (0,), "auto_contrast"),
+    Operation(EQUALIZE, "Equalize", {"Equalize": Law()}, (0,), "equalize"),
+    Operation(INVERT, "Invert", {"Invert": Law()}, (0,), "invert"),
+    Operation(
+        POSTERIZE,
+        "Posterize, bits kept",
+        {
+            "Posterize": Law(RISING, 4),
+            "PosterizeIncreasing": Law(FALLING, 4, 4),
+            "PosterizeOriginal": Law(RISING, 4, 4),
+        },
+        (8, 6, 4, 3, 2, 1, 0),
+        "posterize",
+    ),
+    Operation(
+        SOLARIZE,
+        "Solarize, threshold",
+        {"Solarize": Law(RISING, 256, high=256), "SolarizeIncreasing": Law(FALLING, 256, 256, high=256)},
+        (256, 230, 179, 128, 77, 26, 0),
+        "solarize",
+    ),
+    Operation(
+        SOLARIZE_ADD,
+        "SolarizeAdd, amount",
+        {"SolarizeAdd": Law(RISING, 110, high=128)},
+        (0, 11, 33, 55, 77, 99, 110),
+        "solarize_add",
+    ),
+    Operation(
+        COLOR,
+        "Color, factor",
+        {
+            "Color": _ENHANCE,
+            "ColorIncreasing": _ENHANCE_INCREASING,
+            "Desaturate": Law(ONE_MINUS, 0.5, 0.5, 0.5, 1),
+        },
+        (0.0, *_FACTORS[1:]),
+        "color",
+    ),
+    Operation(
+        CONTRAST,
+        "Contrast, factor",
+        {"Contrast": _ENHANCE, "ContrastIncreasing": _ENHANCE_INCREASING},
+        _FACTORS,
+        "contrast",
+    ),
+    Operation(
+        BRIGHTNESS,
+        "Brightness, factor",
+        {"Brightness": _ENHANCE, "BrightnessIncreasing": _ENHANCE_INCREASING},
+        _FACTORS,
+        "brightness",
+    ),
+    Operation(
+        SHARPNESS,
+        "Sharpness, factor",
+        {"Sharpness": _ENHANCE, "SharpnessIncreasing": _ENHANCE_INCREASING},
+        _FACTORS,
+        "sharpness",
+    ),
+    Operation(
+        BLUR,
+        "GaussianBlur, pixels",
+        {"GaussianBlur": Law(LINEAR, 2.0 - 0.1, 0.1, 0.1, 2), "GaussianBlurRand": Law(UNIFORM, 2, 0.1)},
+        (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0),
+        "gaussian_blur",
+    ),
+    Operation(ROTATE, "Rotate, degrees", {"Rotate": Law(SIGNED, 30)}, 30 * _BOTH_WAYS, "rotate", moves=True),
+    Operation(SHEAR_X, "ShearX", {"ShearX": Law(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_x", moves=True),
+    Operation(SHEAR_Y, "ShearY", {"ShearY": Law(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_y", moves=True),
+    Operation(
+        TRANSLATE_X_REL,
+        "TranslateX, share of the width",
+        {"TranslateXRel": _TRANSLATE},
+        0.45 * _BOTH_WAYS,
+        "translate_x_rel",
+        moves=True,
+    ),
+    Operation(
+        TRANSLATE_Y_REL,
+        "TranslateY, share of the height",
+        {"TranslateYRel": _TRANSLATE},
+        0.45 * _BOTH_WAYS,
+        "translate_y_rel",
+        moves=True,
+    ),
+]
+
+
+def register_operation(
+    name: str, function: Function, law: Law, sets: Sequence[str] = (), shown: Sequence[float] = ()
+) -> None:
+    """Add an operation: with sets `("mine",)`, `rand-m9-tmine` becomes a valid policy.
+
+    `function(picture, argument)` changes a picture, uint8 [H, W, 3], in place; it is called on several threads. The
+    argument is drawn by `law`. `shown` are the arguments on the sheet of `widemix analyse augment`; without any, the
+    law's over all magnitudes. Policies with such an operation run picture by picture in Python; all others stay
+    compiled. `ValueError` if the name is taken or a set is timm's.
+    """
+    if any(name in operation.laws for operation in OPERATIONS):
+        raise ValueError(f"operation {name!r}: is registered already; choose another name")
+    add_to_sets(name, sets)
+    number = FIRST_REGISTERED + sum(operation.function is not None for operation in OPERATIONS)
+    OPERATIONS.append(Operation(number, name, {name: law}, shown, function=function))
+
+
+def find_operation(name: str) -> tuple[Operation, Law]:
+    """The operation behind a name that policies use, and the law of that name; `InputError` if there is none."""
+    for operation in OPERATIONS:
+        if name in operation.laws:
+            return operation, operation.laws[name]
+    raise InputError(f"operation {name!r}: no such operation; add it by pipeline.data.augment.registry")

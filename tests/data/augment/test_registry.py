@@ -1,0 +1,129 @@
+"""Operations of other packages: in policies, on the sheet, and without torch or numba to name them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.analysis.operations import all_comparisons, comparison_tiles
+from pipeline.data.augment.batch import build_augmentation
+from pipeline.data.augment.draw import draw_chain
+from pipeline.data.augment.operations import apply
+from pipeline.data.augment.program import compile_policy
+from pipeline.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, Law, register_operation
+from pipeline.data.augment.scratch import scratch_for
+from pipeline.data.loader import TrainLoader
+from pipeline.data.random import AUGMENT, key
+from pipeline.distributed.topology import Topology
+from pipeline.errors import InputError
+from pipeline.recipe import policy
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
+from pipeline.recipe.policy import RandAugment, Step, add_to_sets, parse_policy
+from tests.conftest import ROOT
+from tests.sections import train_section
+
+MEAN = (0.485, 0.456, 0.406)
+
+
+def darken(picture: np.ndarray, argument: float) -> None:
+    picture[:] = picture // max(1, round(argument))
+
+
+def roll(picture: np.ndarray, argument: float) -> None:
+    picture[:] = np.roll(picture, round(argument), axis=1)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Darken in the sets `mine` and `mixed`, Roll in `mine` and Rotate in `mixed`; removed after the test."""
+    monkeypatch.setattr(policy, "_OWN_SETS", {})
+    built_in = len(OPERATIONS)
+    register_operation("Darken", darken, Law(LINEAR, 8, 1), sets=("mine", "mixed"), shown=(1, 2, 8))
+    register_operation("Roll", roll, Law(SIGNED, 5), sets=("mine",))
+    add_to_sets("Rotate", ["mixed"])
+    yield OPERATIONS[built_in:]
+    del OPERATIONS[built_in:]
+
+
+def test_a_set_of_its_own_is_a_policy(registered):
+    assert parse_policy("rand-m9-n3-tmine") == RandAugment(
+        (Step("Darken", 0.5, 9), Step("Roll", 0.5, 9)), layers=3, weights=None
+    )
+    with pytest.raises(InputError, match="takes one set of operations, of tweights, t3a, t3aw, tmine, tmixed, w0"):
+        parse_policy("rand-m9-tyours")
+
+
+def test_a_policy_draws_registered_and_compiled_operations(registered):
+    """Each picture against the steps that its own stream draws."""
+    program = compile_policy(parse_policy("rand-m9-n3-mstd1-tmixed"), MEAN)
+    pictures = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
+    found, view_ids, numbers = pictures.copy(), np.arange(200, 240), set()
+    build_augmentation(AugmentSection(auto_augment="rand-m9-n3-mstd1-tmixed"), MEAN)(found, view_ids, 7, 2, threads=2)
+    for picture, result, view_id in zip(pictures, found, view_ids, strict=True):
+        chain = np.empty((3, 3))
+        draw_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)
+        for number, argument, cubic in chain:
+            if number == registered[0].number:
+                assert 1 <= argument <= 9
+                darken(picture, argument)
+            elif number == ROTATE:
+                apply(picture, ROTATE, argument, bool(cubic), np.uint32(program.fill), scratch_for(16, 16))
+            numbers.add(number)
+        assert np.array_equal(result, picture)
+    assert numbers == {SKIP, ROTATE, registered[0].number}
+
+
+def test_a_loader_trains_on_it_alike_on_any_number_of_threads(registered, digits):
+    def batches(threads: int, seed: int = 7, epoch: int = 1, policy: str | None = "rand-m9-tmine-p1"):
+        data = DataSection(path=str(digits), num_classes=10, image_size=16, workers=threads)
+        topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+        loader = TrainLoader(data, AugmentSection(auto_augment=policy), train_section(64, seed=seed), topology)
+        with loader.batches(epoch) as stream:
+            return [next(stream).inputs for _ in range(3)]
+
+    expected = batches(threads=1)
+    assert all(map(torch.equal, batches(threads=2), expected))
+    for change in ({"seed": 8}, {"epoch": 2}, {"policy": None}):
+        assert not any(map(torch.equal, batches(1, **change), expected)), change
+
+
+def test_the_sheet_has_it_without_a_peer(registered):
+    darker, rolled = (
+        comparison for comparison in all_comparisons((1, 2, 3)) if comparison.name in ("Darken", "Roll")
+    )
+    assert darker.number == registered[0].number
+    picture = np.full((8, 8, 3), 80, np.uint8)
+    tiles, captions = comparison_tiles(darker, picture)
+    assert [tile[0, 0, 0] for tile in tiles] == [80, 40, 10]
+    assert captions == ["ours 1", "ours 2", "ours 8"]
+    assert min(rolled.arguments) < 0 < max(rolled.arguments) <= 5
+
+
+def test_what_cannot_be_registered_is_refused_and_changes_nothing(registered):
+    count, sets = len(OPERATIONS), dict(policy._OWN_SETS)
+    for name, names, words in (
+        ("Rotate", (), "operation 'Rotate': is registered already"),
+        ("Darken", (), "operation 'Darken': is registered already"),
+        ("Other", ("more", "3a"), "operation set '3a': is timm's"),
+        ("Other", ("a-b",), "operation set 'a-b': needs a name without '-'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            register_operation(name, darken, Law(), sets=names)
+    assert (count, sets) == (len(OPERATIONS), policy._OWN_SETS)
+    with pytest.raises(InputError, match="operation 'Other': no such operation"):
+        compile_policy(RandAugment((Step("Other", 0.5, 9),), 1, None), MEAN)
+
+
+def test_every_name_of_timms_policies_is_one_of_one_operation():
+    names = [name for operation in OPERATIONS for name in operation.laws]
+    assert len(names) == len(set(names)) == 25
+    assert len({operation.number for operation in OPERATIONS}) == len(OPERATIONS) == 16
+
+
+def test_registering_needs_neither_torch_nor_numba():
+    script = "import sys, pipeline.data.augment.registry; print({'torch', 'numba'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
