@@ -1,4 +1,4 @@
-"""A process that reads batches for ever, folder after folder, and says when it is on its way and what ended each.
+"""A process that reads batches of one folder after the other, each until it fails, and prints how it failed.
 
     python -m tests.data.bad_samples FOLDER...
 
@@ -38,8 +38,8 @@ def main(folders: list[str]) -> None:
 
 def _read(folder: Path) -> None:
     kind = TextDataSection if folder.name == "text" else DataSection
-    words = {"kind": "text"} if folder.name == "text" else {"image_size": 24}
-    section = kind(path=str(folder), num_classes=3, workers=2, order="random", **words)
+    keys = {"kind": "text"} if folder.name == "text" else {"image_size": 24}
+    section = kind(path=str(folder), num_classes=3, workers=2, order="random", **keys)
     loader = TrainLoader(section, AugmentSection(), train_section(8), Topology(0, 1, 0, 1, torch.device("cpu")))
     assert isinstance(loader.source, Tokens) == (folder.name == "text")
     for epoch in itertools.count():

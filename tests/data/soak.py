@@ -1,10 +1,10 @@
-"""Hours of training data in the small: ranks killed at random, worlds that change, every picture checked by its hash.
+"""A long run of training data: ranks killed at random, changing world sizes, every picture checked by its hash.
 
     python -m tests.data.soak --minutes 60
 
-Groups of 1, 2 or 4 rank processes read on from the last step that all of a group had consumed, until one of them is
-killed, in the middle of whatever it does. Beside them one process that lives throughout reads each epoch undisturbed
-and by itself, but for iterators that it drops on the way: what the ranks saw must be that, and its memory flat.
+Groups of 1, 2 or 4 rank processes read on from the last step that all ranks of the group before had consumed, until
+they are killed at any point. Another process, which is never killed, reads each epoch alone, and drops some iterators
+on the way: the ranks must have seen the same pictures, and its memory must not grow.
 """
 
 import argparse
@@ -42,13 +42,13 @@ GROWTH = 20 << 20  # bytes that the process may gain after its first epoch
 Row = tuple[int, str]  # a sample's number, and the hash of its picture and target
 
 
-class Found(NamedTuple):
-    """What a soak went through."""
+class Counts(NamedTuple):
+    """Counts of a soak test."""
 
     kills: int
     steps: int  # of groups
     epochs: int
-    growth: int  # bytes of the process that lives throughout
+    growth: int  # bytes, of the process that is never killed
 
 
 def write_pictures(folder: Path) -> None:
@@ -82,7 +82,7 @@ def rows(batch: Any) -> list[Row]:
 
 
 def be_rank(pipe: Connection, epoch: int, step: int, *of: Any) -> None:
-    """Tell of every step that was consumed, until killed."""
+    """Send every step that was consumed, until killed."""
     loader = loader_of(*of)
     while True:
         with loader.batches(epoch, step) as batches:
@@ -113,7 +113,7 @@ class Undisturbed:
 
 
 def received(pipe: Connection) -> Iterator[tuple[int, int, list[Row]]]:
-    """What a killed rank had still told; its last message may be torn."""
+    """The remaining messages of a killed rank; the last one may be incomplete."""
     while True:
         try:
             yield pipe.recv()
@@ -140,45 +140,45 @@ def run_group(
         pipes.append(ours)
         ranks.append(process)
     watched = chance.randrange(world)
-    told: list[list[tuple[int, int, list[Row]]]] = [[] for _ in ranks]
+    consumed: list[list[tuple[int, int, list[Row]]]] = [[] for _ in ranks]
     for _ in range(chance.randint(1, 30)):
-        told[watched].append(pipes[watched].recv())
+        consumed[watched].append(pipes[watched].recv())
     for process in chance.sample(ranks, world):
         process.kill()
         process.join()
-    for pipe, lines in zip(pipes, told, strict=True):
+    for pipe, lines in zip(pipes, consumed, strict=True):
         lines += received(pipe)
         pipe.close()
-    return world, told
+    return world, consumed
 
 
-def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Found:
-    """So many groups, and on until the minutes are over. `AssertionError` for any picture out of its place."""
+def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Counts:
+    """At least `groups` groups, until the minutes are over. `AssertionError` for any picture out of order."""
     chance = random.Random(seed)
     clean = Undisturbed(folder, order, chance)
-    here, until = psutil.Process(), time.monotonic() + 60 * minutes
+    process, until = psutil.Process(), time.monotonic() + 60 * minutes
     position, steps, kills, settled = (0, 0), 0, 0, 0
     clean.step(0, 0)
     while kills < groups or time.monotonic() < until:
         assert threading.active_count() == 1
-        world, told = run_group(folder, order, position, chance)
+        world, consumed = run_group(folder, order, position, chance)
         part = BATCH // world
-        for rank, lines in enumerate(told):
+        for rank, lines in enumerate(consumed):
             for epoch, step, found in lines:
                 expected = clean.step(epoch, step)[rank * part : (rank + 1) * part]
                 assert found == expected, f"{order}, epoch {epoch}, step {step}, rank {rank} of {world}"
-        common = min(map(len, told))
+        common = min(map(len, consumed))
         epoch, step = divmod(position[0] * clean.loader.steps + position[1] + common, clean.loader.steps)
-        assert [line[:2] for line in told[0][:common]] == [
+        assert [line[:2] for line in consumed[0][:common]] == [
             divmod(at, clean.loader.steps)
             for at in range(position[0] * clean.loader.steps + position[1], epoch * clean.loader.steps + step)
         ]
         position, steps, kills = (epoch, step), steps + common, kills + 1
         if not settled and epoch > 1:
-            settled = here.memory_info().rss
-    growth = here.memory_info().rss - settled if settled else 0
+            settled = process.memory_info().rss
+    growth = process.memory_info().rss - settled if settled else 0
     assert growth < GROWTH, f"{growth >> 20} MiB more than after the first epochs"
-    return Found(kills, steps, position[0], growth)
+    return Counts(kills, steps, position[0], growth)
 
 
 def main() -> None:

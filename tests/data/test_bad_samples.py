@@ -1,4 +1,4 @@
-"""Files that go bad under a running process: each ends its loop within 5 seconds, in a line that names the sample."""
+"""Files that are damaged while a process reads them: it ends within 5 seconds, with a line that names the sample."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Compiled code on disk: whole for ranks that start at once, and not compiled again."""
+"""numba's cache: complete for ranks that start at once, and not compiled again."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def start(cache: Path) -> subprocess.Popen:
 
 
 def files(cache: Path) -> dict[Path, tuple[int, int]]:
-    """What lies in the cache, each with its time and size."""
+    """The files of the cache, each with its time and size."""
     found = (path for path in cache.rglob("*") if path.is_file())
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
 

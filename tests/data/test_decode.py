@@ -1,4 +1,4 @@
-"""Decoding: Pillow's pixels for every kind of JPEG and box, by the compiled part and without it; damage is told."""
+"""Decoding: Pillow's pixels for every kind of JPEG and box, by the C library and without it; damage is reported."""
 
 import io
 from pathlib import Path
@@ -23,7 +23,7 @@ SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), 
 
 @pytest.fixture(params=["compiled", "pillow"])
 def way(request, monkeypatch):
-    """By the compiled part, and by what stands in for it."""
+    """By the C library, and by Pillow in its place."""
     if request.param == "pillow":
         monkeypatch.setattr(pipeline.data.decode, "_compiled_reader", lambda: None)
     return request.param
@@ -118,7 +118,7 @@ def test_pixels_of_segments_are_pillows(tmp_path, kind, way):
     assert_pillows(decoder, 20 if way == "compiled" else 2, 32)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not beside this folder")
+@pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")
 @pytest.mark.parametrize("segments", [False, True], ids=["original bytes", "segments"])
 def test_real_pictures_are_pillows(tmp_path, segments):
     jpegs = [path.read_bytes() for path in sorted(REAL.glob("val/*/*.JPEG"))[:12]]
@@ -249,7 +249,7 @@ def test_what_libjpeg_warns_of_is_damage(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 3, 4, 9, -1])
 @pytest.mark.parametrize("value", [0, 1, 10**6, 2**32 - 1])
-def test_no_table_of_segments_leads_astray(tmp_path, number, value):
+def test_damaged_segment_tables_never_give_wrong_pixels(tmp_path, number, value):
     """Damaged places are damage, or the very same pixels where they are not needed."""
     decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240))], segments=True)
     beton, at = decoder.beton, decoder.beton.segments[0]

@@ -38,7 +38,7 @@ def test_halves_are_the_same_pictures_rounded_once(folder, precision):  # noqa: 
         assert torch.equal(targets, same)
 
 
-def test_what_reading_raises_comes_before_the_batch_that_is_there():
+def test_exceptions_of_reading_are_raised_before_the_batch_that_is_ready():
     asked, reached = threading.Event(), threading.Event()
 
     def hosts():
@@ -56,7 +56,7 @@ def test_what_reading_raises_comes_before_the_batch_that_is_there():
             next(batches)
 
 
-def test_what_finishing_raises_is_raised():
+def test_exceptions_of_finishing_are_raised():
     def finish(host):
         raise RuntimeError("out of memory on the device")
 

@@ -106,7 +106,7 @@ def digest(steps) -> list[str]:
     ids=["random", "paged", "repeats"],
 )
 def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way):
-    """Nor on where an epoch is taken up again."""
+    """Nor on the step from which an epoch is resumed."""
     expected = digest(training(folder, **setting))
     assert len(set(expected)) == 3
     assert digest(training(folder, **setting, **way)) == expected[way.get("first", 0) :]
@@ -275,7 +275,7 @@ def test_a_damaged_picture_is_never_left_out_of_evaluation(damaged):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
 def test_evaluation_shows_pillows_centre_crop(folder, interpolation):
-    """Random stands for bicubic there."""
+    """`random` means bicubic in evaluation."""
     chosen = section(folder, interpolation=interpolation, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     loader = EvalLoader(chosen, 17, place())
     with loader.batches() as batches:

@@ -1,4 +1,4 @@
-"""mixup and CutMix: timm's, draw for draw, and blind to the world size."""
+"""mixup and CutMix: timm's for the same random numbers, independent of the world size."""
 
 import numpy as np
 import pytest

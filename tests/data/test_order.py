@@ -96,7 +96,7 @@ def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, 
     for first, last in ((0, stop), (stop, steps)):
         again = order_of(kind, count, batch, seed, repeats)
         if first:
-            again.step(epoch + 1, 0)  # what was asked before does not matter
+            again.step(epoch + 1, 0)  # earlier calls do not matter
         seen += [again.step(epoch, step) for step in range(first, last)]
     for step, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
         parts = [ours.reshape(world, share)[rank] for rank in range(world)]

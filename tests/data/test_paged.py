@@ -1,4 +1,4 @@
-"""What the paged order asks the disk for, and what it keeps of the file's neighbourhoods."""
+"""What the paged order requests from the disk, and in which order."""
 
 import ctypes
 import mmap
@@ -35,9 +35,9 @@ def inside(ranges, offset, size):
 @pytest.mark.parametrize("repeats", [1, 3])
 @settings(max_examples=20)
 @given(world=st.sampled_from([1, 2, 4, 8, 64]), first=st.integers(0, 61), data=st.data())
-def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world, first, data):
+def test_every_sample_is_requested_before_it_is_read(repeats, scattered, world, first, data):
     ours, rank = order(repeats, scattered), data.draw(st.integers(0, world - 1))
-    asked = np.zeros(COUNT, bool)
+    requested = np.zeros(COUNT, bool)
     total = 0
     for step in range(first, COUNT // BATCH):
         ranges = ours.prefetch_ranges(2, step, step == first, rank, world)
@@ -46,9 +46,9 @@ def test_every_sample_was_asked_for_before_it_is_read(repeats, scattered, world,
         place = np.argsort(ours._by_place) if scattered else np.arange(COUNT)
         by_sample = ours._offset[place], ours._size[place]
         if len(ranges):
-            asked |= inside(ranges, *by_sample)
+            requested |= inside(ranges, *by_sample)
         mine = ours.step(2, step).reshape(world, -1)[rank] % COUNT
-        assert asked[mine].all()
+        assert requested[mine].all()
     if first == 0:
         whole = ours._size.sum()
         assert total <= whole / world / repeats * 1.15  # each rank its part of the file, and once
@@ -73,7 +73,7 @@ def resident(path):
     return answer & 1 > 0
 
 
-def test_what_is_asked_for_comes_into_memory(tmp_path):
+def test_requested_bytes_come_into_memory(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(os.urandom(4 << 20))
     with path.open("r+b") as file:

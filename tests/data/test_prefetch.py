@@ -1,4 +1,4 @@
-"""The decoding thread: nothing lost, nothing left behind."""
+"""Prefetch: no item or exception is lost, no thread is left."""
 
 import gc
 import threading
@@ -48,7 +48,7 @@ def test_an_exception_wakes_a_reader_that_waits():
             next(items)
 
 
-def test_it_reads_no_further_ahead_than_told():
+def test_it_reads_no_further_ahead_than_asked():
     seen = []
     with Prefetch((seen.append(i) or i for i in range(100)), ahead=2) as items:
         for expected in range(10):

@@ -1,4 +1,4 @@
-"""Work shared out: every share once, at once, and no exception lost."""
+"""run_on_threads: every share once, in parallel, and no exception is lost."""
 
 import threading
 
@@ -8,11 +8,11 @@ from pipeline.data.threads import run_on_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_every_share_is_worked_at_the_same_time(threads):
+def test_every_share_runs_in_parallel(threads):
     meet, seen = threading.Barrier(threads, timeout=30), []
 
     def work(k: int, of: int) -> None:
-        meet.wait()  # nobody leaves before all have come
+        meet.wait()  # all shares must be running
         seen.append((k, of))
 
     run_on_threads(work, threads)

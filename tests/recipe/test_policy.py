@@ -1,4 +1,4 @@
-"""Policy strings mean what they mean to timm, and a wrong one is refused by its wrong part."""
+"""Policy strings have timm's meaning, and the error of a wrong one names its wrong part."""
 
 import itertools
 import math
@@ -69,7 +69,7 @@ def test_the_weights_of_earlier_timm_are_known(inc):
     assert drawn == pytest.approx({step: share for step, share in expected.items() if share})
 
 
-def test_uniform_magnitudes_are_told_by_an_infinite_deviation():
+def test_uniform_magnitudes_have_an_infinite_deviation():
     assert parse_policy("rand-mstd101").steps[0].std == math.inf
     assert parse_policy("augmix").steps[0].std == math.inf
 

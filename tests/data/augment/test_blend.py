@@ -1,4 +1,4 @@
-"""Blending by tables, where the processor can: only where it is certain, and what it leaves is done by arithmetic."""
+"""Blending by tables, where the processor is able to: only where they are exact, else by arithmetic."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_certain_or_not_it_is_pillows(size, operation):
 
 
 def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
-    """What compiled code does where the C part has not done the work, here run as Python."""
+    """The code for processors without the C library's fast paths, run as Python."""
     for module, name in [
         (blend, "_sum_luma"),
         (blend, "_color_by_table"),

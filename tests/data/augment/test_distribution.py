@@ -1,4 +1,4 @@
-"""Over 100,000 draws a policy, operations, magnitudes, signs and what meets what are as frequent as timm's."""
+"""Over 100,000 draws of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
 
 import random
 from collections import Counter
@@ -44,7 +44,7 @@ Chain = tuple[tuple[int, float, bool], ...]  # operation, argument, cubic of eac
 
 
 class Trace(tuple):
-    """In place of a picture: what was done to it so far."""
+    """In place of a picture: the operations so far."""
 
     def copy(self) -> "Trace":
         return self
@@ -66,7 +66,7 @@ def ours(text: str) -> list[Chain]:
 
 
 def timms(text: str, monkeypatch) -> list[Chain]:
-    """timm's own policy, its operations and blends replaced by what notes them down."""
+    """timm's own policy, its operations and blends replaced by functions that record them."""
     hparams = {"translate_const": 100, "img_mean": FILL}
     random.seed(1)
     np.random.seed(1)
@@ -160,9 +160,11 @@ def test_draws_are_as_frequent_as_timms(text, monkeypatch):
     bins: list[tuple[int, int]] = []
     a, b = (np.array([step for chain in chains for step in chain]) for chains in (mine, theirs))
     for kind in {tuple(row) for row in np.unique(np.concatenate([a, b])[:, [0, 2]], axis=0)}:
-        here, there = (draws[(draws[:, [0, 2]] == kind).all(1), 1] for draws in (a, b))
-        edges = np.append(np.unique(np.quantile(np.concatenate([here, there]), np.linspace(0, 1, 9)[:-1])), np.inf)
-        bins += zip(np.histogram(here, edges)[0], np.histogram(there, edges)[0], strict=True)
+        mine_of_kind, theirs_of_kind = (draws[(draws[:, [0, 2]] == kind).all(1), 1] for draws in (a, b))
+        edges = np.append(
+            np.unique(np.quantile(np.concatenate([mine_of_kind, theirs_of_kind]), np.linspace(0, 1, 9)[:-1])), np.inf
+        )
+        bins += zip(np.histogram(mine_of_kind, edges)[0], np.histogram(theirs_of_kind, edges)[0], strict=True)
     assert len(bins) >= 3
     assert differ(bins) > 1e-3
 

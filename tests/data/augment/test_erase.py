@@ -1,4 +1,4 @@
-"""Erasing: timm's boxes for the same random numbers, filled with what the mode says."""
+"""Erasing: timm's boxes for the same random numbers, filled by mode."""
 
 from types import SimpleNamespace
 
@@ -82,7 +82,7 @@ def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_other_devices_do_is_what_the_cpu_does(count, mode):
+def test_other_devices_erase_like_the_cpu(count, mode):
     images = blank(50, 32)
     erase_with_torch(images, *draw_boxes(np.arange(50), SEED, EPOCH, 32, 0.7, count), mode)
     assert torch.equal(images, erased(count, mode, 50, prob=0.7))

@@ -1,4 +1,4 @@
-"""Policies: what is drawn follows timm's law, and what was drawn is done as timm does it."""
+"""Policies: steps are drawn from timm's distributions and applied as timm applies them."""
 
 from collections import Counter
 
@@ -61,8 +61,8 @@ def drawn(program, stream: int, depth: int) -> np.ndarray:
     return chain
 
 
-def in_timms_hands(image: Image.Image, chain: np.ndarray) -> Image.Image:
-    """The drawn steps done by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
+def applied_by_timm(image: Image.Image, chain: np.ndarray) -> Image.Image:
+    """The picture after the drawn steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
     for number, argument, cubic in chain:
         if number == op.SKIP:
             continue
@@ -99,13 +99,13 @@ def picture() -> np.ndarray:
         "3a",
     ],
 )
-def test_what_was_drawn_is_done_as_timm_does_it(picture, text):
+def test_drawn_steps_are_applied_as_timm_applies_them(picture, text):
     program = compiled(text)
     changed = 0
     for stream in range(60):
         ours = picture.copy()
         run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((program.layers, 3)))
-        expected = in_timms_hands(Image.fromarray(picture), drawn(program, stream, program.layers))
+        expected = applied_by_timm(Image.fromarray(picture), drawn(program, stream, program.layers))
         assert np.array_equal(ours, np.asarray(expected))
         changed += not np.array_equal(ours, picture)
     assert changed > 20
@@ -126,7 +126,7 @@ def test_mixtures_are_timms_with_the_same_numbers(picture, text, monkeypatch):
 
         def choose(_, depth, replace, numbers=numbers):
             chain = drawn(program, next(numbers)[0], depth)
-            return [lambda image, step=step: in_timms_hands(image, step[None]) for step in chain]
+            return [lambda image, step=step: applied_by_timm(image, step[None]) for step in chain]
 
         monkeypatch.setattr(np.random, "choice", choose)
         expected = np.asarray(theirs(Image.fromarray(picture)))

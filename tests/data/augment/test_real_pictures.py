@@ -1,4 +1,4 @@
-"""Every operation by timm's name, from magnitude to pixels, is what timm and Pillow make of real photographs."""
+"""Every operation by timm's name, from magnitude to pixels, gives timm's and Pillow's pixels on photographs."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ def test_photographs_of_scikit_learn(which, size, monkeypatch):
     hold(image.resize(size, Image.Resampling.BICUBIC), np.linspace(0, 10, steps), monkeypatch)
 
 
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="the ImageNet sample is not beside the project")
+@pytest.mark.skipif(not SAMPLE.is_dir(), reason="the ImageNet sample is not in shared/")
 @pytest.mark.parametrize("which", range(12))
 def test_jpegs_of_imagenet(which, monkeypatch):
     """The eight odd ones (gray, tall, wide, tiny, large) and four of the others, as they are."""
