@@ -5,17 +5,17 @@ import pytest
 from PIL import Image
 from timm.data import auto_augment
 
-from pipeline.data.augment import blend, filters, operations, tables
+from pipeline.data.augment import blend, filters, registry, tables
 from pipeline.data.augment.blend import blend_tables
 from pipeline.data.augment.operations import apply
 from pipeline.data.augment.scratch import scratch_for
 from tests.data.augment.conftest import pictures_of
 
 NAMED = {
-    operations.COLOR: auto_augment.color,
-    operations.CONTRAST: auto_augment.contrast,
-    operations.BRIGHTNESS: auto_augment.brightness,
-    operations.SHARPNESS: auto_augment.sharpness,
+    registry.COLOR: auto_augment.color,
+    registry.CONTRAST: auto_augment.contrast,
+    registry.BRIGHTNESS: auto_augment.brightness,
+    registry.SHARPNESS: auto_augment.sharpness,
 }
 
 
@@ -84,10 +84,10 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
     for picture in pictures_of(13, 14)[:3]:
         for factor in (0.3, 1.7):
             ways = {
-                operations.COLOR: lambda p, f: blend.color.py_func(p.reshape(-1), f, scratch.tables),
-                operations.CONTRAST: lambda p, f: blend.contrast.py_func(p.reshape(-1), f, scratch.table),
-                operations.BRIGHTNESS: lambda p, f: blend.brightness.py_func(p.reshape(-1), f, scratch.table),
-                operations.SHARPNESS: lambda p, f: filters.sharpness.py_func(
+                registry.COLOR: lambda p, f: blend.color.py_func(p.reshape(-1), f, scratch.tables),
+                registry.CONTRAST: lambda p, f: blend.contrast.py_func(p.reshape(-1), f, scratch.table),
+                registry.BRIGHTNESS: lambda p, f: blend.brightness.py_func(p.reshape(-1), f, scratch.table),
+                registry.SHARPNESS: lambda p, f: filters.sharpness.py_func(
                     p.reshape(13, -1), f, scratch.rows, scratch.columns, scratch.tables
                 ),
             }

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment
 
-from pipeline.data.augment import operations as op
+from pipeline.data.augment import registry as op
 from pipeline.data.augment.draw import draw_chain, mixed_chain
 from pipeline.data.augment.program import MIX, compile_policy
 from pipeline.data.random import AUGMENT, key

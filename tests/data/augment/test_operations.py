@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from timm.data import auto_augment
 
-from pipeline.data.augment import operations
+from pipeline.data.augment import registry
 from pipeline.data.augment.affine import rotation, transform_plainly
 from pipeline.data.augment.blend import blend
 from pipeline.data.augment.operations import apply
@@ -22,27 +22,27 @@ PACKED = np.uint32(124 | 116 << 8 | 104 << 16)
 LINEAR, CUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 
 PLAIN = {
-    operations.AUTOCONTRAST: (auto_augment.auto_contrast, [None]),
-    operations.EQUALIZE: (auto_augment.equalize, [None]),
-    operations.INVERT: (auto_augment.invert, [None]),
-    operations.POSTERIZE: (auto_augment.posterize, list(range(1, 9))),
-    operations.SOLARIZE: (auto_augment.solarize, [0, 1, 2, 26, 100, 128, 200, 254, 255, 256]),
-    operations.SOLARIZE_ADD: (auto_augment.solarize_add, [0, 1, 33, 77, 99, 110, 127, 128]),
-    operations.COLOR: (auto_augment.color, np.linspace(0, 2.8, 29).tolist()),
-    operations.CONTRAST: (auto_augment.contrast, np.linspace(0, 2.8, 29).tolist()),
-    operations.BRIGHTNESS: (auto_augment.brightness, np.linspace(0, 2.8, 29).tolist()),
-    operations.SHARPNESS: (auto_augment.sharpness, np.linspace(0, 2.8, 29).tolist()),
-    operations.BLUR: (auto_augment.gaussian_blur, [0.1, 0.3, 0.77, 1.0, 1.31, 1.9, 2.0, 3.7, 8.0]),
+    registry.AUTOCONTRAST: (auto_augment.auto_contrast, [None]),
+    registry.EQUALIZE: (auto_augment.equalize, [None]),
+    registry.INVERT: (auto_augment.invert, [None]),
+    registry.POSTERIZE: (auto_augment.posterize, list(range(1, 9))),
+    registry.SOLARIZE: (auto_augment.solarize, [0, 1, 2, 26, 100, 128, 200, 254, 255, 256]),
+    registry.SOLARIZE_ADD: (auto_augment.solarize_add, [0, 1, 33, 77, 99, 110, 127, 128]),
+    registry.COLOR: (auto_augment.color, np.linspace(0, 2.8, 29).tolist()),
+    registry.CONTRAST: (auto_augment.contrast, np.linspace(0, 2.8, 29).tolist()),
+    registry.BRIGHTNESS: (auto_augment.brightness, np.linspace(0, 2.8, 29).tolist()),
+    registry.SHARPNESS: (auto_augment.sharpness, np.linspace(0, 2.8, 29).tolist()),
+    registry.BLUR: (auto_augment.gaussian_blur, [0.1, 0.3, 0.77, 1.0, 1.31, 1.9, 2.0, 3.7, 8.0]),
 }
 BOTH_WAYS = np.linspace(-1, 1, 13)
 MOVES = {
-    operations.ROTATE: (auto_augment.rotate, [*(BOTH_WAYS * 30), 0.0001, 45.0, 90.0, -90.0, 180.0, 200.0]),
-    operations.SHEAR_X: (auto_augment.shear_x, BOTH_WAYS * 0.3),
-    operations.SHEAR_Y: (auto_augment.shear_y, BOTH_WAYS * 0.3),
-    operations.TRANSLATE_X: (auto_augment.translate_x_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
-    operations.TRANSLATE_Y: (auto_augment.translate_y_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
-    operations.TRANSLATE_X_REL: (auto_augment.translate_x_rel, BOTH_WAYS * 0.45),
-    operations.TRANSLATE_Y_REL: (auto_augment.translate_y_rel, BOTH_WAYS * 0.45),
+    registry.ROTATE: (auto_augment.rotate, [*(BOTH_WAYS * 30), 0.0001, 45.0, 90.0, -90.0, 180.0, 200.0]),
+    registry.SHEAR_X: (auto_augment.shear_x, BOTH_WAYS * 0.3),
+    registry.SHEAR_Y: (auto_augment.shear_y, BOTH_WAYS * 0.3),
+    registry.TRANSLATE_X: (auto_augment.translate_x_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
+    registry.TRANSLATE_Y: (auto_augment.translate_y_abs, [*(BOTH_WAYS * 100), 3.0, -250.0]),
+    registry.TRANSLATE_X_REL: (auto_augment.translate_x_rel, BOTH_WAYS * 0.45),
+    registry.TRANSLATE_Y_REL: (auto_augment.translate_y_rel, BOTH_WAYS * 0.45),
 }
 
 
@@ -93,7 +93,7 @@ def test_without_a_compiler_too(resample):
 def test_moved_pixels_of_the_largest_pictures_are_pillows(size, resample):
     """Over 2,000 pixels coordinates in fixed point would not fit."""
     picture = np.random.RandomState(0).randint(0, 256, (*size, 3)).astype(np.uint8)
-    for operation, argument in ((operations.ROTATE, 0.05), (operations.SHEAR_Y, 0.001), (operations.SHEAR_X, 0.3)):
+    for operation, argument in ((registry.ROTATE, 0.05), (registry.SHEAR_Y, 0.001), (registry.SHEAR_X, 0.3)):
         function = MOVES[operation][0]
         expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
         assert np.array_equal(applied(picture, operation, argument, resample == CUBIC), np.asarray(expected))
@@ -112,7 +112,7 @@ def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
 def test_no_bits_left_is_black(pictures):
     """Pillow 13 raises there, and with it timm's policies at magnitude 10."""
     for bits in (0, -4):
-        assert not applied(pictures[2], operations.POSTERIZE, bits).any()
+        assert not applied(pictures[2], registry.POSTERIZE, bits).any()
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 0.77, 1.0])
@@ -128,11 +128,11 @@ def test_blends_are_pillows(pictures, factor):
 def test_the_smallest_pictures_too(height, width):
     picture = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
     image = Image.fromarray(picture)
-    assert np.array_equal(applied(picture, operations.SHARPNESS, 1.7), auto_augment.sharpness(image, 1.7))
+    assert np.array_equal(applied(picture, registry.SHARPNESS, 1.7), auto_augment.sharpness(image, 1.7))
     for sigma in (0.5, 2.0, 5.0):
         blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(sigma)))
-        assert np.array_equal(applied(picture, operations.BLUR, sigma), blurred), sigma
+        assert np.array_equal(applied(picture, registry.BLUR, sigma), blurred), sigma
     assert np.array_equal(
-        applied(picture, operations.ROTATE, 20, cubic=True),
+        applied(picture, registry.ROTATE, 20, cubic=True),
         np.asarray(auto_augment.rotate(image, 20, fillcolor=FILL, resample=CUBIC)),
     )

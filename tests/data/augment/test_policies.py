@@ -8,7 +8,7 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment
 
-from pipeline.data.augment import operations as op
+from pipeline.data.augment import registry as op
 from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
 from pipeline.data.augment.program import compile_policy
 from pipeline.data.augment.run import run_mixture, run_policy

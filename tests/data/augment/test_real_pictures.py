@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 from torchvision.transforms import functional as F
 
-from pipeline.data.augment import operations as op
+from pipeline.data.augment import registry as op
 from pipeline.data.augment.draw import draw_chain
 from pipeline.data.augment.hue import turn_hue
 from pipeline.data.augment.operations import apply
