@@ -24,7 +24,7 @@ import psutil
 from PIL import Image
 
 from data_prep.settings import PrepSettings
-from pipeline.bench.sample import repeated
+from pipeline.bench.sample import link_repeatedly
 from pipeline.cgroups import usable_cpus
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        named = repeated(files, folder / "pictures", arguments.samples)
+        named = link_repeatedly(files, folder / "pictures", arguments.samples)
         contests = [_contest(size, folder / "pictures", named) for size in (512, 400)]
         return [row for contest in contests for row in _rows(contest, folder, named, arguments.rounds)]
 

@@ -22,6 +22,15 @@ def atomic_write(path: Path, text: str) -> None:
     shadow.replace(path)
 
 
+def fsync_path(path: Path) -> None:
+    """Flush a file, or a folder's entries, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def try_lock(descriptor: int) -> bool:
     """Lock an open file until it is closed; whether it is ours. Where the file system has no locks, it is."""
     try:

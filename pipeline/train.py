@@ -1,4 +1,4 @@
-"""Start a run: the only file that knows all. `python -m pipeline.train RECIPE ...` is what launchers start."""
+"""Start a training run: the only file that knows every part. Launchers run `python -m pipeline.train RECIPE ...`."""
 
 import argparse
 import atexit
@@ -6,183 +6,181 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pipeline.cli.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
-from pipeline.distributed.launchers import adopt
+from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import write_rank_status
+from pipeline.distributed.signals import StopRequest
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # heavy imports wait, inside the functions, until the recipe has been checked
+    from torch import nn
+
     from pipeline.data.loader import EvalLoader, TrainLoader
-    from pipeline.distributed.signals import StopRequest
     from pipeline.distributed.topology import Topology
-    from pipeline.distributed.watchdog import Watch
-    from pipeline.run.checkpoint import RetentionPolicy
-    from pipeline.run.run_dir import Start
-    from pipeline.run.saving import Saver
+    from pipeline.engine import Engine
+    from pipeline.run.run_dir import ResumeState
 
 
 def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
-    """Train a recipe on the ranks that some launcher started. Every rank calls it."""
-    # Heavy imports wait until the recipe has been found right.
+    """Train a recipe on the ranks that a launcher has started; every rank calls it.
+
+    `resume` is "auto", "never" or the path of a run or checkpoint. Returns REQUEUE if the run was asked to stop.
+    `InputError` if recipe, data, ranks and run folder do not fit each other.
+    """
     import torch
 
-    from pipeline.data.loader import EvalLoader, TrainLoader, check_model
-    from pipeline.data.precision import DTYPES
-    from pipeline.distributed import topology
-    from pipeline.distributed.signals import StopRequest
-    from pipeline.distributed.watchdog import Watch
+    from pipeline.distributed.topology import process_group, read_topology, share_cpus
+    from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
-    from pipeline.run import run_dir as runfolder
+    from pipeline.run.checkpoint import RetentionPolicy
+    from pipeline.run.log import RunLog
+    from pipeline.run.run_dir import acquire_run_dir, default_run_dir, write_result
     from pipeline.run.saving import Saver
+    from pipeline.training.evaluate import evaluate_engine
+    from pipeline.training.faults import Rollback
+    from pipeline.training.loop import Loop, RunContext
+    from pipeline.training.schedule import build_run_schedule
 
-    here = topology.read_topology()
-    check_world(recipe, here.world)
-    check_engine(recipe.engine, recipe.optim, recipe.train, here)
+    topology = read_topology()
+    check_world(recipe, topology.world)
+    check_engine(recipe.engine, recipe.optim, recipe.train, topology)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        store = topology.start(here, recipe.engine.timeout_s)
-        stack.callback(topology.stop)
-        torch.set_num_threads(topology.share_cpus(here))
+        store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
+        torch.set_num_threads(share_cpus(topology))
 
-        section, dtype = recipe.train, DTYPES[recipe.train.precision]
-        loader = TrainLoader(recipe.data, recipe.augment, recipe.train, here)
-        evaluation = EvalLoader(recipe.data, recipe.eval.batch_size, here, dtype)
-        check_model(recipe.model, loader, evaluation)
-        folder = run_dir or runfolder.default_folder(recipe_path)
-        start = topology.on_main(here, lambda: _claim(stack, folder, recipe, resume, here))
-        last = min(section.epochs * loader.steps, section.max_steps or section.epochs * loader.steps)
-        if start.done and start.step >= last:
-            _say(here, f"{start.folder}: already complete, top-1 {start.done['top1']:.2f} %")
+        loader, eval_loader = _open_data(recipe, topology)
+        schedule = build_run_schedule(recipe.schedule, recipe.optim.lr, recipe.train, loader.steps)
+
+        folder = run_dir or default_run_dir(recipe_path)
+        start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
+        if start.done and start.step >= schedule.last_step:
+            _print(topology, f"{folder}: already complete, top-1 {start.done['top1']:.2f} %")
             return Exit.DONE
-        if start.done and here.is_main:  # it goes on: to more steps, or from before a damaged checkpoint
-            (start.folder / "done.json").unlink()
-        for complaint in start.complaints:
-            _say(here, f"warning: {complaint}; an older checkpoint is taken")
-        watch = stack.enter_context(Watch(start.folder, here, store.clone(), recipe.faults.hang_timeout_s))
-        saver = Saver(start.folder, here, store.clone(), _keep(recipe))
-        return _run(recipe, here, loader, evaluation, start, last, stop, stack, watch, saver)
+        _begin(start, schedule.last_step, topology)
+        watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
+        retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
+        saver = Saver(folder, topology, store.clone(), retention)
+        rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
+
+        module = _build_model(recipe, start, topology)
+        engine = _build_engine(recipe, module, start, topology)
+        evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat)
+
+        log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology))
+        log.add_description(recipe, start.environment)
+        watchdog.beat()
+        loop = Loop(recipe, engine, schedule, evaluate, RunContext(log, saver, rollback, watchdog, stop), start)
+        result = loop.fit(loader)
+        if result is None:
+            how = "while steps fail, without a checkpoint of them" if loop.health.failing else "with a checkpoint"
+            _print(topology, f"{folder}: stopped {how}; start it again to continue")
+            return Exit.REQUEUE
+        if topology.is_main:
+            done = write_result(folder, recipe, result)
+            log.add_result(recipe, done)
+            _print(topology, f"{folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
+        return Exit.DONE
 
 
-def _run(
-    recipe: Recipe,
-    here: "Topology",
-    loader: "TrainLoader",
-    evaluation: "EvalLoader",
-    start: "Start",
-    last: int,
-    stop: "StopRequest",
-    stack: ExitStack,
-    watch: "Watch",
-    saver: "Saver",
-) -> Exit:
-    """Model, engine and record, then the loop; with the data opened and the folder ours."""
+def _open_data(recipe: Recipe, topology: "Topology") -> tuple["TrainLoader", "EvalLoader"]:
+    from pipeline.data.loader import EvalLoader, TrainLoader, check_model
+    from pipeline.data.precision import DTYPES
+
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
+    eval_loader = EvalLoader(recipe.data, recipe.eval.batch_size, topology, DTYPES[recipe.train.precision])
+    check_model(recipe.model, loader, eval_loader)
+    return loader, eval_loader
+
+
+def _begin(start: "ResumeState", last_step: int, topology: "Topology") -> None:
+    """Print where training starts, and remove the result of a run that is to continue."""
+    if start.done and topology.is_main:  # it was complete: now it has more steps, or lost its last checkpoint
+        (start.run_dir / "done.json").unlink()
+    for problem in start.problems:
+        _print(topology, f"warning: {problem}; an older checkpoint is used")
+    begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
+    ranks = "1 rank" if topology.world == 1 else f"{topology.world} ranks"
+    _print(topology, f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")
+
+
+def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology") -> "nn.Module":
+    """Build the model on its device, with new weights or those of train.init_from."""
     import torch
 
-    from pipeline.engine import build_engine, prepare
+    from pipeline.engine import prepare
     from pipeline.models.registry import build_model
-    from pipeline.run import run_dir as runfolder
-    from pipeline.run.metrics import Record
-    from pipeline.run.progress import Progress
-    from pipeline.training.faults import Rollback
-    from pipeline.training.finetune import freeze, start_from
-    from pipeline.training.loop import Loop, Run
-    from pipeline.training.schedule import build_schedule
+    from pipeline.training.finetune import freeze, load_init_weights
 
-    torch.manual_seed(recipe.train.seed)
+    section = recipe.train
+    torch.manual_seed(section.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, recipe.train)
-    if recipe.train.init_from and not start.checkpoint:
-        changes = start_from(module, recipe.train.init_from)
-        _say(here, f"{start.folder}: starting from {', '.join([recipe.train.init_from, *changes])}")
-    if recipe.train.freeze:
-        _say(here, f"{start.folder}: {freeze(module, recipe.train.freeze):,} weights are frozen")
-    engine = build_engine(recipe.engine, module.to(here.device), recipe.optim, recipe.train, here)
-    if here.is_main and engine.config is not None:
-        atomic_write(start.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
+    prepare(module, section)
+    if section.init_from and not start.checkpoint:
+        changes = load_init_weights(module, section.init_from)
+        _print(topology, f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
+    if section.freeze:
+        _print(topology, f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")
+    return module.to(topology.device)
+
+
+def _build_engine(recipe: Recipe, module: "nn.Module", start: "ResumeState", topology: "Topology") -> "Engine":
+    """Build the engine around the model, with the state of the checkpoint that the run resumes from."""
+    from pipeline.engine import build_engine
+
+    engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
+    if topology.is_main and engine.config is not None:
+        atomic_write(start.run_dir / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
     if start.checkpoint:
         engine.load(start.checkpoint.load(verify=False))  # rank 0 has verified it
-    begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
-    ranks = "1 rank" if here.world == 1 else f"{here.world} ranks"
-    _say(here, f"{start.folder}: training {begins} {last} steps on {ranks}")
-
-    progress = Progress(here.is_main, start.step, last)
-    stack.callback(progress.close)
-    record = Record(start.folder, start.step, recipe.log.tensorboard) if here.is_main else None
-    if record:
-        stack.callback(record.close)
-        record.describe(recipe, start.environment)
-    schedule = build_schedule(recipe.schedule, recipe.optim.lr, loader.steps, recipe.train.epochs)
-    rollback = Rollback(start.folder, here, recipe.faults.max_rollbacks, start.skipped_ranges)
-    run = Run(recipe, here, engine, loader, evaluation, schedule, record, progress, saver, rollback, watch, last)
-    watch.beat()
-    loop = Loop(run, start.step, rollback.first_kept(start.order), start.seconds, stop)
-    result = loop.fit()
-    if result is None:
-        how = "while steps fail, without a checkpoint of them" if loop.health.failing else "with a checkpoint"
-        _say(here, f"{start.folder}: stopped {how}; start it again to go on")
-        return Exit.REQUEUE
-    if record:
-        done = runfolder.finish(start.folder, recipe, result)
-        record.finish(recipe, done)
-        _say(here, f"{start.folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
-    return Exit.DONE
+    return engine
 
 
-def _claim(stack: ExitStack, folder: Path, recipe: Recipe, resume: str, here: "Topology") -> "Start":
-    """Rank 0 claims the run folder and holds its lock until the run ends."""
-    from pipeline.run.run_dir import claim
-
-    start, lock = claim(folder, recipe, resume, here)
-    stack.callback(lock.close)
-    return start
-
-
-def _keep(recipe: Recipe) -> "RetentionPolicy":
-    from pipeline.run.checkpoint import RetentionPolicy
-
-    return RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
-
-
-def _say(here: "Topology", text: str) -> None:
-    if here.is_main:
+def _print(topology: "Topology", text: str) -> None:
+    """Print a line on rank 0."""
+    if topology.is_main:
         print(text, file=sys.stderr, flush=True)
 
 
 def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `widemix train` and `python -m pipeline.train`."""
     add_recipe_arguments(parser)
     parser.add_argument("--run-dir", type=Path, help="run folder (default: runs/<recipe>-<time>)")
     parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|PATH",
-        help="auto: go on from the run folder's newest complete checkpoint; never: refuse a used folder; "
-        "PATH: start a new folder from that checkpoint or run (default: auto)",
+        help="auto: resume from the run folder's newest complete checkpoint; never: fail if the folder holds a run; "
+        "PATH: start a new run folder from that checkpoint or run (default: auto)",
     )
 
 
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
-    adopt()
+    """Train as one rank, with the variables of the launcher that started this process."""
+    export_torchrun_env()
     write_rank_status(None)
     recipe = load_from_arguments(arguments)
     return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))
 
 
 def main() -> None:
+    """Run `python -m pipeline.train`."""
     parser = Parser(prog="python -m pipeline.train", description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK says it
-    _leave(run_command(parser, train_from_arguments))
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK is used
+    _exit(run_command(parser, train_from_arguments))
 
 
-def _leave(code: int) -> NoReturn:
-    """End the process with everything closed, but without tearing the interpreter down.
+def _exit(code: int) -> NoReturn:
+    """End the process after the exit handlers, without finalising the interpreter.
 
-    Background threads of the collectives abort at times while that goes on, and a finished run then ends with exit
-    code 134: seen once in some thirty runs of two ranks, with FSDP on gloo.
+    Background threads of the collectives sometimes abort during finalisation, and a finished run then exits with 134:
+    seen once in about thirty runs of two ranks, with FSDP on gloo.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -18,7 +18,7 @@ from launch.slurm.finish import FAULTY_NODES
 from launch.stage import stage
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import job_port, route_from
-from pipeline.distributed.rank_status import VARIABLE, node_name
+from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
 
@@ -70,7 +70,7 @@ def wait_for_all_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]
     from torch.distributed import TCPStore
 
     node, nodes = int(environ["SLURM_NODEID"]), int(environ["SLURM_STEP_NUM_NODES"])
-    port = job_port(int(environ["SLURM_JOB_ID"]), "meeting")
+    port = job_port(int(environ["SLURM_JOB_ID"]), "rendezvous")
     store = TCPStore(_numeric_address(arguments.head), port, nodes, is_master=node == 0, timeout=timedelta(days=1))
     if node == 0:  # TCPStore returns here when all nodes have connected
         store.set("all", "here")
@@ -128,7 +128,7 @@ def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
     if arguments.preflight == "exclude":
         program += ["--exclude", str(names)]
     command = torchrun_command(arguments, program, os.environ, use="preflight")
-    environ = {name: value for name, value in os.environ.items() if name != VARIABLE}  # no status of these ranks
+    environ = {name: value for name, value in os.environ.items() if name != STATUS_DIR_VARIABLE}  # no status of these ranks
     subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], env=environ, check=False)
     return names.read_text().split() if names.exists() else []
 

@@ -1,1 +1,1 @@
-"""Our parts against their peers: each in paired runs, in one process, on the same pictures."""
+"""Benchmarks of widemix against other libraries: each in turns, in one process, on the same pictures."""

@@ -1,8 +1,8 @@
-"""The full recipe's training pictures, ours against timm's and torchvision's.
+"""Training pictures of the full ImageNet recipe, ours against timm's and torchvision's.
 
-Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, erasing a quarter of the pictures
-with noise. Files in, tensors out, on one core. Needs real ImageNet JPEGs in a folder of classes; few are taken under
-several names.
+Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, random erasing with noise at
+probability 0.25. From files to tensors, on one core. Needs real ImageNet JPEGs in a folder of classes; if they are
+few, each is used under several names.
 """
 
 import argparse
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.bench.paired import Contestant, race
-from pipeline.bench.sample import prepare, repeated
+from pipeline.bench.sample import link_repeatedly, prepare
+from pipeline.bench.timing import Contestant, compare_loaders
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.data.split import open_split
@@ -35,14 +35,15 @@ TIMM = "timm + Pillow, original files"
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `widemix bench augment`."""
     files = sorted((arguments.origin / "train").glob("*/*.JPEG")) + sorted(arguments.origin.glob("train/*/*.jpg"))
     if len(files) < BATCH:  # none at all, where there is no such folder
-        raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
+        raise InputError(f"--from {arguments.origin}: has fewer than {BATCH} training JPEGs (train/<class>/*.JPEG)")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         pictures = Path(folder) / "pictures"
-        named = repeated(files, pictures, len(files) * max(1, ROUND // len(files)))
-        return race(_contestants(named, pictures, Path(folder)), arguments.rounds, peer=TIMM)
+        links = link_repeatedly(files, pictures, len(files) * max(1, ROUND // len(files)))
+        return compare_loaders(_contestants(links, pictures, Path(folder)), arguments.rounds, peer=TIMM)
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
@@ -54,18 +55,18 @@ def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str,
         prepare("image-folder", origin, folder / name, *options)
     original, segments, small = folder / "original", folder / "segments", folder / "small"
     return {
-        TIMM: _timms(files),
-        "torchvision v2, original files": _torchvisions(files),
-        "ours, original bytes": _ours(original, POLICY, 0.25),
-        "ours, original bytes, without policy": _ours(original, None, 0.25),
-        "ours, original bytes, crop and flip alone": _ours(original, None, 0.0),
-        "our decoding with timm's policy on Pillow": _mixed(original),
-        "ours, restart markers": _ours(segments, POLICY, 0.25),
-        "ours, restart markers, crop and flip alone": _ours(segments, None, 0.0),
-        "ours, prepared with --max-size 400": _ours(small, POLICY, 0.25),
-        "ours, prepared with --max-size 400, crop and flip alone": _ours(small, None, 0.0),
-        "decoding to uint8 alone, original bytes": _decoded(original),
-        "entropy decoding alone, original bytes, whole": _entropy_decoded(original),
+        TIMM: _timm(files),
+        "torchvision v2, original files": _torchvision(files),
+        "ours, original bytes": _loader(original, POLICY, 0.25),
+        "ours, original bytes, without policy": _loader(original, None, 0.25),
+        "ours, original bytes, crop and flip alone": _loader(original, None, 0.0),
+        "our decoding with timm's policy on Pillow": _decoder_with_timm_policy(original),
+        "ours, restart markers": _loader(segments, POLICY, 0.25),
+        "ours, restart markers, crop and flip alone": _loader(segments, None, 0.0),
+        "ours, prepared with --max-size 400": _loader(small, POLICY, 0.25),
+        "ours, prepared with --max-size 400, crop and flip alone": _loader(small, None, 0.0),
+        "decoding to uint8 alone, original bytes": _decoder(original),
+        "entropy decoding alone, original bytes, whole": _entropy_decoder(original),
     }
 
 
@@ -73,74 +74,74 @@ def _data(folder: Path) -> DataSection:
     return DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
 
 
-def _ours(folder: Path, policy: str | None, re_prob: float) -> Contestant:
+def _loader(folder: Path, policy: str | None, re_prob: float) -> Contestant:
     """The training loader itself, prefetch thread and soft targets included."""
     augment = AugmentSection(auto_augment=policy, re_prob=re_prob, re_mode="pixel")
     train = TrainSection(epochs=1, global_batch=BATCH)
     loader = TrainLoader(_data(folder), augment, train, Topology(0, 1, 0, 1, torch.device("cpu")))
 
-    def make(turn: int) -> int:
-        with loader.batches(turn) as batches:
+    def process(number: int) -> int:
+        with loader.batches(number) as batches:
             return sum(len(batch) for batch in batches)
 
-    return make
+    return process
 
 
-def _decoded(folder: Path) -> Contestant:
+def _decoder(folder: Path) -> Contestant:
     beton = open_split(_data(folder), "train", open_beton)
     decoder = Decoder(beton)
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
-    def make(turn: int) -> int:
-        boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures, threads=1)
+    def process(number: int) -> int:
+        boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures, threads=1)
         return len(samples)
 
-    return make
+    return process
 
 
-def _entropy_decoded(folder: Path) -> Contestant:
-    """Each picture's last pixel: what lies before it is read for its length and nothing else."""
+def _entropy_decoder(folder: Path) -> Contestant:
+    """Decode the last pixel of each picture: of what precedes it only the entropy coding is read."""
     beton = open_split(_data(folder), "train", open_beton)
     decoder, samples = Decoder(beton), np.arange(len(beton))
     ones = np.ones_like(samples)
     boxes = np.stack([beton.height - 1, beton.width - 1, ones, ones, 0 * ones], axis=1)
     pictures = np.empty((len(beton), 1, 1, 3), np.uint8)
 
-    def make(turn: int) -> int:
+    def process(number: int) -> int:
         decoder.read(samples, boxes, samples < 0, pictures, threads=1)
         return len(samples)
 
-    return make
+    return process
 
 
-def _mixed(folder: Path) -> Contestant:
-    """Our decoder, then timm's policy on Pillow pictures; normalised and erased by timm."""
+def _decoder_with_timm_policy(folder: Path) -> Contestant:
+    """Our decoder, then timm's policy on Pillow images, its normalisation and erasing."""
     beton = open_split(_data(folder), "train", open_beton)
     decoder = Decoder(beton)
     transform = _timm_transform().transforms[2:]
     pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
-    def make(turn: int) -> int:
-        boxes = random_boxes(samples, beton.height, beton.width, 0, turn, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures, threads=1)
+    def process(number: int) -> int:
+        boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures, threads=1)
         for picture in pictures:
             image = Image.fromarray(picture)
             for step in transform:
-                image = _unfailing(step, image)
+                image = _apply(step, image)
         return len(samples)
 
-    return make
+    return process
 
 
-def _timms(files: Sequence[Path]) -> Contestant:
+def _timm(files: Sequence[Path]) -> Contestant:
     transform = _timm_transform()
 
-    def make(turn: int) -> int:
-        made = [_unfailing(transform, Image.open(file).convert("RGB")) for file in files]
+    def process(number: int) -> int:
+        made = [_apply(transform, Image.open(file).convert("RGB")) for file in files]
         return len(made)
 
-    return make
+    return process
 
 
 def _timm_transform():
@@ -157,8 +158,8 @@ def _timm_transform():
     )
 
 
-def _unfailing(transform, image):
-    """timm asks Pillow 13 for 0 bits in one picture of 600, and fails: draw again."""
+def _apply(transform, image):
+    """Apply a transform; retry when timm asks Pillow 13 for 0 bits and fails, as it does for one picture in 600."""
     while True:
         try:
             return transform(image)
@@ -166,7 +167,7 @@ def _unfailing(transform, image):
             continue
 
 
-def _torchvisions(files: Sequence[Path]) -> Contestant:
+def _torchvision(files: Sequence[Path]) -> Contestant:
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
     from torchvision.transforms import v2
 
@@ -181,7 +182,7 @@ def _torchvisions(files: Sequence[Path]) -> Contestant:
         ]
     )
 
-    def make(turn: int) -> int:
+    def process(number: int) -> int:
         return len([transform(decode_jpeg(read_file(str(file)), ImageReadMode.RGB)) for file in files])
 
-    return make
+    return process

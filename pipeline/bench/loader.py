@@ -1,7 +1,7 @@
-"""Training pictures without a policy, ours against FFCV, timm, torchvision and DALI: crop to 224, resize, flip.
+"""Loading without an augmentation policy, ours against FFCV, timm, torchvision and DALI: crop to 224, resize, flip.
 
-Real ImageNet JPEGs under as many names as asked for, each epoch whole, on one decoding thread. Where it says uint8
-the pictures are left as they are; elsewhere they become normalised float32. DALI takes part where it is installed.
+Real ImageNet JPEGs, each under several names, in whole epochs on one decoding thread. Rows with "uint8" leave the
+pictures as they are; the others normalise to float32. DALI takes part if it is installed.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.bench.paired import Contestant, race
-from pipeline.bench.sample import prepare, repeated
+from pipeline.bench.sample import link_repeatedly, prepare
+from pipeline.bench.timing import Contestant, compare_loaders
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.distributed.topology import Topology
@@ -32,36 +32,37 @@ FFCV = "FFCV, original bytes, uint8"
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `widemix bench loader`."""
     files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
     if not files:
         raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        named = repeated(files, folder / "pictures", arguments.samples)
+        links = link_repeatedly(files, folder / "pictures", arguments.samples)
         for kind, markers in (("original", "--no-restart-markers"), ("segments", "--restart-markers")):
             prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", markers)
-        return race(_contestants(named, folder), arguments.rounds, peer=FFCV)
+        return compare_loaders(_contestants(links, folder), arguments.rounds, peer=FFCV)
 
 
-def _contestants(named: Sequence[Path], folder: Path) -> dict[str, Contestant]:
+def _contestants(links: Sequence[Path], folder: Path) -> dict[str, Contestant]:
     original, segments = folder / "original", folder / "segments"
     contestants = {
         FFCV: _ffcv(original / "train.beton"),
         "ours, original bytes, uint8": _decoder(original),
         "ours, restart markers, uint8": _decoder(segments),
         "timm's create_loader, original files": _timm(folder / "pictures" / "train"),
-        "torchvision v2 and its decoder, original files": _torchvision(named),
+        "torchvision v2 and its decoder, original files": _torchvision(links),
         "ours, original bytes": _loader(original),
         "ours, restart markers": _loader(segments),
     }
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
-        contestants["DALI's CPU pipeline, original files, uint8"] = _dali(named)
+        contestants["DALI's CPU pipeline, original files, uint8"] = _dali(links)
     return contestants
 
 
 def _count(batches: Iterable[Any]) -> int:
-    """How many pictures there are in batches, each a sequence or tensor of them."""
+    """Return the number of pictures in batches, each a sequence or tensor of them."""
     return sum(len(batch) for batch in batches)
 
 
@@ -69,15 +70,15 @@ def _decoder(folder: Path) -> Contestant:
     decoder = Decoder(open_beton(folder / "train.beton"))
     beton, pictures = decoder.beton, np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
 
-    def make(turn: int) -> int:
-        order = np.random.RandomState(turn).permutation(len(beton))
+    def process(number: int) -> int:
+        order = np.random.RandomState(number).permutation(len(beton))
         for start in range(0, len(order), BATCH):
             samples = order[start : start + BATCH]
-            boxes = random_boxes(samples, beton.height, beton.width, 0, turn, SCALE, RATIO, 0.5)
-            decoder.read(samples, boxes, cubic(samples, "bilinear", 0, turn), pictures[: len(samples)], threads=1)
+            boxes = random_boxes(samples, beton.height, beton.width, 0, number, SCALE, RATIO, 0.5)
+            decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures[: len(samples)], threads=1)
         return len(order)
 
-    return make
+    return process
 
 
 def _loader(folder: Path) -> Contestant:
@@ -86,11 +87,11 @@ def _loader(folder: Path) -> Contestant:
     train = TrainSection(epochs=1, global_batch=BATCH)
     loader = TrainLoader(data, AugmentSection(), train, Topology(0, 1, 0, 1, torch.device("cpu")))
 
-    def make(turn: int) -> int:
-        with loader.batches(turn) as batches:
+    def process(number: int) -> int:
+        with loader.batches(number) as batches:
             return _count(batches)
 
-    return make
+    return process
 
 
 def _ffcv(path: Path) -> Contestant:
@@ -105,7 +106,7 @@ def _ffcv(path: Path) -> Contestant:
     loader = Loader(
         str(path), BATCH, num_workers=1, os_cache=True, order=OrderOption.RANDOM, drop_last=False, pipelines=pipelines
     )
-    return lambda turn: _count(images for images, _ in loader)
+    return lambda number: _count(images for images, _ in loader)
 
 
 def _timm(folder: Path) -> Contestant:
@@ -123,7 +124,7 @@ def _timm(folder: Path) -> Contestant:
         use_prefetcher=False,
         device=torch.device("cpu"),
     )
-    return lambda turn: _count(images for images, _ in loader)
+    return lambda number: _count(images for images, _ in loader)
 
 
 def _torchvision(files: Sequence[Path]) -> Contestant:
@@ -147,7 +148,7 @@ def _torchvision(files: Sequence[Path]) -> Contestant:
             return transform(decode_jpeg(read_file(str(files[index])), ImageReadMode.RGB))
 
     loader = torch.utils.data.DataLoader(Pictures(), BATCH, shuffle=True)
-    return lambda turn: _count(loader)
+    return lambda number: _count(loader)
 
 
 def _dali(files: Sequence[Path]) -> Contestant:
@@ -162,4 +163,4 @@ def _dali(files: Sequence[Path]) -> Contestant:
 
     built = pipeline()
     built.build()
-    return lambda turn: _count(built.run()[0] for _ in range(len(files) // BATCH))
+    return lambda number: _count(built.run()[0] for _ in range(len(files) // BATCH))

@@ -1,19 +1,20 @@
-"""Mixing's share of a training step: mixup and CutMix of a batch against Mixer-B/16's step on it.
+"""The cost of mixup and CutMix relative to a training step of Mixer-B/16 on the same batch.
 
-On a GPU where there is one (bf16, 256 pictures in groups of 32, elapsed time), else on the CPU (fp32, 8 pictures, CPU
-time of the process). A step is forward, backward and AdamW on soft targets, without data; timm's own `Mixup` is timed
-beside ours.
+On a GPU if there is one (bf16, 256 pictures in groups of 32, wall-clock time), else on the CPU (fp32, 8 pictures, CPU
+time of the process). A step is forward, backward and AdamW on soft targets, without data loading. timm's `Mixup` is
+timed too.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.models.registry import build_model
 from pipeline.recipe.augment import AugmentSection
@@ -31,19 +32,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `widemix bench mixing`."""
     torch.set_num_threads(1)
     gpu = torch.cuda.is_available()
     device, size, group = (torch.device("cuda"), 256, 32) if gpu else (torch.device("cpu"), 8, 8)
     images = torch.randn(size, 3, SIDE, SIDE, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (size,), device=device)
-    works = {STEP: (_step(images, labels), 1), "timm's Mixup, one draw a batch": (_timms(images, labels), REPEATS)}
+    contestants = {
+        STEP: _repeat(_step(images, labels), 1),
+        "timm's Mixup, one draw a batch": _repeat(_timm(images, labels), REPEATS),
+    }
     for name, options in SETTINGS.items():
-        works[name] = _ours(images, labels, AugmentSection(mix_group=group, smoothing=0.1, **options)), REPEATS
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(arguments.rounds + 1):  # the first is not counted
-        for name, (work, repeats) in works.items():
-            seconds[name].append(_seconds(work, turn, repeats, device))
-    return [_row(name, found[1:], seconds[STEP][1:], size) for name, found in seconds.items()]
+        section = AugmentSection(mix_group=group, smoothing=0.1, **options)
+        contestants[name] = _repeat(_mix_groups(images, labels, section), REPEATS)
+    seconds = time_in_turns(contestants, arguments.rounds, partial(compute_clock, device))
+    return [_row(name, own, seconds[STEP], size) for name, own in seconds.items()]
 
 
 def _row(name: str, seconds: list[float], steps: list[float], size: int) -> dict[str, Any]:
@@ -56,20 +59,18 @@ def _row(name: str, seconds: list[float], steps: list[float], size: int) -> dict
     }
 
 
-def _seconds(work: Callable[[int], Any], turn: int, repeats: int, device: torch.device) -> float:
-    """Of one call, over several."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    started = clock()
-    for k in range(repeats):
-        work(turn * repeats + k)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (clock() - started) / repeats
+def _repeat(action: Callable[[int], object], repeats: int) -> Contestant:
+    """Return a contestant whose units are calls, each with its own number."""
+
+    def call(number: int) -> int:
+        for k in range(repeats):
+            action(number * repeats + k)
+        return repeats
+
+    return call
 
 
-def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], Any]:
+def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]:
     section = MixerSection(
         kind="mixer", patch_size=16, tokens=196, channels=768, depth=12, token_hidden=384, channel_hidden=3072
     )
@@ -78,24 +79,24 @@ def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], Any]:
     targets = soft_labels(labels, CLASSES, 0.1)
     half = images.device.type == "cuda"
 
-    def work(turn: int) -> None:
+    def train(number: int) -> None:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
             loss = torch.nn.functional.cross_entropy(model(images), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    return work
+    return train
 
 
-def _ours(images: torch.Tensor, labels: torch.Tensor, section: AugmentSection) -> Callable[[int], Any]:
+def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSection) -> Callable[[int], object]:
     pictures = images.clone()
-    return lambda turn: mix_groups(pictures, soft_labels(labels, CLASSES, 0.1), section, 0, turn, 0)
+    return lambda number: mix_groups(pictures, soft_labels(labels, CLASSES, 0.1), section, 0, number, 0)
 
 
-def _timms(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], Any]:
+def _timm(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]:
     from timm.data import Mixup
 
     np.random.seed(0)
     pictures, mixup = images.clone(), Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=CLASSES)
-    return lambda turn: mixup(pictures, labels)
+    return lambda number: mixup(pictures, labels)

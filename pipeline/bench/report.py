@@ -1,4 +1,4 @@
-"""What every bench prints: the machine, then a row for each contestant."""
+"""The output of every benchmark: the machine, then a row for each contestant."""
 
 import json
 import platform
@@ -9,19 +9,19 @@ from typing import Any
 
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:
-    """Print the rows, each a name and its figures, and write `{"machine", "rows"}` to a file where one is given."""
-    where = machine(*versions)
-    print(where)
+    """Print the rows, each a name and its figures; write `{"machine", "rows"}` to `file` unless it is None."""
+    description = machine(*versions)
+    print(description)
     figures = [name for name in rows[0] if name != "name"]
     print("  ".join(f"{name:>18}" for name in figures))
     for row in rows:
         print("  ".join(f"{row[name]:>18,.6g}" for name in figures) + f"  {row['name']}")
     if file:
-        file.write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
+        file.write_text(json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
 
 
 def machine(*packages: str) -> str:
-    """The processor and the versions that a figure belongs to."""
+    """Return the processor and the versions of Python and packages as one line."""
     models = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     return f"{models[0] if models else platform.processor()}, Python {platform.python_version()}, {versions}"

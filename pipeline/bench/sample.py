@@ -1,4 +1,4 @@
-"""The sample's pictures, as many as a benchmark asks for, prepared by the command."""
+"""Data for the benchmarks: a sample of ImageNet's JPEGs under many names, and prepared by `widemix prep`."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def repeated(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
-    """The files under `count` names, a class a folder, in `folder`/train; sorted."""
+def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
+    """Make `count` links to the files in `folder`/train, one folder a class; return them sorted."""
     for number in range(count):
         file = files[number % len(files)]
         link = folder / "train" / file.parent.name / f"{file.stem}_{number // len(files):04}.JPEG"
@@ -17,8 +17,8 @@ def repeated(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
 
 
 def prepare(source: str, origin: Path, to: Path, *options: str) -> None:
-    """`widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]`, in a process of its own. `RuntimeError` if it fails."""
-    words = [source, "--from", str(origin), "--to", str(to), *options]
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "prep", *words], capture_output=True, text=True)
+    """Run `widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]` in its own process; `RuntimeError` if it fails."""
+    arguments = [source, "--from", str(origin), "--to", str(to), *options]
+    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "prep", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"widemix prep {source}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")

@@ -1,4 +1,4 @@
-"""The figure of `widemix bench scale`: speed over ranks, and what a step is made of."""
+"""The figure of `widemix bench scale`: throughput over ranks, and the parts of a step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ COLOURS = ("#3b6ea8", "#c8553d", "#e0a458", "#9aa5b1")
 
 
 def draw_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Left pictures/s against the straight line from the fewest ranks, right milliseconds of a step by their use."""
+    """Draw images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,7 @@
-"""Seconds from the start of a process to its first batch, ours against FFCV: with nothing compiled, and again.
+"""Seconds from the start of a process to its first batch, ours against FFCV: with an empty cache, and again.
 
-One batch of 50 real ImageNet JPEGs at 224 pixels. Every start has a process of its own; the first of each round has
-an empty cache folder, the second what the first left there. FFCV keeps nothing: its second start is like its first.
+One batch of 50 real ImageNet JPEGs at 224 pixels. Every start is a new process; the first of each round has an empty
+cache folder, the second the cache that the first has filled. FFCV caches nothing: its second start is like its first.
 """
 
 import argparse
@@ -24,44 +24,47 @@ SIDE, BATCH = 224, 50
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `widemix bench start`."""
     if len(list((arguments.origin / "train").glob("*/*.JPEG"))) < BATCH:
-        raise InputError(f"--from {arguments.origin}: has no {BATCH} training JPEGs (train/<class>/*.JPEG)")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        raise InputError(f"--from {arguments.origin}: has fewer than {BATCH} training JPEGs (train/<class>/*.JPEG)")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         prepare("imagenet", arguments.origin, folder / "data", "--max-size=0")
-        costs: dict[str, list[tuple[Cost, Cost]]] = {way: [] for way in STARTS}
+        costs: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in STARTS}
         for turn in range(arguments.rounds):
-            for number, way in enumerate(STARTS):
+            for number, name in enumerate(STARTS):
                 cache = folder / f"cache-{turn}-{number}"
-                costs[way].append((_start(way, folder / "data", cache), _start(way, folder / "data", cache)))
-        return [_row(way, found, next(iter(costs.values()))) for way, found in costs.items()]
+                costs[name].append((_start(name, folder / "data", cache), _start(name, folder / "data", cache)))
+        return [_row(name, own, next(iter(costs.values()))) for name, own in costs.items()]
 
 
 class Cost(NamedTuple):
+    """What one start took."""
+
     seconds: float
     cpu_seconds: float  # of all threads
 
 
-def _start(way: str, data: Path, cache: Path) -> Cost:
-    began, used = time.perf_counter(), _children()
-    command = [sys.executable, "-m", "pipeline.bench.start", way, str(data)]
+def _start(name: str, data: Path, cache: Path) -> Cost:
+    began, used = time.perf_counter(), _children_cpu_seconds()
+    command = [sys.executable, "-m", "pipeline.bench.start", name, str(data)]
     subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": str(cache)}, check=True)
-    return Cost(time.perf_counter() - began, _children() - used)
+    return Cost(time.perf_counter() - began, _children_cpu_seconds() - used)
 
 
-def _children() -> float:
-    """CPU seconds of the processes started so far, those that have ended."""
+def _children_cpu_seconds() -> float:
+    """Return the CPU time of the child processes that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
-def _row(name: str, found: list[tuple[Cost, Cost]], peer: list[tuple[Cost, Cost]]) -> dict[str, Any]:
-    """Medians over rounds; the ratio is that of the peer's second start to this one's, in CPU time."""
+def _row(name: str, own: list[tuple[Cost, Cost]], peer: list[tuple[Cost, Cost]]) -> dict[str, Any]:
+    """Return medians over rounds; `ratio` is the CPU time of the peer's second start over that of ours."""
     row: dict[str, Any] = {"name": name}
     for number, start in enumerate(("first", "second")):
-        row[f"{start}_s"] = round(statistics.median(costs[number].seconds for costs in found), 2)
-        row[f"{start}_cpu_s"] = round(statistics.median(costs[number].cpu_seconds for costs in found), 2)
-    pairs = zip(found, peer, strict=True)
+        row[f"{start}_s"] = round(statistics.median(costs[number].seconds for costs in own), 2)
+        row[f"{start}_cpu_s"] = round(statistics.median(costs[number].cpu_seconds for costs in own), 2)
+    pairs = zip(own, peer, strict=True)
     row["ratio"] = round(statistics.median(b.cpu_seconds / a.cpu_seconds for (_, a), (_, b) in pairs), 2)
     return row
 
@@ -100,4 +103,4 @@ STARTS: dict[str, Callable[[Path], None]] = {
 
 if __name__ == "__main__":
     STARTS[sys.argv[1]](Path(sys.argv[2]))
-    os._exit(0)  # at the first batch: taking torch down again takes 0.7 s more
+    os._exit(0)  # at the first batch: unloading torch takes 0.7 s more

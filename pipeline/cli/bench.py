@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
-from pipeline.distributed.launchers import adopt
+from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
 # Modules of pipeline.bench (prep: data_prep.bench). Each has `run(arguments) -> rows`, and `VERSIONS`: packages whose
@@ -93,7 +93,7 @@ def add_scale(benches) -> None:
 
 
 def _scale(arguments: argparse.Namespace) -> int:
-    started = adopt()
+    started = export_torchrun_env()
     recipe = load_from_arguments(arguments)
     for name in ("batch", "steps", "cpus"):
         value = getattr(arguments, name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
-from pipeline.distributed.launchers import adopt
+from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def add_doctor(commands) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    adopt()
+    export_torchrun_env()
     if not arguments.cluster:
         for name in ("data", "network", "exclude"):
             if getattr(arguments, name) is not None:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, load_from_arguments
-from pipeline.distributed.launchers import adopt
+from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import check_world
 
@@ -30,7 +30,7 @@ def add_train(commands) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     from pipeline.train import train_from_arguments
 
-    if adopt():
+    if export_torchrun_env():
         return train_from_arguments(arguments)
     recipe = load_from_arguments(arguments)
     ranks = count_ranks(arguments.ranks)
@@ -75,9 +75,9 @@ def add_eval(commands) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.trained import measure
+    from pipeline.training.trained import evaluate_checkpoint
 
-    result = measure(arguments.path, arguments.data, arguments.split, arguments.batch, arguments.ema)
+    result = evaluate_checkpoint(arguments.path, arguments.data, arguments.split, arguments.batch, arguments.ema)
     print("  ".join(f"{name} {value:.4f}" for name, value in result.items()))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -99,8 +99,8 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.trained import export
+    from pipeline.training.trained import export_checkpoint
 
-    labels = export(arguments.path, arguments.to, arguments.ema)
+    labels = export_checkpoint(arguments.path, arguments.to, arguments.ema)
     print(f"{arguments.to}: {len(labels)} classes; timm.create_model('local-dir:{arguments.to}', pretrained=True)")
     return Exit.DONE

@@ -1,1 +1,1 @@
-"""Ranks: which one this is, which launcher started it, how it ended, and what ends all of them."""
+"""Ranks of a run: rank and device of this process, launchers, signals, exit statuses, and the watchdog."""

@@ -1,7 +1,8 @@
-"""Other launchers' variables in torchrun's words: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_*.
+"""Translates the environment variables of mpirun and srun to torchrun's: RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-torchrun, DeepSpeed's launcher, Kubeflow's trainer and `widemix train --ranks` set those themselves. OpenMPI's mpirun
-and Slurm's srun, where they start the ranks without any of these, have words of their own.
+torchrun, DeepSpeed's launcher, Kubeflow's trainer and `widemix train --ranks` set these themselves. OpenMPI's mpirun
+and Slurm's srun, when they start the ranks directly, set variables of their own.
 """
 
 import os
@@ -12,18 +13,21 @@ from contextlib import suppress
 
 from pipeline.errors import InputError
 
-PORTS = range(20_000, 32_000)  # below those that Linux hands out by itself
-USES = ("train", "preflight", "meeting")  # a node may begin the one while others end the other
+PORTS = range(20_000, 32_000)  # below the ephemeral ports of Linux
+USES = ("train", "preflight", "rendezvous")  # a node may start one while others still end another
 
 
-def adopt(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Add what `translate` finds, for this process and PyTorch; whether any launcher started this process."""
-    environ.update(translate(environ))
+def export_torchrun_env(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Add torchrun's variables to the environment; return whether a launcher started this process."""
+    environ.update(torchrun_env(environ))
     return "RANK" in environ
 
 
-def translate(environ: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the environment; nothing where torchrun's words are there or no launcher is."""
+def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables to add to the environment: none if torchrun's are set, or if there is no launcher.
+
+    `InputError` for mpirun on several nodes without MASTER_ADDR.
+    """
     if "RANK" in environ:
         return {}
     if "OMPI_COMM_WORLD_RANK" in environ:
@@ -40,14 +44,14 @@ def _from_openmpi(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
         "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     }
-    words = {ours: environ[theirs] for ours, theirs in names.items()}
-    if words["WORLD_SIZE"] == words["LOCAL_WORLD_SIZE"]:
-        words["MASTER_ADDR"] = environ.get("MASTER_ADDR", "127.0.0.1")
+    variables = {ours: environ[theirs] for ours, theirs in names.items()}
+    if variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"]:
+        variables["MASTER_ADDR"] = environ.get("MASTER_ADDR", "127.0.0.1")
     elif "MASTER_ADDR" not in environ:
         raise InputError("MASTER_ADDR is not set: on several nodes mpirun needs `-x MASTER_ADDR=$(hostname)`")
-    # Every rank has the same job id and must come to the same port.
+    # Every rank has the same job id and must derive the same port from it.
     job = int(re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", "")) or "0")
-    return words | {"MASTER_PORT": environ.get("MASTER_PORT", str(job_port(job)))}
+    return variables | {"MASTER_PORT": environ.get("MASTER_PORT", str(job_port(job)))}
 
 
 def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
@@ -63,12 +67,15 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_port(job: int, use: str = "train") -> int:
-    """The port of one use of a job; others have others, as have 4,000 jobs in a row, which may share a node."""
+    """Return the port for one use of a job, `use` one of USES.
+
+    No two uses of one job share a port, nor do 4,000 consecutive jobs, which may run on one node.
+    """
     return PORTS[(len(USES) * job + USES.index(use)) % len(PORTS)]
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's `4(x3),2` is `[4, 4, 4, 2]`."""
+    """Parse Slurm's tasks per node: `4(x3),2` is `[4, 4, 4, 2]`."""
     counts = []
     for part in text.split(","):
         tasks, _, times = part.rstrip(")").partition("(x")
@@ -77,20 +84,20 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's `gpu[007-012,20]-ib,login1`: `gpu007-ib`."""
+    """Return the first host of a Slurm node list: `gpu007-ib` of `gpu[007-012,20]-ib,login1`."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None  # it matches the empty string too
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0])
 
 
 def route_from(host: str) -> str | None:
-    """This machine's own address, IPv4 or IPv6, on the way to `host`; None where there is no way."""
+    """Return the address, IPv4 or IPv6, that this machine would use to reach `host`; None if there is no route."""
     try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:
         return None
-    for family, kind, _, _, address in found:
+    for family, kind, _, _, address in addresses:
         with socket.socket(family, kind) as probe, suppress(OSError):
-            probe.connect(address)  # of UDP: nothing is sent
+            probe.connect(address)  # UDP: no packet is sent
             return probe.getsockname()[0].partition("%")[0]
     return None

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 ask the run to stop at the next step, with a checkpoint."""
+"""Ctrl-C, SIGTERM and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
 
 import signal
 from types import FrameType
@@ -7,20 +7,23 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequest:
-    """Raised by a signal, read by the loop. A second Ctrl-C interrupts at once, as Python does."""
+    """A flag that a signal sets and the training loop reads; use it in a `with` block.
+
+    A second Ctrl-C raises KeyboardInterrupt at once, as Python does without a handler.
+    """
 
     def __init__(self) -> None:
         self.requested = False
 
     def __enter__(self) -> "StopRequest":
-        self._before = {number: signal.signal(number, self._raise) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._request) for number in _SIGNALS}
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _raise(self, number: int, frame: FrameType | None) -> None:
+    def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True

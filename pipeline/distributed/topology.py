@@ -1,14 +1,15 @@
-"""Ranks and devices, from whichever launcher started us, and the few collectives that the loop needs.
+"""Rank and device of this process, its process group, and the few collectives that the loop needs.
 
 torchrun, DeepSpeed's launcher and `widemix train --ranks` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT (`pipeline.distributed.launchers` translates what mpirun and srun set). With none of them
-set this is a single process.
+set the run is a single process.
 """
 
 import datetime
 import ipaddress
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Topology:
-    """Where this process stands: `rank` of `world`, `local_rank` of `local_world` on its node, and its device."""
+    """`rank` of `world` processes, `local_rank` of `local_world` on its node, and the device of this process."""
 
     rank: int
     world: int
@@ -35,11 +36,12 @@ class Topology:
 
     @property
     def is_main(self) -> bool:
+        """Whether this is rank 0, which writes the run folder."""
         return self.rank == 0
 
 
 def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
-    """This process's place, or `InputError` where the launcher's variables contradict each other."""
+    """Read rank and device from the launcher's variables; `InputError` if they contradict each other."""
     rank, world = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
     local_rank = _number(environ, "LOCAL_RANK", 0)
     local_world = _number(environ, "LOCAL_WORLD_SIZE", _number(environ, "LOCAL_SIZE", 1))
@@ -58,30 +60,34 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     return Topology(rank, world, local_rank, local_world, device)
 
 
-def start(topology: Topology, timeout: int) -> dist.Store:
-    """Join the process group; `timeout` in seconds bounds every collective. CPU tensors always travel by gloo.
+@contextmanager
+def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
+    """Join the process group: gloo for CPU tensors, NCCL for CUDA tensors. `timeout_s` bounds every collective.
 
-    Returns the group's store: small values that all ranks can set and get. Each thread needs a clone of its own.
+    Yields the group's key-value store, which all ranks share. Each thread needs its own clone of it.
     """
     backend = "gloo"
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
         backend = "cpu:gloo,cuda:nccl"
-    limit = datetime.timedelta(seconds=timeout)
+    limit = datetime.timedelta(seconds=timeout_s)
     if topology.world > topology.local_world:
-        name_interface(os.environ)
+        set_gloo_interface(os.environ)
     store: dist.Store = dist.HashStore()
     if topology.world > 1:
         store, _, _ = next(dist.rendezvous("env://", timeout=limit))
     dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
-    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still makes them
-    return dist.PrefixStore("run", store)
+    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still opens its own
+    try:
+        yield dist.PrefixStore("run", store)
+    finally:
+        dist.destroy_process_group()
 
 
-def name_interface(environ: MutableMapping[str, str]) -> None:
-    """Tell gloo which network leads to the others, unless somebody has.
+def set_gloo_interface(environ: MutableMapping[str, str]) -> None:
+    """Set GLOO_SOCKET_IFNAME to the network interface that reaches MASTER_ADDR, unless it is set.
 
-    By itself it takes the address that the host's name resolves to, which on many a cluster is 127.0.1.1 or none.
+    gloo's default is the address that the host name resolves to: on many clusters 127.0.1.1, or none.
     """
     if "GLOO_SOCKET_IFNAME" in environ:
         return
@@ -93,20 +99,15 @@ def name_interface(environ: MutableMapping[str, str]) -> None:
             environ["GLOO_SOCKET_IFNAME"] = name
 
 
-def stop() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def share_cpus(topology: Topology) -> int:
-    """CPUs that this rank may keep busy: those that the process can use, divided among the ranks of the node."""
+    """Return the number of CPUs for this rank: those that the process may use, divided by the node's ranks."""
     return max(1, usable_cpus() // topology.local_world)
 
 
 def seed_device(device: torch.device, seed: int) -> None:
-    """`torch.manual_seed` for the CPU and this device; cheap enough for each step.
+    """`torch.manual_seed` for the CPU and one device, cheap enough for every step.
 
-    torch's own keeps a stack trace, at every call, for each kind of device that it knows and that is not there.
+    torch's own records a stack trace at each call for every known kind of device that is missing.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -114,46 +115,46 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """The mean of a tensor over all ranks, the same on each."""
+    """Return the mean of a tensor over all ranks, the same on each."""
     values = values.clone()
     dist.all_reduce(values)
     return values / dist.get_world_size()
 
 
 def on_main(topology: Topology, action: Callable[[], Value]) -> Value:
-    """What `action` returns on rank 0, on every rank; an `InputError` that it raises is raised on every rank."""
-    box: list[Any] = [None, None]
+    """Run `action` on rank 0 and return its result on every rank; its `InputError` is raised on every rank."""
+    shared: list[Any] = [None, None]  # result, message of an InputError
     if topology.is_main:
         try:
-            box[0] = action()
+            shared[0] = action()
         except InputError as error:
-            box[1] = str(error)
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-    if box[1] is not None:
-        raise InputError(box[1])
-    return box[0]
+            shared[1] = str(error)
+    dist.broadcast_object_list(shared, src=0, device=torch.device("cpu"))
+    if shared[1] is not None:
+        raise InputError(shared[1])
+    return shared[0]
 
 
-class Agreement:
-    """Lets all ranks act at the same step on a flag that any one of them may raise (a signal, say).
+class SharedFlag:
+    """A flag that any rank may set and that all ranks read as set at the same step.
 
-    Each step starts a one-number all-reduce over gloo and reads the one that the step before started, so that
-    training never waits for it.
+    Each step starts an asynchronous all-reduce of one number over gloo and reads the result of the previous step's,
+    so that training never waits for it.
     """
 
     def __init__(self) -> None:
         self._flag = torch.zeros(1)
         self._work: dist.Work | None = None
 
-    def poll(self, raised: bool) -> bool:
-        """Call once a step on every rank; true on all ranks one step after any of them raised its flag."""
-        agreed = self.finish()
-        self._flag = torch.tensor([float(raised)])
+    def poll(self, value: bool) -> bool:
+        """Share this rank's value; return whether any rank's was true at the previous call. Call it once a step."""
+        previous = self.finish()
+        self._flag = torch.tensor([float(value)])
         self._work = dist.all_reduce(self._flag, async_op=True)
-        return agreed
+        return previous
 
     def finish(self) -> bool:
-        """Wait for the all-reduce under way, if any: whether a flag was raised in it."""
+        """Wait for the all-reduce in flight, if any; return whether any rank's value in it was true."""
         if self._work is None:
             return False
         self._work.wait()

@@ -1,9 +1,10 @@
-"""Ends a run that can't go on: a rank that hangs leaves stacks, a rank that dies takes the others along.
+"""Ends a run that cannot continue: when a rank hangs, after writing all stacks; when a rank dies, on all ranks.
 
-Each rank has a thread that looks at two things. Its own main thread must finish a step or an evaluated batch every
-`faults.hang_timeout_s` seconds; as collectives tie the ranks together, all notice at about the same time, and each
-writes the stacks of its threads to stacks/ in the run folder before any of them ends. And through the group's store
-rank 0 hears of every rank and tells all of them when one has fallen silent or has failed.
+Each rank has a thread that checks two things. The rank's main thread must finish a step or an evaluated batch every
+`faults.hang_timeout_s` seconds; as collectives tie the ranks together, all notice a hang at about the same time, and
+each writes the stacks of its threads to stacks/ in the run folder before any of them exits. And each rank sends
+heartbeats through the process group's store: rank 0 reports a rank whose heartbeats stop, and every rank reads what
+another has reported as failed.
 """
 
 import faulthandler
@@ -23,136 +24,143 @@ from pipeline.distributed.rank_status import write_rank_status
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 
-BEAT = 2.0  # seconds between signs of life
-SILENCE = 40.0  # seconds without one after which a rank is taken for dead
-GRACE = 10.0  # seconds that a main thread has to end by itself, or that all ranks have to write their stacks
-_FAULT, _DONE = "fault", "done"
+HEARTBEAT_INTERVAL = 2.0  # seconds
+HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead
+GRACE_PERIOD = 10.0  # seconds for a main thread to end by itself, or for all ranks to write their stacks
+_FAILURE, _DONE = "failure", "done"
 
 
-class Watch:
-    """Use it in a `with` block around all that may hang, and `beat` whenever something has been finished."""
+class Watchdog:
+    """Use it in a `with` block around everything that may hang, and call `beat` after each step or batch.
 
-    def __init__(self, run: Path, topology: Topology, store: Store, hang: float):
-        self._topology, self._store, self._hang = topology, store, hang
+    An error that leaves the block is reported to the other ranks. If another rank had reported a failure before, a
+    `RuntimeError` that starts with that one's reason takes its place.
+    """
+
+    def __init__(self, run_dir: Path, topology: Topology, store: Store, timeout_s: float):
+        self._topology, self._store, self._timeout_s = topology, store, timeout_s
         self._name = f"rank {topology.rank} on {platform.node()}"
-        self._folder = run / "stacks"
-        self._last = self._heard = time.monotonic()
-        self._fault: str | None = None  # what another rank told
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._look, name="watch", daemon=True)]
+        self._stacks_path = run_dir / "stacks" / f"rank-{topology.rank}.txt"
+        self._last_beat = self._last_contact = time.monotonic()
+        self._failure: str | None = None  # as another rank reported it
+        self._stopped = threading.Event()
+        self._threads = [threading.Thread(target=self._check_progress, name="watchdog", daemon=True)]
         if topology.world > 1:
-            self._threads.append(threading.Thread(target=self._talk, name="signs of life", daemon=True))
+            self._threads.append(threading.Thread(target=self._exchange_heartbeats, name="heartbeats", daemon=True))
 
     def beat(self) -> None:
-        """Something has been finished; cheap."""
-        self._last = time.monotonic()
+        """Note that a step or a batch has been finished; cheap."""
+        self._last_beat = time.monotonic()
 
-    def __enter__(self) -> "Watch":
-        self._stacks = _opened(self._folder / f"rank-{self._topology.rank}.txt")
+    def __enter__(self) -> "Watchdog":
+        self._stacks = _open_to_append(self._stacks_path)
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Tell the others why this rank fails; if they told something first, that is the reason."""
-        self._over.set()
+        self._stopped.set()
         faulthandler.cancel_dump_traceback_later()
         for thread in self._threads:
-            thread.join(GRACE)
+            thread.join(GRACE_PERIOD)
         self._stacks.close()
-        _remove_empty(self._folder / f"rank-{self._topology.rank}.txt")
+        _remove_if_empty(self._stacks_path)
         if error is not None and self._topology.world > 1:
             interrupted = isinstance(error, KeyboardInterrupt)
-            reason = self._tell(f"{self._name}: {'interrupted' if interrupted else error}")
-            alike = isinstance(error, InputError) or (reason or "").endswith(str(error))  # what all ranks find
-            if reason is not None and not (interrupted or alike or reason.startswith(self._name)):
+            reason = self._report_failure(f"{self._name}: {'interrupted' if interrupted else error}")
+            same = isinstance(error, InputError) or (reason or "").endswith(str(error))  # every rank raises it
+            if reason is not None and not (interrupted or same or reason.startswith(self._name)):
                 raise RuntimeError(f"{reason}; so this rank ends ({error})") from error
 
-    def _look(self) -> None:
-        """The thread that ends the process if its main thread does not go on."""
-        while not self._over.wait(min(1.0, self._hang / 10)):
-            # Should this thread itself not come to run, because another keeps Python's lock: then C's own ends it.
-            faulthandler.dump_traceback_later(self._hang + 2 * GRACE, exit=True, file=self._stacks)
+    def _check_progress(self) -> None:
+        """In a thread: end the process if its main thread makes no progress, or if another rank has failed."""
+        while not self._stopped.wait(min(1.0, self._timeout_s / 10)):
+            # If another thread holds the GIL, so that this one cannot run, faulthandler's own C thread exits.
+            faulthandler.dump_traceback_later(self._timeout_s + 2 * GRACE_PERIOD, exit=True, file=self._stacks)
             now = time.monotonic()
-            if now - self._last > self._hang:
-                where = self._folder / f"rank-{self._topology.rank}.txt"
-                self._end(f"{self._name}: nothing was finished in {self._hang:g} s; the stacks are in {where}")
-            elif self._topology.world > 1 and (self._fault or now - self._heard > SILENCE):
-                reason = self._fault or f"the store has not answered {self._name} for {SILENCE:g} s"
-                if not self._over.wait(GRACE):
-                    self._end(reason)
+            if now - self._last_beat > self._timeout_s:
+                self._exit_with_stacks(
+                    f"{self._name}: no step or batch was finished in {self._timeout_s:g} s; "
+                    f"the stacks are in {self._stacks_path}"
+                )
+            elif self._topology.world > 1 and (self._failure or now - self._last_contact > HEARTBEAT_TIMEOUT):
+                reason = self._failure or f"{self._name} had no answer from the store for {HEARTBEAT_TIMEOUT:g} s"
+                if not self._stopped.wait(GRACE_PERIOD):
+                    self._exit_with_stacks(reason)
 
-    def _end(self, reason: str) -> None:
+    def _exit_with_stacks(self, reason: str) -> None:
         self._stacks.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}\n")
         self._stacks.flush()
         faulthandler.dump_traceback(self._stacks, all_threads=True)
-        if self._over.wait(GRACE / 2):  # the others write theirs; or the main thread has ended after all
+        if self._stopped.wait(
+            GRACE_PERIOD / 2
+        ):  # the other ranks write theirs; or the main thread has ended after all
             return
-        if self._topology.world > 1 and self._fault is None:
-            threading.Thread(target=self._tell, args=(reason,), daemon=True).start()
+        if self._topology.world > 1 and self._failure is None:
+            threading.Thread(target=self._report_failure, args=(reason,), daemon=True).start()
             time.sleep(1)
         print(f"error: {reason}", file=sys.stderr, flush=True)
         os._exit(write_rank_status(1, reason))
 
-    def _talk(self) -> None:
-        """The thread that gives signs of life and listens: any call may block where a host has gone."""
-        signs = _Signs(self._topology.world)
+    def _exchange_heartbeats(self) -> None:
+        """In a thread, as any call may block when a host has gone: send heartbeats, and read reported failures."""
+        others = _Heartbeats(self._topology.world)
         try:
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 self._store.set(f"alive {self._topology.rank}", str(time.monotonic()))
                 if self._topology.is_main:
-                    silent = signs.silent(self._store)
+                    silent = others.find_silent(self._store)
                     if silent is not None:
-                        self._tell(f"rank {silent} has given no sign of life for {SILENCE:g} s")
-                if self._store.check([_FAULT]):
-                    self._fault = self._store.get(_FAULT).decode()
+                        self._report_failure(f"rank {silent} has sent no heartbeat for {HEARTBEAT_TIMEOUT:g} s")
+                if self._store.check([_FAILURE]):
+                    self._failure = self._store.get(_FAILURE).decode()
                     return
-                self._heard = time.monotonic()
-                self._over.wait(BEAT)
+                self._last_contact = time.monotonic()
+                self._stopped.wait(HEARTBEAT_INTERVAL)
             self._store.set(f"alive {self._topology.rank}", _DONE)
         except RuntimeError as error:  # rank 0's host, or the launcher that keeps the store, has gone
-            self._fault = f"the store of the group has gone: {str(error).splitlines()[0]}"
+            self._failure = f"the process group's store is unreachable: {str(error).splitlines()[0]}"
 
-    def _tell(self, reason: str) -> str | None:
-        """Say why this rank ends, if none has said so before; what is known as the reason."""
+    def _report_failure(self, reason: str) -> str | None:
+        """Report why this rank ends, unless a failure was reported before; return the first reported reason."""
         try:
-            return self._store.compare_set(_FAULT, "", reason).decode()
+            return self._store.compare_set(_FAILURE, "", reason).decode()
         except RuntimeError:
-            return self._fault
+            return self._failure
 
 
-class _Signs:
-    """When rank 0 last saw each rank's sign of life change."""
+class _Heartbeats:
+    """When rank 0 last saw each rank's heartbeat change."""
 
     def __init__(self, world: int):
         self._seen = dict.fromkeys(range(1, world), (b"", time.monotonic()))
 
-    def silent(self, store: Store) -> int | None:
-        """A rank whose sign has not changed for too long."""
+    def find_silent(self, store: Store) -> int | None:
+        """Return a rank whose heartbeat has not changed for HEARTBEAT_TIMEOUT; None if there is none."""
         now = time.monotonic()
-        for rank, (sign, since) in list(self._seen.items()):
+        for rank, (value, since) in list(self._seen.items()):
             name = f"alive {rank}"
             latest = store.get(name) if store.check([name]) else b""
             if latest == _DONE.encode():
                 del self._seen[rank]
-            elif latest != sign:
+            elif latest != value:
                 self._seen[rank] = (latest, now)
-            elif now - since > SILENCE:
+            elif now - since > HEARTBEAT_TIMEOUT:
                 return rank
         return None
 
 
-def _opened(path: Path) -> TextIO:
-    """A file to append to, in a folder that a rank which has failed already may remove at any time."""
+def _open_to_append(path: Path) -> TextIO:
+    """Open a file whose folder a rank that has already failed may remove at any time."""
     while True:
         path.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
             return path.open("a")
 
 
-def _remove_empty(path: Path) -> None:
-    """Stacks that were never needed, and their folder when they were the last."""
+def _remove_if_empty(path: Path) -> None:
+    """Remove a stacks file that was never written to, and its folder if it was the last."""
     if path.stat().st_size == 0:
         path.unlink()
-    with suppress(OSError):  # others' stacks are in it, or another rank has removed it
+    with suppress(OSError):  # other ranks' stacks are in it, or another rank has removed it
         path.parent.rmdir()

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.distributed.rank_status import node_name
-from pipeline.distributed.topology import Topology, name_interface, read_topology
+from pipeline.distributed.topology import Topology, set_gloo_interface, read_topology
 from pipeline.doctor.compare import Problem, Survey, compare_nodes
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import disk_name, read_rate, survey
@@ -121,7 +121,7 @@ def _measure_network(topology: Topology, store: dist.Store, facts: Survey, timeo
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
     if topology.world > topology.local_world:
-        name_interface(os.environ)
+        set_gloo_interface(os.environ)
     try:
         limit = datetime.timedelta(seconds=timeout_s)
         dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)

@@ -1,1 +1,1 @@
-"""The run folder: checkpoints, metrics, progress, and who may write there."""
+"""The run folder: its lock, checkpoints and metrics, and what a run prints."""

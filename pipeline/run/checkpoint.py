@@ -1,14 +1,13 @@
-"""Checkpoints: whole or absent, readable without us, for any engine and any number of ranks.
+"""Checkpoints: complete or absent, readable by other tools, independent of engine and number of ranks.
 
-checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (fp32, whole, by parameter name; with an EMA
-ema/model.safetensors too, in a folder of its own for tools that read whole folders), state.json (position and recipe)
-and COMPLETE, written last, with a BLAKE2b of each file. One without COMPLETE is never read; one that is found damaged
-loses it. `pipeline.run.saving` writes them beside the training.
+checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (full fp32 tensors by parameter name; with an
+EMA also ema/model.safetensors, in its own folder for tools that read whole folders), state.json (position and recipe)
+and COMPLETE, written last, with a BLAKE2b hash of each file. A checkpoint without COMPLETE is never read; in one that
+is found damaged COMPLETE is renamed to DAMAGED. `pipeline.run.saving` writes checkpoints during training.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,48 +19,50 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.engine.state import State
 from pipeline.errors import InputError
+from pipeline.files import fsync_path
 
-MARK, DAMAGED = "COMPLETE", "DAMAGED"
-_FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "ema/model.safetensors")  # the last with an EMA
+COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
+_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+_EMA = "ema/model.safetensors"  # only with train.ema_decay
 
 
 class Position(BaseModel):
-    """Where a run stands: what the next step is, and how it got there."""
+    """state.json: how far a run has come, and its recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     step: int  # optimiser steps done
-    order: int  # steps of the data's order done: more than `step` where a fault has left some out
+    data_step: int  # steps of the data order consumed or skipped: more than `step` after a rollback
     seconds: float  # of training so far, restarts included
-    scalars: dict[str, float]  # of the engine
-    figures: dict[str, float]  # of the evaluation at this step, if there was one
+    scalars: dict[str, float]  # numbers of the engine's state, such as the loss scale
+    figures: dict[str, float]  # results of the evaluation at this step; empty if there was none
     recipe: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk, its position read, its tensors not yet."""
+    """A complete checkpoint on disk; only its position has been read."""
 
     path: Path
     position: Position
 
     def load(self, verify: bool = True) -> State:
-        """The tensors; verified, unless this was done already."""
+        """Read the tensors; `InputError` if a file is missing or, with `verify`, if its hash is wrong."""
         if verify:
             self.verify()
         try:
-            model, optimizer = (load_file(self.path / name) for name in _FILES[:2])
-            ema = load_file(self.path / _FILES[3]) if (self.path / _FILES[3]).exists() else {}
+            model, optimizer = (load_file(self.path / name) for name in (_MODEL, _OPTIMIZER))
+            ema = load_file(self.path / _EMA) if (self.path / _EMA).exists() else {}
         except (OSError, SafetensorError) as error:
             raise InputError(f"{self.path}: cannot be loaded ({error})") from None
         return State(model, optimizer, self.position.scalars, ema)
 
     def verify(self) -> None:
-        """`InputError` unless every file has the hash that COMPLETE holds."""
+        """Raise `InputError` unless every file has the hash that COMPLETE lists."""
         try:
-            hashes = json.loads((self.path / MARK).read_text())
-            for name in {*_FILES[:3], *hashes} & set(_FILES):
+            hashes = json.loads((self.path / COMPLETE).read_text())
+            for name in {_MODEL, _OPTIMIZER, _STATE, *hashes} & {_MODEL, _OPTIMIZER, _STATE, _EMA}:
                 if _hash(self.path / name) != hashes.get(name):
-                    raise InputError(f"{self.path / name}: is damaged (its hash is not the one written with it)")
+                    raise InputError(f"{self.path / name}: is damaged (its hash is not the one in {COMPLETE})")
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -70,140 +71,140 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Which checkpoints stay: the `newest`, that with the best figure, and those at every so many steps."""
+    """Which checkpoints to keep: the newest ones, the one with the best figure, and those of every n-th step."""
 
     newest: int
-    best: str | None = None  # of the figures of an evaluation; losses are best when small
-    every: int | None = None
+    best: str | None = None  # a figure of the evaluation; a name ending in "loss" is best when smallest
+    every: int | None = None  # keep the checkpoints of steps that this divides
 
-    def expired(self, run: Path) -> list[Path]:
-        """The complete checkpoints that may go."""
-        complete = all_complete(run)
-        stay = set(complete[-self.newest :])
+    def expired(self, run_dir: Path) -> list[Path]:
+        """Return the complete checkpoints that need not be kept."""
+        complete = complete_checkpoints(run_dir)
+        kept = set(complete[-self.newest :])
         if self.every:
-            stay |= {path for path in complete if int(path.name) % self.every == 0}
+            kept |= {path for path in complete if int(path.name) % self.every == 0}
         if self.best:
-            stay |= {path for path in (best(run, self.best),) if path}
-        return [path for path in complete if path not in stay]
+            kept |= {path for path in (best(run_dir, self.best),) if path}
+        return [path for path in complete if path not in kept]
 
 
-def best(run: Path, figure: str) -> Path | None:
-    """The complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
-    found = []
-    for path in all_complete(run):
+def best(run_dir: Path, figure: str) -> Path | None:
+    """Return the complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
+    candidates = []
+    for path in complete_checkpoints(run_dir):
         try:
             value = read(path).position.figures.get(figure)
-        except InputError:  # damaged: the next start will tell
+        except InputError:  # damaged: the next start warns of it
             continue
         if value is not None:
-            found.append((-value if figure.endswith("loss") else value, path))
-    return max(found)[1] if found else None
+            candidates.append((-value if figure.endswith("loss") else value, path))
+    return max(candidates)[1] if candidates else None
 
 
-def save(run: Path, state: State, position: Position, keep: RetentionPolicy) -> Path:
-    """Write a checkpoint, on one rank, and remove those that need not stay.
+def save(run_dir: Path, state: State, position: Position, retention: RetentionPolicy) -> Path:
+    """Write a checkpoint, on one rank, then remove those that `retention` no longer keeps; return its folder.
 
-    Raises OSError with nothing of it left behind.
+    Raises `OSError` and leaves nothing of the new checkpoint behind if it cannot be written.
     """
-    folder = run / "checkpoints"
+    folder = run_dir / "checkpoints"
     writing, final = folder / f".writing-{position.step}", folder / f"{position.step:08d}"
     try:
         folder.mkdir(exist_ok=True)
-        for left_over in folder.glob(".writing-*"):
-            shutil.rmtree(left_over)
+        for stale in folder.glob(".writing-*"):
+            shutil.rmtree(stale)
         writing.mkdir()
-        save_file(state.model, writing / _FILES[0])
-        save_file(state.optimizer, writing / _FILES[1])
-        (writing / _FILES[2]).write_text(position.model_dump_json(indent=1))
-        if state.ema:
-            (writing / _FILES[3]).parent.mkdir()
-            save_file(state.ema, writing / _FILES[3])
-        names = [name for name in _FILES if (writing / name).exists()]
+        names = _write_files(writing, state, position)
         hashes = {name: _hash(writing / name) for name in names}
-        for name in names:
-            _flush(writing / name)
-        _write_flushed(writing / f".{MARK}", json.dumps(hashes))
-        if final.exists():  # unmarked, or from a future that a rerun does not share
+        (writing / f".{COMPLETE}").write_text(json.dumps(hashes))
+        for name in (*names, f".{COMPLETE}"):
+            fsync_path(writing / name)
+        if final.exists():  # incomplete, or of a later step that a rollback or an older checkpoint has undone
             shutil.rmtree(final)
         writing.rename(final)
-        _flush(folder)
-        (final / f".{MARK}").rename(final / MARK)
-        _flush(final)
+        fsync_path(folder)
+        (final / f".{COMPLETE}").rename(final / COMPLETE)
+        fsync_path(final)
     except (OSError, SafetensorError) as error:
-        for unmarked in (writing, *(final for _ in final.glob(f".{MARK}"))):
-            shutil.rmtree(unmarked, ignore_errors=True)
+        for incomplete in (writing, *(final for _ in final.glob(f".{COMPLETE}"))):
+            shutil.rmtree(incomplete, ignore_errors=True)
         raise OSError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from error
-    for old in keep.expired(run):
-        (old / MARK).unlink()  # first, so that half a removal never reads as whole
-        shutil.rmtree(old)
+    for expired in retention.expired(run_dir):
+        (expired / COMPLETE).unlink()  # first, so that an interrupted removal is never read
+        shutil.rmtree(expired)
     return final
 
 
-def all_complete(run: Path) -> list[Path]:
-    """The complete checkpoints of a run folder, oldest first; folders that someone else has named are not ours."""
-    return sorted(mark.parent for mark in run.glob(f"checkpoints/*/{MARK}") if mark.parent.name.isdecimal())
+def _write_files(folder: Path, state: State, position: Position) -> list[str]:
+    """Write tensors and position; return the names of the files."""
+    save_file(state.model, folder / _MODEL)
+    save_file(state.optimizer, folder / _OPTIMIZER)
+    (folder / _STATE).write_text(position.model_dump_json(indent=1))
+    if not state.ema:
+        return [_MODEL, _OPTIMIZER, _STATE]
+    (folder / _EMA).parent.mkdir()
+    save_file(state.ema, folder / _EMA)
+    return [_MODEL, _OPTIMIZER, _STATE, _EMA]
 
 
-def newest(run: Path) -> Checkpoint | None:
-    """The newest complete checkpoint of a run folder."""
-    complete = all_complete(run)
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """Return the complete checkpoints of a run folder, oldest first; folders whose name is no number are ignored."""
+    return sorted(m.parent for m in run_dir.glob(f"checkpoints/*/{COMPLETE}") if m.parent.name.isdecimal())
+
+
+def newest(run_dir: Path) -> Checkpoint | None:
+    """Return the newest complete checkpoint of a run folder, unverified; None if there is none."""
+    complete = complete_checkpoints(run_dir)
     return read(complete[-1]) if complete else None
 
 
-def newest_sound(run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint whose hashes are right, and what is wrong with newer ones, which lose their mark."""
-    complaints: list[str] = []
-    for path in reversed(all_complete(run)):
+def newest_valid(run_dir: Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the newest checkpoint whose hashes are right, and what is wrong with newer ones.
+
+    The newer ones are marked as damaged.
+    """
+    problems: list[str] = []
+    for path in reversed(complete_checkpoints(run_dir)):
         try:
-            found = read(path)
-            found.verify()
-            return found, complaints
+            candidate = read(path)
+            candidate.verify()
+            return candidate, problems
         except InputError as error:
-            complaints.append(str(error))
-            retire(path)
-    return None, complaints
+            problems.append(str(error))
+            mark_damaged(path)
+    return None, problems
 
 
-def retire(path: Path) -> None:
-    """Take a checkpoint's mark away: nothing reads it any more."""
-    (path / MARK).rename(path / DAMAGED)
+def mark_damaged(path: Path) -> None:
+    """Rename a checkpoint's COMPLETE to DAMAGED, so that nothing reads it again."""
+    (path / COMPLETE).rename(path / DAMAGED)
 
 
 def find(path: Path) -> Checkpoint:
-    """The checkpoint that a user names: its own folder, or a run folder whose newest is meant."""
+    """Return the checkpoint at a path: a checkpoint folder, or a run folder, of which the newest is taken.
+
+    `InputError` if there is none.
+    """
     if not path.is_dir():
         raise InputError(f"{path}: no such run or checkpoint folder")
-    if (path / MARK).exists():
+    if (path / COMPLETE).exists():
         return read(path)
-    found = newest(path)
-    if found is None:
-        what = "is an unfinished checkpoint" if (path / _FILES[0]).exists() else "holds no complete checkpoint"
+    checkpoint = newest(path)
+    if checkpoint is None:
+        what = "is an incomplete checkpoint" if (path / _MODEL).exists() else "holds no complete checkpoint"
         raise InputError(f"{path}: {what}")
-    return found
+    return checkpoint
 
 
 def read(path: Path) -> Checkpoint:
+    """Read a checkpoint folder's position, and none of its tensors; `InputError` if that fails."""
     try:
-        return Checkpoint(path, Position.model_validate_json((path / _FILES[2]).read_bytes()))
+        return Checkpoint(path, Position.model_validate_json((path / _STATE).read_bytes()))
     except (OSError, ValidationError) as error:
-        raise InputError(f"{path / _FILES[2]}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{path / _STATE}: cannot be read ({str(error).splitlines()[0]})") from None
 
 
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _write_flushed(path: Path, text: str) -> None:
-    path.write_text(text)
-    _flush(path)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The record of a run: metrics.jsonl, and TensorBoard drawn from the same lines."""
+"""metrics.jsonl, and TensorBoard curves of the same lines."""
 
 import json
 import resource
@@ -10,83 +10,81 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, dump_recipe
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+_BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while the disk is full
 
-_WAITING = 1 << 20  # bytes of lines that a full disk may keep waiting: some 4,000 lines
 
+class MetricsWriter:
+    """Appends lines to metrics.jsonl and to TensorBoard, on rank 0. Existing lines beyond `step` are removed.
 
-class Record:
-    """Lines of metrics.jsonl and their curves, on rank 0. Lines beyond `step` belong to a run that was cut off.
-
-    Lines that a full disk does not take are written as soon as it does; the curves have a gap then.
+    Lines that do not fit on a full disk are kept in memory and written later; the curves have a gap then.
     """
 
-    def __init__(self, run: Path, step: int, tensorboard: bool):
-        self._run, self._tensorboard = run, tensorboard
+    def __init__(self, run_dir: Path, step: int, tensorboard: bool):
+        self._run_dir, self._tensorboard = run_dir, tensorboard
         self._open(step)
 
     def rewind(self, step: int) -> None:
-        """Go on from an earlier step: lines beyond it are taken back."""
+        """Remove the lines beyond an earlier step, and continue from there."""
         self.close()
         self._open(step)
 
     def _open(self, step: int) -> None:
-        path = self._run / "metrics.jsonl"
+        path = self._run_dir / "metrics.jsonl"
         if path.exists():
             kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
-            shadow = path.with_name(".metrics.jsonl")
-            shadow.write_bytes(b"".join(line + b"\n" for line in kept))
-            shadow.rename(path)
-        self._lines = path.open("ab", buffering=_WAITING)
+            atomic_write(path, "".join(f"{line.decode()}\n" for line in kept))
+        self._lines = path.open("ab", buffering=_BUFFER)
         self._failed = False
-        self._board = self._opened_board(step + 1 if step else None)
+        self._board = self._open_board(step + 1 if step else None)
 
     def write(self, line: dict[str, Any]) -> str | None:
-        """Add a line. Why it has to wait, told when the first one does."""
+        """Append a line; return why it cannot be written yet, if it is the first of several that cannot."""
         before, self._failed = self._failed, False
         try:
             self._lines.write(f"{json.dumps(line)}\n".encode())
             self._lines.flush()
-            self._draw(line)
+            self._add_scalars(line)
         except OSError as error:
             self._failed = True
-            return None if before else f"{self._run / 'metrics.jsonl'}: cannot be written to ({error.strerror})"
+            return None if before else f"{self._run_dir / 'metrics.jsonl'}: cannot be written to ({error.strerror})"
         return None
 
-    def _draw(self, line: dict[str, Any]) -> None:
+    def _add_scalars(self, line: dict[str, Any]) -> None:
         if self._board is None or line["split"] == "event":
             return
         try:
             for name, value in line.items():
                 if name not in ("step", "split", "epoch"):
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
-        except OSError:  # its thread has ended with this, at some line before
-            self._board = self._opened_board(None)
+        except OSError:  # its thread ended with this error, at some earlier line
+            self._board = self._open_board(None)
 
-    def _opened_board(self, purge_step: int | None) -> "SummaryWriter | None":
+    def _open_board(self, purge_step: int | None) -> "SummaryWriter | None":
         if not self._tensorboard:
             return None
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(self._run / "tb"), purge_step=purge_step)
+        return SummaryWriter(str(self._run_dir / "tb"), purge_step=purge_step)
 
-    def describe(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """The recipe and the environment as text."""
+    def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Show the recipe and the environment as text in TensorBoard."""
         if self._board:
             self._board.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
             self._board.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
 
-    def picture(self, grid: np.ndarray, step: int) -> None:
-        """A grid of training pictures, uint8 [height, width, 3]."""
+    def add_image(self, image: np.ndarray, step: int) -> None:
+        """Show a grid of training pictures in TensorBoard, uint8 [height, width, 3]."""
         if self._board:
-            self._board.add_image("train/pictures", grid, step, dataformats="HWC")
+            self._board.add_image("train/pictures", image, step, dataformats="HWC")
 
-    def finish(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """What the recipe sets beside its result, for TensorBoard's table of runs."""
+    def add_result(self, recipe: Recipe, result: dict[str, Any]) -> None:
+        """Add the keys that differ from their defaults, and the result, to TensorBoard's table of runs."""
         if self._board:
             settings = {
                 f"{section}.{key}": value if isinstance(value, (int, float, str, bool)) else str(value)
@@ -97,19 +95,20 @@ class Record:
             self._board.add_hparams(settings, figures, run_name=".")
 
     def close(self) -> None:
+        """Close both files."""
         self._lines.close()
         if self._board:
             self._board.close()
 
 
 def weight_norm(module: nn.Module) -> float:
-    """The Euclidean norm of all weights together. Every rank calls it: the weights may be shared out."""
+    """Return the L2 norm of all parameters. Every rank calls it, as the parameters may be sharded."""
     norm = nn.utils.get_total_norm([p.detach() for p in module.parameters()])
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def peak_memory(device: torch.device) -> float:
-    """GiB at most so far: of the GPU's allocations, or of this process on a CPU."""
+    """Return the peak memory so far in GiB: of torch's allocations on a GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -118,5 +117,5 @@ def peak_memory(device: torch.device) -> float:
 def _step_of(line: bytes) -> float:
     try:
         return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # the last line of a run that was killed while writing it
+    except (ValueError, KeyError, TypeError):  # the last line of a run that was killed while writing
         return float("inf")

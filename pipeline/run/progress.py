@@ -1,4 +1,4 @@
-"""What a person sees while it trains: one line on rank 0, or plain lines where there is no terminal."""
+"""What a run prints: a progress bar on rank 0, or a line every few seconds where there is no terminal."""
 
 import sys
 import time
@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-_EVERY = 5.0  # seconds between plain lines
+_INTERVAL = 5.0  # seconds between lines without a terminal
 
 
 class Progress:
-    """Shows the lines of the record as they come; silent on ranks other than 0."""
+    """Prints the lines of metrics.jsonl as they are written; with `enabled` false it prints nothing."""
 
     def __init__(self, enabled: bool, first_step: int, last_step: int):
         self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
@@ -29,10 +29,11 @@ class Progress:
             self._bar.start()
 
     def show(self, line: dict[str, Any]) -> None:
+        """Print a line of split train or eval."""
         if line["split"] == "eval":
             self._accuracy = f"  top-1 {line['top1']:.2f} %"
             text = f"step {line['step']}  eval loss {line['loss']:.4f}{self._accuracy}  top-5 {line['top5']:.2f} %"
-            self.say(text)
+            self.print(text)
             return
         text = (
             f"epoch {line['epoch']:.2f}  step {line['step']}/{self._last}  loss {line['loss']:.4f}  "
@@ -40,17 +41,19 @@ class Progress:
         )
         if self._bar:
             self._bar.update(self._task, completed=line["step"], description=text + self._accuracy)
-        elif time.perf_counter() - self._shown > _EVERY or line["step"] == self._last:
+        elif time.perf_counter() - self._shown > _INTERVAL or line["step"] == self._last:
             self._shown = time.perf_counter()
             done = line["step"] - self._first
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
-            self.say(f"{text}  {_clock(left)} left")
+            self.print(f"{text}  {_clock(left)} left")
 
-    def say(self, text: str) -> None:
-        with suppress(OSError):  # a log on a full disk: no reason to stop
+    def print(self, text: str) -> None:
+        """Print text above the progress bar."""
+        with suppress(OSError):  # a log on a full disk does not stop the run
             self._console.print(text, highlight=False)
 
     def close(self) -> None:
+        """Remove the progress bar."""
         if self._bar:
             self._bar.stop()
 

@@ -1,8 +1,8 @@
-"""Saving while the training goes on: each rank copies its own part, and threads do the rest.
+"""Saving during training: each rank copies its part of the state, and threads write it.
 
-A save stops the training for the copy alone. Then every rank's thread writes its part to checkpoints/.parts-<step>/
-and tells so in the store; rank 0's puts the parts together into a whole checkpoint (`pipeline.run.checkpoint.save`),
-so that what is on disk is independent of the ranks that wrote it.
+Training waits only for the copy. Then a thread of every rank writes its part to checkpoints/.parts-<step>/ and says
+so in the process group's store; rank 0's thread joins the parts to full tensors and writes the checkpoint
+(`pipeline.run.checkpoint.save`), so that what is on disk does not depend on the ranks that wrote it.
 """
 
 import json
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed import Store
 
-from pipeline.distributed.topology import Topology
+from pipeline.distributed.topology import Topology, on_main
 from pipeline.engine.state import Shard, State
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Position, RetentionPolicy
@@ -25,21 +25,21 @@ _WRITTEN = "written"
 
 
 class Saver:
-    """Writes checkpoints one after the other. Every rank has one and calls `begin` with the others."""
+    """Writes checkpoints in the background, one at a time. Every rank has one, and all call `begin` together."""
 
-    def __init__(self, run: Path, topology: Topology, store: Store, keep: RetentionPolicy):
-        self._run, self._topology, self._store, self._keep = run, topology, store, keep
+    def __init__(self, run_dir: Path, topology: Topology, store: Store, retention: RetentionPolicy):
+        self._run_dir, self._topology, self._store, self._retention = run_dir, topology, store, retention
         self._saves = 0
         self._thread: threading.Thread | None = None
         self._raised: Exception | None = None
         if topology.is_main:
-            for left_over in (run / "checkpoints").glob(".parts-*"):
-                shutil.rmtree(left_over)
+            for stale in (run_dir / "checkpoints").glob(".parts-*"):
+                shutil.rmtree(stale)
 
     def begin(self, parts: list[Shard], position: Position) -> str | None:
-        """Save these parts, which nobody may change any more. Waits only for the save before, if it still goes on.
+        """Start saving these parts, whose memory must not change any more; first wait for the previous save.
 
-        Returns why the save before failed, as `failure` does.
+        Returns why the previous save failed, as `failure` does.
         """
         failed = self.finish()
         self._saves += 1
@@ -49,11 +49,11 @@ class Saver:
 
     @property
     def writing(self) -> bool:
-        """Whether this rank has not yet done its part of a save, which on rank 0 is all of it."""
+        """Whether this rank is still writing: its own part, on rank 0 the whole checkpoint."""
         return self._thread is not None and self._thread.is_alive()
 
     def failure(self) -> str | None:
-        """Why the last save failed, told once on rank 0; None if it did not, or goes on."""
+        """Return, once and on rank 0, why the last save failed; None if it did not, or has not ended."""
         error = None if self.writing else self._raised
         if error is None:
             return None
@@ -63,14 +63,24 @@ class Saver:
         return str(error)
 
     def finish(self) -> str | None:
-        """Wait for the save under way; as `failure`."""
+        """Wait for the current save; return why it failed, as `failure` does."""
         if self._thread:
             self._thread.join()
         return self.failure()
 
+    def finish_all_ranks(self) -> None:
+        """Wait for the current save; `OSError` on every rank if it failed. Every rank calls it.
+
+        No rank returns before rank 0 has written the checkpoint: launchers may kill the ranks that outlive the first.
+        """
+        failed = self.finish()
+        failed = on_main(self._topology, lambda: failed)
+        if failed is not None:
+            raise OSError(failed)
+
     def _save(self, parts: list[Shard], position: Position) -> None:
         """In the thread."""
-        folder = self._run / "checkpoints" / f".parts-{position.step}"
+        folder = self._run_dir / "checkpoints" / f".parts-{position.step}"
         key = f"save {self._saves} of rank "
         if not self._topology.is_main:
             self._store.set(f"{key}{self._topology.rank}", _write(folder / f"{self._topology.rank}", parts))
@@ -83,7 +93,7 @@ class Saver:
                     raise OSError(f"step {position.step} was not saved: rank {rank}: {answer}")
             every_part = [*parts, *(part for rank in others for part in _read(folder / f"{rank}"))]
             state = State.of(assembled(every_part), position.scalars)
-            checkpoint.save(self._run, state, position, self._keep)
+            checkpoint.save(self._run_dir, state, position, self._retention)
         except Exception as error:
             self._raised = error
         finally:
@@ -91,12 +101,12 @@ class Saver:
 
 
 def _write(path: Path, parts: list[Shard]) -> str:
-    """What a rank tells rank 0 of its part: "written", or what is wrong."""
+    """Write a rank's part to a file; return its message to rank 0: "written", or the error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         places = {part.key: json.dumps([part.start, *part.shape]) for part in parts}
         save_file({part.key: part.values for part in parts}, path, metadata=places)
-    except Exception as error:  # rank 0 waits for a word, whatever it is
+    except Exception as error:  # rank 0 waits for the message, whatever the error is
         return str(error) or type(error).__name__
     return _WRITTEN
 
@@ -112,7 +122,7 @@ def _read(path: Path) -> Iterable[Shard]:
 
 
 def assembled(parts: Iterable[Shard]) -> dict[str, torch.Tensor]:
-    """The tensors that all ranks' parts make up."""
+    """Join the parts of all ranks to full tensors, by key."""
     found: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}
     for part in parts:

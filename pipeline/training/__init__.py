@@ -1,1 +1,1 @@
-"""Training a recipe: when to step, log, evaluate, save, roll back and stop; evaluation and fine-tuning."""
+"""The training loop, evaluation, handling of failed steps, learning rates, fine-tuning, and trained models."""

@@ -1,4 +1,4 @@
-"""Exact evaluation: every sample once, whatever the number of ranks."""
+"""Exact evaluation: every sample once, on any number of ranks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,16 +16,19 @@ from pipeline.engine import Engine
 def evaluate_engine(
     engine: Engine, loader: EvalLoader, classes: int, beat: Callable[[], None] = lambda: None
 ) -> dict[str, float]:
-    """`evaluate` for each of the engine's weights: "ema_top1" beside "top1" where it keeps an average."""
+    """Return the figures of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
+
+    Every rank calls it; `beat` is called after each batch.
+    """
     result: dict[str, float] = {}
     for prefix, weights in engine.weights().items():
         with weights:
-            found = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat)
-        result |= {f"{prefix}{name}": value for name, value in found.items()}
+            figures = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat)
+        result |= {f"{prefix}{name}": value for name, value in figures.items()}
     return result
 
 
-@torch.no_grad()  # and not inference_mode: what ZeRO 3 gathers here, training uses
+@torch.no_grad()  # not inference_mode: training uses the tensors that ZeRO 3 gathers here
 def evaluate(
     module: nn.Module,
     precision: AbstractContextManager,
@@ -33,9 +36,10 @@ def evaluate(
     classes: int,
     beat: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Mean cross-entropy and top-1/top-5 accuracy in percent over the whole split, the same on every rank.
+    """Return loss (mean cross-entropy), top1 and top5 (percent) over the whole split, the same on every rank.
 
-    With fewer than five classes top-5 counts all of them. `beat` is called after each batch.
+    Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch.
+    With fewer than five classes top5 counts all of them.
     """
     device = loader.topology.device
     loss = MeanMetric().to(device)

@@ -1,5 +1,5 @@
-"""Steps that fail: losses and gradient norms watched step by step, and going back to the last checkpoint without the
-data that ruined the steps since."""
+"""Failed steps: the loss and gradient norm of every step are checked, and a run may roll back to its last checkpoint
+and skip the data of the steps that failed."""
 
 import math
 import statistics
@@ -15,13 +15,13 @@ from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
 from pipeline.run.run_dir import write_skipped_ranges
 
-_REMEMBERED, _ENOUGH = 100, 20  # losses that a spike is held against, and without which none is called one
-_SCALINGS = 20  # times in a row that half precision may halve its loss scale: from 2^16 it is below 1 then
+_LOSSES, _FEWEST_LOSSES = 100, 20  # of steps before: as many as a spike is measured against, and how many that needs
+_MAX_OVERFLOWS = 20  # in a row, while fp16 searches for its loss scale: from 2^16 it is below 1 then
 _ADVICE = "lower optim.lr, lengthen schedule.warmup_epochs or set optim.clip_grad"
 
 
 class Diverged(RuntimeError):
-    """More steps in a row than a run puts up with have failed; `first` and `stop` are theirs in the data's order."""
+    """More steps in a row have failed than allowed; they consumed data steps `first` to `stop`, which is excluded."""
 
     def __init__(self, text: str, first: int, stop: int):
         super().__init__(text)
@@ -29,69 +29,72 @@ class Diverged(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Look:
-    """A step, its place in the data's order, and its loss and gradient norm over all ranks."""
+class StepMetrics:
+    """The loss and gradient norm of a step, over all ranks, and the data step that it consumed."""
 
     step: int
-    order: int
+    data_step: int
     loss: float
-    norm: float
+    grad_norm: float
 
 
 class HealthMonitor:
-    """Looks at every step in turn; the same on every rank, as their figures are."""
+    """Checks every step in turn. All ranks have the same metrics and so come to the same results."""
 
     def __init__(self, section: FaultsSection, fp16: bool):
         self.section, self.fp16 = section, fp16
-        self._failed: list[Look] = []  # in a row, up to the last step seen
-        self._losses: deque[float] = deque(maxlen=_REMEMBERED)
-        self._scalings = 0  # of half precision, in a row
+        self._failed: list[StepMetrics] = []  # in a row, up to the last step checked
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
+        self._overflows = 0  # of fp16, in a row
 
     @property
     def failing(self) -> bool:
-        """Whether the last step failed, so that nothing should be saved."""
+        """Whether the last step failed; no checkpoint should be saved then."""
         return bool(self._failed)
 
-    def forget(self) -> None:
-        """Begin anew, from an earlier step."""
+    def reset(self) -> None:
+        """Forget all steps, as after a rollback."""
         self._failed.clear()
         self._losses.clear()
-        self._scalings = 0
+        self._overflows = 0
 
-    def look(self, steps: Sequence[Look]) -> list[dict[str, Any]]:
-        """Lines of the record about steps that failed or stand out; `Diverged` when too many failed in a row."""
+    def check_steps(self, steps: Sequence[StepMetrics]) -> list[dict[str, Any]]:
+        """Return events (`pipeline.run.log.describe_event`) of steps that failed or whose loss spiked.
+
+        Raises `Diverged` when more than `faults.max_skipped_steps` in a row have failed.
+        """
         events = []
         for step in steps:
             if self._fails(step):
                 self._failed.append(step)
-                events.append(_event("skipped", step, grad_norm=_number(step.norm)))
+                events.append(_event("step_skipped", step, grad_norm=_json_number(step.grad_norm)))
                 continue
-            self.check()
+            self.raise_if_diverged()
             self._failed.clear()
-            expected = self._spikes(step.loss)
+            expected = self._mean_if_spike(step.loss)
             if expected is not None:
-                events.append(_event("spike", step, expected=round(expected, 6)))
+                events.append(_event("loss_spike", step, expected=round(expected, 6)))
             self._losses.append(step.loss)
-        self.check()
+        self.raise_if_diverged()
         return events
 
-    def check(self, allowed: int | None = None) -> None:
-        """`Diverged` if more steps in a row have failed than `faults.max_skipped_steps`, or `allowed`."""
+    def raise_if_diverged(self, allowed: int | None = None) -> None:
+        """Raise `Diverged` if more than `allowed` steps in a row have failed (default: faults.max_skipped_steps)."""
         if len(self._failed) <= (self.section.max_skipped_steps if allowed is None else allowed):
             return
         first, last = self._failed[0], self._failed[-1]
-        what, value = ("gradient norm", first.norm) if math.isfinite(first.loss) else ("loss", first.loss)
-        raise Diverged(f"the {what} is {value:g} at step {first.step}", first.order, last.order + 1)
+        what, value = ("gradient norm", first.grad_norm) if math.isfinite(first.loss) else ("loss", first.loss)
+        raise Diverged(f"the {what} is {value:g} at step {first.step}", first.data_step, last.data_step + 1)
 
-    def _fails(self, step: Look) -> bool:
-        """Half precision's loss scale is found by gradients that are not finite: a few are no fault."""
-        overflows = not math.isfinite(step.norm)
-        self._scalings = self._scalings + 1 if overflows and self.fp16 else 0
-        return not math.isfinite(step.loss) or (overflows and not 0 < self._scalings <= _SCALINGS)
+    def _fails(self, step: StepMetrics) -> bool:
+        """Whether loss or gradient are not finite. In fp16 some overflows are normal: they set the loss scale."""
+        overflows = not math.isfinite(step.grad_norm)
+        self._overflows = self._overflows + 1 if overflows and self.fp16 else 0
+        return not math.isfinite(step.loss) or (overflows and not 0 < self._overflows <= _MAX_OVERFLOWS)
 
-    def _spikes(self, loss: float) -> float | None:
-        """The mean that a loss stands far above, if it does."""
-        if self.section.loss_spike_std is None or len(self._losses) < _ENOUGH:
+    def _mean_if_spike(self, loss: float) -> float | None:
+        """Return the mean of the losses before, if this one is a spike."""
+        if self.section.loss_spike_std is None or len(self._losses) < _FEWEST_LOSSES:
             return None
         mean = statistics.fmean(self._losses)
         deviation = math.sqrt(statistics.fmean((loss - mean) ** 2 for loss in self._losses))
@@ -99,57 +102,64 @@ class HealthMonitor:
 
 
 class Rollback:
-    """Which steps of the data's order a run leaves out, and how often it may still go back. Every rank has one.
+    """The data steps that a run skips, and how often it may still roll back. Every rank has one.
 
-    skipped_ranges: first and stop of each stretch, as skipped_ranges.json in the run folder has them, one for each
-    time that the run has gone back, before restarts too.
+    `skipped_ranges` are (first, stop) of data steps, one range for each rollback so far, earlier starts included; the
+    run folder keeps them in skipped_ranges.json.
     """
 
-    def __init__(self, run: Path, topology: Topology, most: int, skipped_ranges: Iterable[tuple[int, int]]):
-        self._run, self._topology, self._most = run, topology, most
+    def __init__(
+        self, run_dir: Path, topology: Topology, max_rollbacks: int, skipped_ranges: Iterable[tuple[int, int]]
+    ):
+        self._run_dir, self._topology, self._max_rollbacks = run_dir, topology, max_rollbacks
         self.skipped_ranges = list(skipped_ranges)
 
-    def first_kept(self, order: int) -> int:
-        """`order`, or the first step after it that is not left out."""
+    def next_used(self, data_step: int) -> int:
+        """Return `data_step`, or the first one after it that is not skipped."""
         for first, stop in sorted(self.skipped_ranges):
-            if first <= order < stop:
-                order = stop
-        return order
+            if first <= data_step < stop:
+                data_step = stop
+        return data_step
 
-    def next_skipped(self, order: int) -> float:
-        """The first step from `order` on that is left out, or infinity."""
-        return min((first for first, _ in self.skipped_ranges if first >= order), default=float("inf"))
+    def next_skipped(self, data_step: int) -> int | None:
+        """Return the first data step from `data_step` on that is skipped; None if there is none."""
+        return min((first for first, _ in self.skipped_ranges if first >= data_step), default=None)
 
-    def to(self, diverged: Diverged) -> Checkpoint:
-        """Where to go back to, with those steps left out from now on; `Diverged` if there is no way back."""
-        if len(self.skipped_ranges) >= self._most:
-            times = (
-                f"the run has gone back {self._most} times (faults.max_rollbacks)" if self._most else "no way back"
+    def exclude(self, diverged: Diverged) -> Checkpoint:
+        """Skip the data of the failed steps from now on, and return the checkpoint to resume from.
+
+        Every rank calls it. Raises `Diverged` if there is no checkpoint, or after faults.max_rollbacks rollbacks.
+        """
+        if len(self.skipped_ranges) >= self._max_rollbacks:
+            limit = f"faults.max_rollbacks {self._max_rollbacks} allows no further rollback"
+            raise Diverged(f"{diverged}; {limit}; {_ADVICE}", diverged.first, diverged.stop)
+        origin = on_main(self._topology, lambda: self._find_checkpoint(diverged))
+        if origin is None:
+            raise Diverged(
+                f"{diverged}, and there is no checkpoint before it; {_ADVICE}", diverged.first, diverged.stop
             )
-            raise Diverged(f"{diverged}; {times}; {_ADVICE}", diverged.first, diverged.stop)
-        found = on_main(self._topology, lambda: self._find(diverged))
-        if found is None:
-            raise Diverged(f"{diverged}, and nothing was saved before; {_ADVICE}", diverged.first, diverged.stop)
         self.skipped_ranges.append((diverged.first, diverged.stop))
-        return found
+        return origin
 
-    def _find(self, diverged: Diverged) -> Checkpoint | None:
-        """On rank 0: a sound checkpoint. One whose very next steps failed is part of what went wrong."""
-        found, _ = checkpoint.newest_sound(self._run)
-        older = len(checkpoint.all_complete(self._run)) > 1
-        if found is not None and older and found.position.order == diverged.first:
-            checkpoint.retire(found.path)
-            found, _ = checkpoint.newest_sound(self._run)
-        if found is not None:
-            stretches = [*self.skipped_ranges, (diverged.first, diverged.stop)]
-            write_skipped_ranges(self._run, stretches)
-        return found
+    def _find_checkpoint(self, diverged: Diverged) -> Checkpoint | None:
+        """Return the newest valid checkpoint, on rank 0, and write skipped_ranges.json.
 
-
-def _event(name: str, step: Look, **values: Any) -> dict[str, Any]:
-    return {"step": step.step, "split": "event", "event": name, "loss": _number(step.loss), **values}
+        A checkpoint whose very next steps failed is taken for part of the failure, if there is an older one.
+        """
+        origin, _ = checkpoint.newest_valid(self._run_dir)
+        older = len(checkpoint.complete_checkpoints(self._run_dir)) > 1
+        if origin is not None and older and origin.position.data_step == diverged.first:
+            checkpoint.mark_damaged(origin.path)
+            origin, _ = checkpoint.newest_valid(self._run_dir)
+        if origin is not None:
+            write_skipped_ranges(self._run_dir, [*self.skipped_ranges, (diverged.first, diverged.stop)])
+        return origin
 
 
-def _number(value: float) -> float | str:
-    """JSON has no NaN."""
+def _event(name: str, step: StepMetrics, **values: Any) -> dict[str, Any]:
+    return {"step": step.step, "split": "event", "event": name, "loss": _json_number(step.loss), **values}
+
+
+def _json_number(value: float) -> float | str:
+    """Return a finite value as it is, others as text: JSON has no NaN."""
     return value if math.isfinite(value) else str(value)

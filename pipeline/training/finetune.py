@@ -1,4 +1,4 @@
-"""Starting from weights trained before: with another head, for larger pictures, with some of them frozen."""
+"""Starting from trained weights: with a new head, for larger pictures, with frozen parameters."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,53 +21,60 @@ from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
 _TIMM = "timm:"
-_TORCH = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # how files of torch.save begin: zip archives, before 1.6 pickles
+_TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # of files of torch.save: zip archives, before 1.6 pickles
 
 
-def start_from(module: nn.Module, source: str) -> list[str]:
-    """Load the weights that `train.init_from` names into a freshly drawn network; what had to be changed, in words.
+def load_init_weights(module: nn.Module, source: str) -> list[str]:
+    """Load the weights that `train.init_from` names into a newly initialised model; return the changes as text.
 
-    `source` is a run or checkpoint of ours (its averaged weights where it has them), a .safetensors file, a folder
-    with a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), what torch.save wrote of
-    a state_dict or timm's training of a model, or timm:NAME for timm's own pretrained weights.
+    `source` is a widemix run or checkpoint (its averaged weights if it has them), a .safetensors file, a folder with
+    a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), a state_dict written by
+    torch.save, a checkpoint of timm's training script, or timm:NAME for timm's pretrained weights.
+    A head for other classes keeps its new weights; a Mixer for larger pictures is grown. `InputError` if the weights
+    cannot be read or do not fit the model.
     """
-    weights, told = dict(_read(source)), []
+    weights, changes = dict(_read(source)), []
     if isinstance(module, Mixer):
-        factor = _times_as_large(module, weights, source)
+        factor = _growth_factor(module, weights, source)
         if factor > 1:
             method = _method(module, weights, factor, source)
             weights = _grown(module, weights, factor, method, source)
-            told.append(f"grown {factor} x {factor} times by {method}")
+            changes.append(f"grown {factor} x {factor} times by {method}")
     wanted, head = module.state_dict(), _head(module)
     for name in head:
         if name in weights and name in wanted and weights[name].shape != wanted[name].shape:
-            told.append(f"{name} drawn anew for {len(wanted[name])} classes")
+            changes.append(f"{name} newly initialised for {len(wanted[name])} classes")
             weights[name] = wanted[name]
     _load(module, weights, source)
-    return told
+    return changes
 
 
 def _load(module: nn.Module, weights: Weights, source: str) -> None:
-    """All of them into a module that has the same; `InputError` names the first that differs."""
+    """Load weights into a module; `InputError` names the first whose name or shape differs."""
     wanted = module.state_dict()
     missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
-        what = f"has no {min(missing)}" if missing else f"has {min(unknown)}, which the model has not"
-        raise InputError(f"train.init_from {source}: {what}; take the model that it was trained with")
+        what = f"has no {min(missing)}" if missing else f"has {min(unknown)}, which the model does not have"
+        raise InputError(f"train.init_from {source}: {what}; use the model that it was trained with")
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape:
             theirs, ours = list(tensor.shape), list(wanted[name].shape)
-            raise InputError(f"train.init_from {source}: {name} is {theirs} there, {ours} in the recipe's model")
+            raise InputError(
+                f"train.init_from {source}: {name} has shape {theirs} there, {ours} in the recipe's model"
+            )
     module.load_state_dict(weights)
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
-    """Parameters whose names match a pattern (`stem.*`) are trained no more; how many weights that are."""
+    """Exclude the parameters whose names match a pattern (`stem.*`) from training; return their number of weights.
+
+    `InputError` if a pattern matches no parameter, or if nothing is left to train.
+    """
     names = [name for name, _ in module.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                f"train.freeze {pattern}: matches no parameter; they are called {', '.join(names[:3])}, ..."
+                f"train.freeze {pattern}: matches no parameter; their names are {', '.join(names[:3])}, ..."
             )
     frozen = [p for name, p in module.named_parameters() if any(fnmatchcase(name, each) for each in patterns)]
     if len(frozen) == len(names):
@@ -79,39 +86,39 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
 
 def _read(source: str) -> Weights:
     if source.startswith(_TIMM):
-        return _of_timm(source.removeprefix(_TIMM))
+        return _read_timm(source.removeprefix(_TIMM))
     path = Path(source)
-    single = path / "model.safetensors" if path.is_dir() and not (path / checkpoint.MARK).exists() else path
+    single = path / "model.safetensors" if path.is_dir() and not (path / checkpoint.COMPLETE).exists() else path
     if not single.is_file():  # a run or a checkpoint
         try:
             state = checkpoint.find(path).load()
         except InputError as error:
-            raise InputError(f"train.init_from {error}; a weights file or timm:NAME would do too") from None
+            raise InputError(f"train.init_from {error}; a weights file or timm:NAME is possible too") from None
         return state.ema or state.model
     try:
         with single.open("rb") as file:
-            saved_by_torch = file.read(4) in _TORCH
-        return _of_torch(single) if saved_by_torch else load_file(single)
+            saved_by_torch = file.read(4) in _TORCH_MAGIC
+        return _read_torch(single) if saved_by_torch else load_file(single)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"train.init_from {single}: is no safetensors file ({error})") from None
+        raise InputError(f"train.init_from {single}: is not a safetensors file ({error})") from None
 
 
-def _of_torch(path: Path) -> Weights:
-    """Weights that torch.save wrote, the averaged ones of timm's checkpoints; nothing that it holds is ever run."""
+def _read_torch(path: Path) -> Weights:
+    """Read a file of torch.save, of timm's checkpoints the averaged weights; no code in the pickle is executed."""
     try:
-        found = timm.models.load_state_dict(str(path), weights_only=True)
-    except Exception as error:  # whatever the unpickler makes of a file that is not one
+        weights = timm.models.load_state_dict(str(path), weights_only=True)
+    except Exception as error:  # the unpickler raises errors of any kind
         reason = shorten(str(error) or type(error).__name__, 200, placeholder=" ...")
         raise InputError(
-            f"train.init_from {path}: is damaged, or no state_dict but more than weights ({reason})"
+            f"train.init_from {path}: is damaged, or holds more than a state_dict of weights ({reason})"
         ) from None
-    others = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
+    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if others:
-        raise InputError(f"train.init_from {path}: {others[0]} is no tensor; save the model's state_dict alone")
-    return found
+        raise InputError(f"train.init_from {path}: {others[0]} is not a tensor; save the model's state_dict alone")
+    return weights
 
 
-def _of_timm(name: str) -> Weights:
+def _read_timm(name: str) -> Weights:
     try:
         return timm.create_model(name, pretrained=True).state_dict()
     except (RuntimeError, OSError, ValueError) as error:
@@ -119,23 +126,23 @@ def _of_timm(name: str) -> Weights:
 
 
 def _head(module: nn.Module) -> set[str]:
-    network: Any = module  # all of ours have timm's methods
+    network: Any = module  # every model has timm's methods
     parameters = {id(p) for p in network.get_classifier().parameters()}
     return {name for name, p in module.named_parameters() if id(p) in parameters}
 
 
 def _tokens(weights: Weights) -> int:
-    """Of the picture, S0: what the first layer along the tokens reads."""
+    """Return S0, the number of tokens that the first token-mixing layer reads; 0 if there is no such layer."""
     names = ("blocks.0.skip.fc.weight", "blocks.0.mlp_tokens.fc1.weight", "blocks.0.mlp_tokens.fc.weight")
     return next((weights[name].shape[1] for name in names if name in weights), 0)
 
 
-def _times_as_large(module: Mixer, weights: Weights, source: str) -> int:
-    """K of a module whose pictures are K times as high and wide as those of the weights."""
+def _growth_factor(module: Mixer, weights: Weights, source: str) -> int:
+    """Return how many times as high and wide the module's pictures are as those of the weights."""
     wanted, stem = module.state_dict(), "stem.proj.weight"
     ours, theirs = _tokens(wanted), _tokens(weights)
     if not theirs or stem not in weights or weights[stem].shape != wanted[stem].shape:
-        return 1  # not a Mixer's, or with other patches
+        return 1  # not the weights of a Mixer, or of one with other patches
     factor = math.isqrt(ours // theirs)
     if factor**2 * theirs != ours:
         raise InputError(
@@ -146,7 +153,7 @@ def _times_as_large(module: Mixer, weights: Weights, source: str) -> int:
 
 
 def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Literal["copies", "bilinear"]:
-    """How the hidden widths of token mixing, D_S, must have been meant to grow."""
+    """Return the method by which the recipe's hidden width of token mixing, D_S, can be reached."""
     hidden, name = module.shape.token_hidden, "blocks.0.mlp_tokens.fc1.weight"
     if hidden is None or name not in weights:
         return "copies"
@@ -160,7 +167,7 @@ def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Litera
 
 
 def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"], source: str) -> dict:
-    """The weights of a network for smaller pictures, grown."""
+    """Return the weights of a model for smaller pictures, grown by `factor` in height and width."""
     shape, parts = module.shape, factor**2
     if method == "copies":
         hidden = None if shape.token_hidden is None else shape.token_hidden // parts

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.bench.scale import PARTS, keep_to, measure_scale, read_rows, settings_of, with_efficiency, write_row
-from pipeline.distributed import topology
+from pipeline.bench import scale
+from pipeline.bench.scale import (
+    PARTS,
+    bind_to_cpus,
+    measure_scale,
+    read_rows,
+    settings_of,
+    with_efficiency,
+    write_row,
+)
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, load_recipe
@@ -20,14 +28,14 @@ RECIPE = "recipes/digits/rp_mixer.yaml"
 
 @pytest.fixture(autouse=True)
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "share_cpus", lambda here: 1)
+    monkeypatch.setattr(scale, "share_cpus", lambda topology: 1)
 
 
 def small(digits: Path) -> Recipe:
     return load_recipe(ROOT / RECIPE, [("data.path", str(digits)), ("model.depth", "1"), ("data.workers", "1")])
 
 
-def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: Path, tmp_path: Path) -> None:
+def test_two_ranks_make_a_row_that_adds_up_next_to_that_of_one_rank(digits: Path, tmp_path: Path) -> None:
     alone = measure_scale(small(digits), batch=16, steps=3)
     assert alone is not None
     write_row(tmp_path / "scale", alone)
@@ -58,7 +66,7 @@ def test_two_ranks_make_a_row_that_adds_up_and_stands_beside_one_ranks(digits: P
     assert (tmp_path / "scale" / "scale.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_run_anew_replaces_its_row(tmp_path: Path) -> None:
+def test_a_repeated_run_replaces_its_row(tmp_path: Path) -> None:
     for ranks, rate in ((4, 300.0), (1, 100.0), (4, 200.0)):
         rows = write_row(tmp_path, {"ranks": ranks, "images_per_s": rate, "settings": {"batch": 8}})
     assert [(row["ranks"], row["images_per_s"], row["efficiency"]) for row in rows] == [(1, 100, 1), (4, 200, 0.5)]
@@ -81,10 +89,10 @@ def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatc
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6, 9, 11})
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
     for rank, own in enumerate(([3, 5], [6, 9])):
-        keep_to(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
+        bind_to_cpus(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
         assert all(bound[thread.native_id] == own for thread in threading.enumerate())
     with pytest.raises(InputError, match="--cpus 2: 3 ranks of a node may use 5 CPUs in all"):
-        keep_to(2, Topology(0, 3, 0, 3, torch.device("cpu")))
+        bind_to_cpus(2, Topology(0, 3, 0, 3, torch.device("cpu")))
 
 
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:

@@ -1,9 +1,9 @@
-"""The bench of a step compares like with like."""
+"""The benchmark of a step compares like with like."""
 
 import torch
 
 from pipeline.bench import step
-from pipeline.distributed import topology
+from pipeline.distributed.topology import Topology, process_group
 
 
 def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
@@ -14,15 +14,12 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
         return networks[-1]
 
     monkeypatch.setattr(step, "build_model", kept)
-    here = topology.Topology(0, 1, 0, 1, torch.device("cpu"))
-    store = topology.start(here, 60)
-    try:
-        recipe = step.recipe_of(step.SMALL, 8, batch=4, precision="fp32", every=6)
+    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+    with process_group(topology, 60):
+        recipe = step.make_recipe(step.SMALL, 8, batch=4, precision="fp32", every=6)
         first = build(recipe.model, 8, 1000).state_dict()
-        times = step.take_turns(recipe, here, store, tmp_path, length=3, turns=4)
-    finally:
-        topology.stop()
-    assert {name: len(found) for name, found in times.items()} == {step.PLAIN: 4, step.ENGINE: 4, step.LOOP: 4}
+        times = step.time_contestants(recipe, topology, tmp_path, steps=3, turns=4)
+    assert {name: len(seconds) for name, seconds in times.items()} == {step.PLAIN: 4, step.ENGINE: 4, step.LOOP: 4}
     plain, *ours = (network.state_dict() for network in networks)
     assert len(ours) == 2
     for weights in ours:

@@ -1,4 +1,4 @@
-"""Every launcher's variables come to the same words, and every rank's end to a word that a launcher can read."""
+"""Every launcher's variables become torchrun's, and every rank writes an exit status that a launcher can read."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, translate
+from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses, write_rank_status
-from pipeline.distributed.topology import name_interface, read_topology
+from pipeline.distributed.topology import read_topology, set_gloo_interface
 from pipeline.errors import InputError
 from tests.conftest import ROOT, Command
 
@@ -35,21 +35,20 @@ SRUN = {
 
 
 def test_openmpi_and_srun_are_read_like_torchrun():
-    words = translate(OPENMPI | {"MASTER_ADDR": "head"})
-    place = read_topology(words)
-    assert (place.rank, place.world, place.local_rank, place.local_world) == (3, 4, 1, 2)
-    place = read_topology(translate(SRUN))
-    assert (place.rank, place.world, place.local_rank, place.local_world) == (2, 4, 0, 2)
-    assert translate(SRUN)["MASTER_ADDR"] == "n2"
+    topology = read_topology(torchrun_env(OPENMPI | {"MASTER_ADDR": "head"}))
+    assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (3, 4, 1, 2)
+    topology = read_topology(torchrun_env(SRUN))
+    assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (2, 4, 0, 2)
+    assert torchrun_env(SRUN)["MASTER_ADDR"] == "n2"
 
 
 def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
     def port(job: str, rank: str) -> str:
         mine = {"PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_RANK": rank, "MASTER_ADDR": "head"}
-        return translate(OPENMPI | mine)["MASTER_PORT"]
+        return torchrun_env(OPENMPI | mine)["MASTER_PORT"]
 
     assert port("2094661633", "0") == port("2094661633", "3") != port("2094661634", "0")
-    assert translate(SRUN)["MASTER_PORT"] != translate(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
+    assert torchrun_env(SRUN)["MASTER_PORT"] != torchrun_env(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
 
 
 def test_no_two_jobs_that_may_share_a_node_share_a_port():
@@ -59,17 +58,17 @@ def test_no_two_jobs_that_may_share_a_node_share_a_port():
     assert max(ports) < 32_000
 
 
-def test_torchruns_words_stand_before_those_of_the_launcher_around_it():
-    assert translate({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
-    assert translate({}) == {}
-    assert translate({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
+def test_torchruns_variables_take_precedence_over_those_of_the_launcher_around_it():
+    assert torchrun_env({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
+    assert torchrun_env({}) == {}
+    assert torchrun_env({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
     batch = {name: value for name, value in SRUN.items() if "STEP" not in name}
-    assert translate(batch) == {}  # a batch script without srun is one process
+    assert torchrun_env(batch) == {}  # a batch script without srun is one process
 
 
-def test_mpirun_over_several_nodes_without_an_address_says_what_is_missing():
+def test_mpirun_on_several_nodes_without_master_addr_is_an_error_that_names_it():
     with pytest.raises(InputError, match="MASTER_ADDR"):
-        translate(OPENMPI)
+        torchrun_env(OPENMPI)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_slurms_counts_of_tasks():
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_the_way_to_an_address_of_this_machine_starts_there(address):
+def test_the_route_to_an_address_of_this_machine_starts_there(address):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -101,43 +100,43 @@ def test_the_way_to_an_address_of_this_machine_starts_there(address):
     assert route_from(address) == address
 
 
-def test_no_interface_is_named_where_none_is_known_or_somebody_chose_one():
+def test_no_gloo_interface_is_set_where_none_is_known_or_one_is_set_already():
     chosen = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
     for environ in (chosen, {"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "no.such.host.invalid"}):
         before = dict(environ)
-        name_interface(environ)
+        set_gloo_interface(environ)
         assert environ == before
 
 
-def test_an_end_that_no_restart_would_mend_is_0_to_the_launcher(tmp_path, monkeypatch):
-    monkeypatch.setenv("WIDEMIX_OUTCOME", str(tmp_path))
-    assert write_rank_status(75) == 75  # no rank, no word: not a launcher's child
+def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
+    assert write_rank_status(75) == 75  # no RANK, no status: no launcher started this process
     assert read_rank_statuses(tmp_path) == []
     monkeypatch.setenv("RANK", "3")
     assert [write_rank_status(code) for code in (0, 2, 75, 1)] == [0, 0, 0, 1]
-    (word,) = read_rank_statuses(tmp_path)
-    assert (word.rank, word.code) == (3, 1)
-    monkeypatch.setenv("WIDEMIX_OUTCOME", "/dev/null/no-folder")
+    (status,) = read_rank_statuses(tmp_path)
+    assert (status.rank, status.code) == (3, 1)
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", "/dev/null/no-folder")
     assert write_rank_status(75) == 75
-    monkeypatch.delenv("WIDEMIX_OUTCOME")
+    monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR")
     assert write_rank_status(75) == 75
 
 
-def test_a_rank_with_a_mistake_says_it_where_the_launcher_looks(tmp_path):
-    environ = {"WIDEMIX_OUTCOME": str(tmp_path / "words"), "RANK": "1", "WORLD_SIZE": "2"}
+def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
+    environ = {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path / "status"), "RANK": "1", "WORLD_SIZE": "2"}
     code, output = Command("no/such.yaml", module="pipeline.train", env=environ).wait()
-    assert (code, output) == (0, "")  # rank 0 would say it
-    (word,) = read_rank_statuses(tmp_path / "words")
-    assert word.code == 2
-    assert "no/such.yaml" in word.message
+    assert (code, output) == (0, "")  # rank 0 would print it
+    (status,) = read_rank_statuses(tmp_path / "status")
+    assert status.code == 2
+    assert "no/such.yaml" in status.message
 
 
-def test_a_crash_leaves_its_message(tmp_path):
-    environ = os.environ | {"WIDEMIX_OUTCOME": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
+def test_a_crash_writes_its_message_to_the_status(tmp_path):
+    environ = os.environ | {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
     program = "from pipeline.cli.commands import *; run_command(Parser(), lambda _: 1 / 0, [])"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
-    word = RankStatus(**json.loads((tmp_path / "rank-0.json").read_text()))
-    assert word.code == 1
-    assert word.message == "ZeroDivisionError: division by zero"
+    status = RankStatus(**json.loads((tmp_path / "rank-0.json").read_text()))
+    assert status.code == 1
+    assert status.message == "ZeroDivisionError: division by zero"

@@ -13,7 +13,7 @@ from pipeline.cli.commands import Exit
 from pipeline.estimate.recipe_tables import header, shipped
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.train import train
-from pipeline.training.trained import measure
+from pipeline.training.trained import evaluate_checkpoint
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
 
@@ -99,7 +99,7 @@ def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, pretrained,
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
     assert all(np.isfinite(line["loss"]) for line in lines)
     done = json.loads((run / "done.json").read_text())
-    again = measure(run, None, None, None)
+    again = evaluate_checkpoint(run, None, None, None)
     assert again["loss"] == pytest.approx(done["loss"], rel=1e-6)
     assert (done["step"], again["top1"]) == (3, done["top1"])
 

@@ -116,12 +116,12 @@ def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them
     run, steep = tmp_path / "run", ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0")
     command = train("run", *EPOCHS[:2], *steep, "--faults.max_skipped_steps", "100000")
     metrics = run / "metrics.jsonl"
-    while not (metrics.exists() and '"skipped"' in metrics.read_text()):
+    while not (metrics.exists() and '"step_skipped"' in metrics.read_text()):
         assert command.is_running(), command.wait()[1]
     command.signal(signal.SIGTERM)
     code, output = command.wait()
     assert code == 75, output
-    assert "stopped while steps fail, without a checkpoint of them; start it again to go on" in output
+    assert "stopped while steps fail, without a checkpoint of them; start it again to continue" in output
     assert not (run / "checkpoints").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
     code, output = train(str(disk / "run"), *EPOCHS).wait()
     assert code == 1
     assert "the checkpoint could not be written" in output
-    assert "training goes on" in output
+    assert "training continues" in output
     assert "Traceback" not in output
     complete = sorted(path.parent.name for path in disk.glob("run/checkpoints/*/COMPLETE"))
     assert complete
@@ -233,5 +233,5 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(digits, undisturbed, disk
     assert_same_curve(run, undisturbed, 1e-4)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     events = [line for line in lines if line["split"] == "event"]
-    assert {line["event"] for line in events} == {"save failed"}
+    assert {line["event"] for line in events} == {"save_failed"}
     assert "No space left on device" in events[0]["reason"]

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from pipeline.run import checkpoint
-from pipeline.training.finetune import start_from
+from pipeline.training.finetune import load_init_weights
 from tests.engine.ranks import ENGINES, Setting
 from tests.run.test_checkpoint import position
 
@@ -63,5 +63,5 @@ def test_we_start_from_what_torchs_distributed_checkpoint_writes(saved, digits, 
     (single,) = (tmp_path / "theirs").glob("*.safetensors")
     shutil.copy(single, tmp_path / "weights.safetensors")
     model = Setting("mixer", digits).model()
-    start_from(model, str(tmp_path / "weights.safetensors"))
+    load_init_weights(model, str(tmp_path / "weights.safetensors"))
     assert all(torch.equal(tensor, state.model[name]) for name, tensor in model.state_dict().items())

@@ -1,15 +1,15 @@
 """`python -m tests.faults.faulty FAULT ARGUMENTS...`: pipeline.train with a fault built in.
 
 FAULT is any of these, joined by commas, or "none":
-nan@A-B      the pictures of steps A to B (of the data's order, from 0) are not numbers
-skipped_ranges@A-B steps A to B of the data's order are left out from the start
+nan@A-B      the pictures of data steps A to B (from 0) are NaN
+skipped_ranges@A-B data steps A to B are skipped from the start
 die@S:R      rank R is killed after step S
 raise@S:R    rank R's loader raises at step S of the first epoch
 loader@S:R   rank R's loader never delivers step S of the first epoch
-stuck@S:R    rank R never comes to step S + 1
-silent@S:R   rank R stands still after step S, all of its threads, as if its machine had gone
+stuck@S:R    rank R never reaches step S + 1
+silent@S:R   all threads of rank R stop after step S, as if its machine had gone
 full@A-B     the disk is full for saves at steps A to B
-fill@A-B     somebody takes all space on the run folder's disk after step A, and gives it back after step B
+fill@A-B     the run folder's disk is filled after step A, and freed after step B
 term@S       rank 0 is asked to stop while the save of step S is being written
 """
 
@@ -23,9 +23,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch.distributed as dist
+
 from pipeline.data.loader import TrainLoader
-from pipeline.run import checkpoint
-from pipeline.run import run_dir as runfolder
+from pipeline.run import checkpoint, run_dir
 from pipeline.training.loop import Loop
 from tests.forks import be_rank
 
@@ -43,20 +44,20 @@ def nan(first: int, last: int) -> None:
 
 
 def skipped_ranges(first: int, last: int) -> None:
-    runfolder.read_skipped_ranges = lambda folder: [(first, last + 1)]
+    run_dir.read_skipped_ranges = lambda _: [(first, last + 1)]
 
 
 def after(step: int, rank: int, action) -> None:
     """Do something between the steps of one rank, with its run folder."""
-    between_steps = Loop._between_steps
+    after_step = Loop._after_step
 
     def faulty(self, epoch):
-        stopping = between_steps(self, epoch)
-        if (self.step, self.run.topology.rank) == (step, rank):
-            action(self.run.saver._run)
+        stopping = after_step(self, epoch)
+        if (self.step, dist.get_rank()) == (step, rank):
+            action(self.context.saver._run_dir)
         return stopping
 
-    Loop._between_steps = faulty
+    Loop._after_step = faulty
 
 
 def die(step: int, rank: int) -> None:
@@ -107,7 +108,7 @@ def loader(step: int, rank: int) -> None:
 def within_save(first: int, last: int, action) -> None:
     save = checkpoint.save
 
-    def faulty(run, state, position, keep):
+    def faulty(run, state, position, retention):
         save_file = checkpoint.save_file
 
         def half(tensors, path):
@@ -118,7 +119,7 @@ def within_save(first: int, last: int, action) -> None:
         if first <= position.step <= last:
             checkpoint.save_file = half
         try:
-            return save(run, state, position, keep)
+            return save(run, state, position, retention)
         finally:
             checkpoint.save_file = save_file
 

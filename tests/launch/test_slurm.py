@@ -153,7 +153,7 @@ def kill_rank(run: Path, rank: int) -> None:
             environ = process.environ()
         except psutil.Error:
             continue
-        if environ.get("RANK") == str(rank) and environ.get("WIDEMIX_OUTCOME", "").startswith(str(run)):
+        if environ.get("RANK") == str(rank) and environ.get("WIDEMIX_RANK_STATUS_DIR", "").startswith(str(run)):
             process.send_signal(signal.SIGKILL)
 
 

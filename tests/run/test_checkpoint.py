@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, whatever fails while they are written."""
+"""Checkpoints are complete or absent, whatever fails while they are written."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def state(value: float = 1.0) -> State:
 
 def position(step: int, **others) -> Position:
     fixed = {"seconds": 1.5, "scalars": {"loss_scale": 2.0}, "recipe": {}}
-    return Position(**(fixed | {"step": step, "order": step, "figures": {}} | others))
+    return Position(**(fixed | {"step": step, "data_step": step, "figures": {}} | others))
 
 
 def folders(run: Path) -> list[str]:
@@ -28,18 +28,18 @@ def folders(run: Path) -> list[str]:
 def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call):
     checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(2))
     failed = []
-    # The folder, its own; state.json, the hashes; into place, the mark.
+    # The two folders; state.json and the hashes; the final names of folder and marker.
     works = getattr(Path, call)
     for number in range(1, 9):
         left = number
 
-        def fails(self, *words, **options):
+        def fails(*arguments, **options):
             nonlocal left
             left -= 1
             if left == 0:
                 failed.append(number)  # noqa: B023
                 raise OSError(28, "No space left on device")
-            return works(self, *words, **options)
+            return works(*arguments, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, call, fails)

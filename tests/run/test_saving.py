@@ -1,4 +1,4 @@
-"""Saving beside the training: parts from many ranks become one whole checkpoint, or none."""
+"""Saving during training: the parts of many ranks become one complete checkpoint, or none."""
 
 import errno
 import threading
@@ -60,7 +60,7 @@ def test_the_whole_is_the_same_however_many_ranks_had_parts_of_it(tmp_path, cuts
     assert folders(tmp_path) == ["00000003"]
 
 
-def test_parts_that_are_not_the_whole_are_a_mistake_that_is_raised(tmp_path):
+def test_parts_that_do_not_cover_a_tensor_raise(tmp_path):
     ranks = savers(tmp_path, 2)
     with pytest.raises(AssertionError, match="not the whole of"):
         save(ranks, [0, 7, 14], 1)
@@ -80,13 +80,13 @@ def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_su
         failed = save(ranks, [0, 7, 15], 2)
     assert "No space left on device" in failed
     assert ("rank 1" in failed) == (rank == 1)
-    assert ranks[0].failure() is None  # told once
+    assert ranks[0].failure() is None  # reported once
     assert folders(tmp_path) == ["00000001"]
     assert save(ranks, [0, 7, 15], 3) is None
     assert folders(tmp_path) == ["00000001", "00000003"]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     (saver,) = savers(tmp_path, 1)
     writing, may_end = threading.Event(), threading.Event()
     save_file = checkpoint.save_file
@@ -107,7 +107,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     assert checkpoint.newest(tmp_path).position.step == 1
 
 
-def test_what_a_killed_run_left_behind_goes_at_the_next_start(tmp_path):
+def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(tmp_path):
     left = tmp_path / "checkpoints" / ".parts-7"
     left.mkdir(parents=True)
     (left / "1").write_bytes(b"half a part")
@@ -145,10 +145,10 @@ def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_taken(tmp_path, n
     path.write_bytes(damaged)
     with pytest.raises(InputError):
         checkpoint.newest(tmp_path).load()
-    found, complaints = checkpoint.newest_sound(tmp_path)
-    assert found.position.step == 1
-    assert len(complaints) == 1
-    assert name in complaints[0]
-    assert checkpoint.newest(tmp_path).position.step == 1  # nobody reads the other again
-    assert save([saver], [0, 15], 2) is None  # until the run comes there once more
+    origin, problems = checkpoint.newest_valid(tmp_path)
+    assert origin.position.step == 1
+    assert len(problems) == 1
+    assert name in problems[0]
+    assert checkpoint.newest(tmp_path).position.step == 1  # the other is never read again
+    assert save([saver], [0, 15], 2) is None  # until the run reaches that step again
     assert checkpoint.newest(tmp_path).position.step == 2

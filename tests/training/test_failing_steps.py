@@ -1,4 +1,4 @@
-"""What steps that fail, or stand out, lead to."""
+"""What failed steps and loss spikes lead to."""
 
 import json
 import math
@@ -6,16 +6,17 @@ import math
 import pytest
 
 from pipeline.recipe.faults import FaultsSection
-from pipeline.training.faults import Diverged, HealthMonitor, Look
+from pipeline.training.faults import Diverged, HealthMonitor, StepMetrics
 
 NAN, INF = math.nan, math.inf
 
 
-def looks(*losses, norms=None, first=1) -> list[Look]:
-    """Steps in a row, whose data comes ten places later in the order."""
+def steps_of(*losses, norms=None, first=1) -> list[StepMetrics]:
+    """Steps in a row, whose data steps are nine greater."""
     norms = norms or [1.0] * len(losses)
     return [
-        Look(first + i, first + 9 + i, loss, norm) for i, (loss, norm) in enumerate(zip(losses, norms, strict=True))
+        StepMetrics(first + i, first + 9 + i, loss, norm)
+        for i, (loss, norm) in enumerate(zip(losses, norms, strict=True))
     ]
 
 
@@ -23,65 +24,65 @@ def health(fp16=False, **section) -> HealthMonitor:
     return HealthMonitor(FaultsSection(**section), fp16)
 
 
-def test_failed_steps_are_told_and_allowed_so_many_in_a_row():
-    events = health(max_skipped_steps=2).look(looks(1, NAN, 1, NAN, INF, 1))
+def test_failed_steps_are_events_and_some_in_a_row_are_allowed():
+    events = health(max_skipped_steps=2).check_steps(steps_of(1, NAN, 1, NAN, INF, 1))
     assert [(event["event"], event["step"], event["loss"]) for event in events] == [
-        ("skipped", 2, "nan"),
-        ("skipped", 4, "nan"),
-        ("skipped", 5, "inf"),
+        ("step_skipped", 2, "nan"),
+        ("step_skipped", 4, "nan"),
+        ("step_skipped", 5, "inf"),
     ]
     assert "NaN" not in json.dumps(events)
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
-def test_one_more_names_the_data_wherever_the_looks_are_cut(cut):
-    watched, steps = health(max_skipped_steps=2), looks(1, NAN, NAN, NAN, NAN)
+def test_one_more_names_its_data_steps_however_the_checks_are_divided(cut):
+    monitor, steps = health(max_skipped_steps=2), steps_of(1, NAN, NAN, NAN, NAN)
 
-    def look():
-        watched.look(steps[:cut])
-        watched.look(steps[cut:])
+    def check():
+        monitor.check_steps(steps[:cut])
+        monitor.check_steps(steps[cut:])
 
     with pytest.raises(Diverged, match="the loss is nan at step 2") as raised:
-        look()
+        check()
     assert raised.value.first == 11
     assert raised.value.stop == (14 if cut == 4 else 15)
-    watched.forget()
-    assert not watched.failing
-    watched.look(looks(NAN, NAN, 1))
+    monitor.reset()
+    assert not monitor.failing
+    monitor.check_steps(steps_of(NAN, NAN, 1))
 
 
-def test_nothing_is_to_be_saved_in_the_midst_of_failed_steps():
-    watched = health(max_skipped_steps=2)
-    watched.look(looks(1, NAN))
-    assert watched.failing
-    watched.check()
+def test_no_checkpoint_is_to_be_saved_while_steps_fail():
+    monitor = health(max_skipped_steps=2)
+    monitor.check_steps(steps_of(1, NAN))
+    assert monitor.failing
+    monitor.raise_if_diverged()
     with pytest.raises(Diverged):
-        watched.check(allowed=0)  # nor a run to end there
-    watched.look(looks(1, first=3))
-    assert not watched.failing
+        monitor.raise_if_diverged(allowed=0)  # nor may a run end there
+    monitor.check_steps(steps_of(1, first=3))
+    assert not monitor.failing
 
 
-def test_a_gradient_fails_a_step_but_not_where_half_precision_looks_for_its_scale():
-    steps = looks(1, 1, norms=[INF, 1])
-    assert [event["grad_norm"] for event in health().look(steps)] == ["inf"]
-    assert health(fp16=True).look(steps) == []
+def test_a_gradient_fails_a_step_but_not_while_fp16_searches_its_loss_scale():
+    steps = steps_of(1, 1, norms=[INF, 1])
+    assert [event["grad_norm"] for event in health().check_steps(steps)] == ["inf"]
+    assert health(fp16=True).check_steps(steps) == []
     with pytest.raises(Diverged, match="the gradient norm is inf at step 1"):
-        health(max_skipped_steps=0).look(steps)
+        health(max_skipped_steps=0).check_steps(steps)
 
 
-def test_half_precision_that_finds_no_scale_fails():
-    watched = health(fp16=True, max_skipped_steps=2)
-    assert watched.look(looks(*[1] * 41, norms=[*[INF] * 20, 1.0, *[INF] * 20])) == []
-    events = watched.look(looks(1, 1, norms=[INF, INF], first=42))
+def test_fp16_that_finds_no_loss_scale_fails():
+    monitor = health(fp16=True, max_skipped_steps=2)
+    assert monitor.check_steps(steps_of(*[1] * 41, norms=[*[INF] * 20, 1.0, *[INF] * 20])) == []
+    events = monitor.check_steps(steps_of(1, 1, norms=[INF, INF], first=42))
     assert [event["step"] for event in events] == [42, 43]
     with pytest.raises(Diverged, match="the gradient norm is inf at step 42"):
-        watched.look(looks(1, norms=[INF], first=44))
+        monitor.check_steps(steps_of(1, norms=[INF], first=44))
 
 
-def test_a_spike_is_flagged_once_there_is_something_to_hold_it_against():
+def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     calm = [1.0 + 0.1 * (-1) ** i for i in range(30)]  # mean 1, deviation 0.1
-    (event,) = health(loss_spike_std=6).look(looks(5.0, *calm, 1.55, 2.2, 1.0)[1:])
-    assert (event["event"], event["step"], event["loss"]) == ("spike", 33, 2.2)
+    (event,) = health(loss_spike_std=6).check_steps(steps_of(5.0, *calm, 1.55, 2.2, 1.0)[1:])
+    assert (event["event"], event["step"], event["loss"]) == ("loss_spike", 33, 2.2)
     assert event["expected"] == pytest.approx((30 + 1.55) / 31)
-    assert health(loss_spike_std=None).look(looks(*calm, 100.0)) == []
-    assert health().look(looks(*calm[:10], 100.0)) == []
+    assert health(loss_spike_std=None).check_steps(steps_of(*calm, 100.0)) == []
+    assert health().check_steps(steps_of(*calm[:10], 100.0)) == []

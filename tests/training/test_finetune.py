@@ -1,4 +1,4 @@
-"""Weights trained before, taken over: from us, from timm, from DeepSpeed's tool; other heads, larger pictures."""
+"""Loading trained weights: of widemix, timm and DeepSpeed's tool; with other heads, for larger pictures."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -16,7 +16,7 @@ from pipeline.models.registry import build_model
 from pipeline.recipe.model import MixerSection
 from pipeline.recipe.relatives import TimmSection
 from pipeline.run import checkpoint
-from pipeline.training.finetune import freeze, start_from
+from pipeline.training.finetune import freeze, load_init_weights
 from tests.run.test_checkpoint import position
 
 
@@ -49,24 +49,24 @@ def test_a_file_and_a_folder_of_safetensors(tmp_path):
     for path in (tmp_path, tmp_path / "model.safetensors"):
         target = mixer(seed=2)
         assert not same(target, source)
-        assert start_from(target, str(path)) == []
+        assert load_init_weights(target, str(path)) == []
         assert same(target, source)
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_run_of_ours_with_its_average_where_it_has_one(tmp_path, ema):
+def test_a_widemix_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
     raw, averaged, target = mixer(seed=1), mixer(seed=2), mixer(seed=3)
     state = State(raw.state_dict(), {}, {}, averaged.state_dict() if ema else {})
     path = checkpoint.save(tmp_path, state, position(1), checkpoint.RetentionPolicy(1))
     for source in (tmp_path, path):
-        start_from(target, str(source))
+        load_init_weights(target, str(source))
         assert same(target, averaged if ema else raw)
 
 
-def test_a_head_for_other_classes_is_drawn_anew_and_the_rest_taken_over(tmp_path):
+def test_a_head_for_other_classes_is_newly_initialised_and_the_rest_is_loaded(tmp_path):
     source, target = mixer(seed=1, classes=5), mixer(seed=2, classes=7)
     drawn = target.head.weight.clone()
-    assert len(start_from(target, written(source, tmp_path / "weights"))) == 2
+    assert len(load_init_weights(target, written(source, tmp_path / "weights"))) == 2
     assert torch.equal(target.head.weight, drawn)
     assert torch.equal(target.blocks[1].mlp_tokens.fc1.weight, source.blocks[1].mlp_tokens.fc1.weight)
 
@@ -86,11 +86,11 @@ def test_a_mixer_for_larger_pictures_is_grown(tmp_path, kind, method):
     if "tokens" in kind:
         small_kind["tokens"] = 3
     source, target = mixer(seed=1, **small_kind), mixer(16, seed=2, **kind)
-    assert start_from(target, written(source, tmp_path / "weights")) == [f"grown 2 x 2 times by {method}"]
+    assert load_init_weights(target, written(source, tmp_path / "weights")) == [f"grown 2 x 2 times by {method}"]
     assert same(target, grow(source, 2, method), 16)
 
 
-def test_timms_own_weights_in_its_own_form(tmp_path):
+def test_timms_weights_in_timms_format(tmp_path):
     torch.manual_seed(1)
     theirs = timm.create_model("mixer_s32_224", num_classes=5)
     torch.manual_seed(2)
@@ -98,7 +98,7 @@ def test_timms_own_weights_in_its_own_form(tmp_path):
         kind="mixer", patch_size=32, tokens=49, channels=512, depth=8, token_hidden=256, channel_hidden=2048
     )
     for ours in (build_model(small, 224, 5), build_model(TimmSection(kind="timm", name="mixer_s32_224"), 224, 5)):
-        start_from(ours, written(theirs, tmp_path / "weights"))
+        load_init_weights(ours, written(theirs, tmp_path / "weights"))
         pictures = torch.randn(1, 3, 224, 224)
         torch.testing.assert_close(ours.eval()(pictures), theirs.eval()(pictures))
 
@@ -132,7 +132,7 @@ def test_what_torch_save_wrote(tmp_path, wrapped, options):
     source, target = mixer(seed=1), mixer(seed=2)
     path = tmp_path / "weights.pth.tar"
     torch.save(wrapped(source.state_dict(), mixer(seed=3).state_dict()), path, **options)
-    assert start_from(target, str(path)) == []
+    assert load_init_weights(target, str(path)) == []
     assert same(target, source)
 
 
@@ -149,17 +149,20 @@ class Code:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (lambda path: {"head.weight": Code(path)}, "no state_dict but more than weights (weights_only=True blocked"),
-        (lambda path: mixer(), "no state_dict but more than weights (weights_only=True blocked"),
-        (lambda path: [torch.ones(2)], "no state_dict but more than weights"),
-        (lambda path: {"epoch": 3}, "epoch is no tensor; save the model's state_dict alone"),
+        (
+            lambda path: {"head.weight": Code(path)},
+            "more than a state_dict of weights (weights_only=True blocked",
+        ),
+        (lambda path: mixer(), "more than a state_dict of weights (weights_only=True blocked"),
+        (lambda path: [torch.ones(2)], "holds more than a state_dict of weights"),
+        (lambda path: {"epoch": 3}, "epoch is not a tensor; save the model's state_dict alone"),
     ],
     ids=["code", "a whole model", "a list", "numbers"],
 )
 def test_what_else_torch_save_wrote_is_refused_and_never_run(tmp_path, content, says):
     torch.save(content(tmp_path / "run"), tmp_path / "weights.pth")
     with pytest.raises(InputError) as raised:
-        start_from(mixer(), str(tmp_path / "weights.pth"))
+        load_init_weights(mixer(), str(tmp_path / "weights.pth"))
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
@@ -169,7 +172,7 @@ def test_timms_pretrained_by_name(monkeypatch):
     source, target = mixer(seed=1), mixer(seed=2)
     asked = []
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append((name, pretrained)) or source)
-    start_from(target, "timm:mixer_b16_224.goog_in21k")
+    load_init_weights(target, "timm:mixer_b16_224.goog_in21k")
     assert asked == [("mixer_b16_224.goog_in21k", True)]
     assert same(target, source)
 
@@ -180,15 +183,18 @@ def test_timms_pretrained_by_name(monkeypatch):
         (lambda: mixer(16, token_hidden=7), "D_S is 6, the recipe's 7; model.token_hidden 24 grows it"),
         (lambda: mixer(depth=3), "has no blocks.2"),
         (lambda: mixer(depth=1), "has blocks.1"),
-        (lambda: mixer(channels=16), "is [24, 12] there, [24, 16] in the recipe's model"),
+        (lambda: mixer(channels=16), "has shape [24, 12] there, [24, 16] in the recipe's model"),
         (lambda: mixer(12), "reads pictures of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
-        (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; take the model"),
-        (lambda: mixer(16, patch_size=8, tokens=4), "is [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model"),
+        (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; use the model"),
+        (
+            lambda: mixer(16, patch_size=8, tokens=4),
+            "has shape [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path, target, says):
     with pytest.raises(InputError) as raised:
-        start_from(target(), written(mixer(), tmp_path / "weights"))
+        load_init_weights(target(), written(mixer(), tmp_path / "weights"))
     assert says in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -199,7 +205,7 @@ def test_what_is_no_weights_is_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputError, match=r"train.init_from .*safetensors"):
-        start_from(mixer(), str(path))
+        load_init_weights(mixer(), str(path))
 
 
 def test_frozen_parameters_are_named_by_patterns():

@@ -1,0 +1,72 @@
+"""Timing: contestants that take turns in one process, so that a busy machine slows all of them alike."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+# Takes the number of the round; returns how many units (pictures, calls, steps) it processed in it.
+Contestant = Callable[[int], int]
+
+
+def wall_clock(device: torch.device) -> float:
+    """Return the wall clock in seconds, once the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def compute_clock(device: torch.device) -> float:
+    """Return a clock in seconds that other processes disturb least.
+
+    On a GPU the wall clock, as `wall_clock`; on a CPU the CPU time of all threads of this process.
+    """
+    return wall_clock(device) if device.type == "cuda" else time.process_time()
+
+
+def elapsed(action: Callable[[], object], device: torch.device) -> float:
+    """Return the wall-clock seconds of a call, the device's work included."""
+    began = wall_clock(device)
+    action()
+    return wall_clock(device) - began
+
+
+def time_in_turns(
+    contestants: Mapping[str, Contestant],
+    rounds: int,
+    clock: Callable[[], float],
+    warmup: int = 1,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Return the seconds per unit of each contestant in each round.
+
+    In every round each contestant has one turn, in order. The first `warmup` rounds compile and allocate, and are not
+    counted. `before` is called before each turn.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(warmup + rounds):
+        for name, contestant in contestants.items():
+            before()
+            began = clock()
+            units = contestant(number)
+            if number >= warmup:
+                seconds[name].append((clock() - began) / units)
+    return seconds
+
+
+def compare_loaders(contestants: Mapping[str, Contestant], rounds: int, peer: str) -> list[dict[str, Any]]:
+    """Return a row for each contestant: `images_per_cpu_s`, and its `ratio` to the peer's.
+
+    Both are medians over rounds, by CPU time of all threads of the process.
+    """
+    seconds = time_in_turns(contestants, rounds, time.process_time)
+    return [
+        {
+            "name": name,
+            "images_per_cpu_s": round(statistics.median(1 / value for value in own), 1),
+            "ratio": round(statistics.median(b / a for a, b in zip(own, seconds[peer], strict=True)), 3),
+        }
+        for name, own in seconds.items()
+    ]

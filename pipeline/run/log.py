@@ -1,0 +1,78 @@
+"""Where the figures of a run go: metrics.jsonl, TensorBoard and the screen."""
+
+from typing import Any
+
+from pipeline.distributed.topology import Topology
+from pipeline.recipe import Recipe
+from pipeline.recipe.train import LogSection
+from pipeline.run.metrics import MetricsWriter
+from pipeline.run.progress import Progress
+from pipeline.run.run_dir import ResumeState
+
+
+class RunLog:
+    """Writes lines to metrics.jsonl and TensorBoard, and prints them; does nothing on ranks other than 0.
+
+    Use it in a `with` block. With `quiet` it prints nothing. `writer` is None on ranks other than 0.
+    """
+
+    def __init__(
+        self, section: LogSection, start: ResumeState, last_step: int, topology: Topology, quiet: bool = False
+    ):
+        self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard) if topology.is_main else None
+        self._progress = Progress(topology.is_main and not quiet, start.step, last_step)
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._progress.close()
+        if self.writer:
+            self.writer.close()
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Write and print a line with split train or eval."""
+        self._append(line)
+        self._progress.show(line)
+
+    def report_event(self, event: dict[str, Any]) -> None:
+        """Write a line with split event, and print a warning; for the keys of `event` see `describe_event`."""
+        self._append(event)
+        self._warn(describe_event(event))
+
+    def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Show recipe and environment in TensorBoard."""
+        if self.writer:
+            self.writer.add_description(recipe, environment)
+
+    def add_result(self, recipe: Recipe, result: dict[str, Any]) -> None:
+        """Add recipe and result to TensorBoard's table of runs."""
+        if self.writer:
+            self.writer.add_result(recipe, result)
+
+    def rewind(self, step: int) -> None:
+        """Remove the lines beyond an earlier step."""
+        if self.writer:
+            self.writer.rewind(step)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        failed = self.writer.write(line) if self.writer else None
+        if failed is not None:
+            self._warn(f"{failed}; its lines are kept in memory until it can")
+
+    def _warn(self, text: str) -> None:
+        self._progress.print(f"warning: {text}; training continues")
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return an event as a sentence; `ValueError` if it is none of those that a run has."""
+    match event:
+        case {"event": "step_skipped", "step": step, "loss": loss, "grad_norm": norm}:
+            return f"step {step} was skipped: its loss is {loss}, its gradient norm {norm}"
+        case {"event": "loss_spike", "step": step, "loss": loss, "expected": mean}:
+            return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
+        case {"event": "save_failed", "step": step, "reason": reason}:
+            return f"no checkpoint was saved at step {step}: {reason}"
+        case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
+            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
+    raise ValueError(f"no such event: {event}")
