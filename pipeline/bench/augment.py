@@ -30,7 +30,7 @@ from pipeline.recipe.train import TrainSection
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE, BATCH = 224, 25
-ROUND = 500  # pictures: an epoch of 20 batches, since each epoch starts its threads anew
+ROUND = 500  # pictures: an epoch of 20 batches, since each epoch starts new threads
 TIMM = "timm + Pillow, original files"
 
 

@@ -44,7 +44,7 @@ def _from_openmpi(environ: Mapping[str, str]) -> dict[str, str]:
         "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
         "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
     }
-    variables = {ours: environ[theirs] for ours, theirs in names.items()}
+    variables = {name: environ[openmpi] for name, openmpi in names.items()}
     if variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"]:
         variables["MASTER_ADDR"] = environ.get("MASTER_ADDR", "127.0.0.1")
     elif "MASTER_ADDR" not in environ:

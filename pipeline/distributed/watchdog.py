@@ -94,7 +94,7 @@ class Watchdog:
         faulthandler.dump_traceback(self._stacks, all_threads=True)
         if self._stopped.wait(
             GRACE_PERIOD / 2
-        ):  # the other ranks write theirs; or the main thread has ended after all
+        ):  # while other ranks write theirs, the main thread has ended after all
             return
         if self._topology.world > 1 and self._failure is None:
             threading.Thread(target=self._report_failure, args=(reason,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a run puts up with before it goes back or gives up."""
+"""Section `faults`: how many failed steps a run tolerates, and when it counts as hung."""
 
 from typing import Annotated
 
@@ -8,17 +8,17 @@ from pipeline.section import Positive, Section, key
 
 
 class FaultsSection(Section):
-    """Steps that fail, and ranks that hang or die."""
+    """Failed steps, loss spikes and hangs."""
 
     max_skipped_steps: Annotated[int, Field(ge=0)] = key(
-        3, "steps in a row whose loss or gradient may not be finite: they change nothing; one more goes back"
+        3, "steps in a row whose loss or gradient may be non-finite: they change nothing; one more rolls back"
     )
     max_rollbacks: Annotated[int, Field(ge=0)] = key(
-        2, "times to go back to the last checkpoint and leave such steps' data out, over the whole run"
+        2, "rollbacks to the last checkpoint, which skip the data of the failed steps, over the whole run"
     )
     loss_spike_std: Annotated[float, Field(gt=0)] | None = key(
-        6.0, "flag a step whose loss is so many standard deviations above the last 100 steps' mean; null is off"
+        6.0, "warn of a step whose loss is this many standard deviations above the mean of the last 100; null is off"
     )
     hang_timeout_s: Positive = key(
-        600, "seconds without a step or an evaluated batch after which stacks are written and the run ends"
+        600, "seconds without a finished step or evaluated batch after which the run writes its stacks and exits"
     )

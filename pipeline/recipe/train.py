@@ -1,4 +1,4 @@
-"""How long, on which engine, with what measured and kept."""
+"""Sections `train`, `engine`, `eval` and `log`."""
 
 from typing import Annotated, Literal
 
@@ -8,78 +8,76 @@ from pipeline.section import Decay, Positive, Section, key
 
 
 class TrainSection(Section):
-    """How long, how many pictures a step, in which precision, to which end."""
+    """Length, batch, precision, loss, initial weights and checkpoints of a run."""
 
     epochs: Positive = key(..., "passes over the training split")
-    global_batch: Positive = key(..., "pictures a step over all ranks; the world size belongs to the launch")
-    grad_accum_steps: Positive = key(1, "micro-batches that each rank sums its gradient over")
-    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "arithmetic of the network; weights stay in fp32")
+    global_batch: Positive = key(..., "samples per step over all ranks, whatever their number")
+    grad_accum_steps: Positive = key(1, "micro-batches per step over which each rank accumulates its gradient")
+    precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
     loss: Literal["softmax", "sigmoid"] = key(
-        "softmax", "cross-entropy over classes, or the sum of a binary one for each class (mean over pictures)"
+        "softmax", "softmax: cross-entropy; sigmoid: binary cross-entropy, summed over classes (both: sample mean)"
     )
-    head_bias: float = key(0.0, "first value of the head's bias; with the sigmoid loss -6.9 is usual at 1000 classes")
-    activation_checkpointing: bool = key(False, "compute each block again in the backward pass, to save memory")
-    compile: bool = key(False, "torch.compile the network: a minute at the start, faster steps on a GPU")
+    head_bias: float = key(0.0, "initial bias of the head; with the sigmoid loss -6.9 is usual for 1000 classes")
+    activation_checkpointing: bool = key(False, "recompute each block in the backward pass, to save memory")
+    compile: bool = key(False, "torch.compile the model: a minute at the start, faster steps on a GPU")
     ema_decay: Decay | None = key(
-        None, "keep an exponential moving average of the weights, evaluated beside them; 0.9999 is usual, null is off"
+        None, "decay of an exponential moving average of the weights, evaluated too; 0.9999 is usual, null is off"
     )
-    ema_warmup: bool = key(False, "let the average's decay rise like 1 - step^(-2/3) until it reaches ema_decay")
-    ema_device: Literal["same", "cpu"] = key(
-        "same", "where the average lies: with the weights, or in the host's memory"
+    ema_warmup: bool = key(False, "raise the decay of the average as 1 - step^(-2/3) until it reaches ema_decay")
+    ema_device: Literal["same", "cpu"] = key("same", "device of the average: that of the weights, or host memory")
+    deterministic: bool = key(
+        False, "bit-identical results of runs on the same number of ranks, at the cost of speed"
     )
-    deterministic: bool = key(False, "the same bits from every run on the same number of ranks, at the cost of speed")
     init_from: str | None = key(
         None,
         "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, a state_dict that "
         "torch.save wrote, or timm:NAME; "
-        "a head for other classes is drawn anew, a Mixer for larger pictures grown",
+        "a head for other classes is newly initialised, a Mixer for larger pictures is grown",
     )
     freeze: Annotated[tuple[str, ...], Field(strict=False)] = key(
-        (), "parameters not to train, by pattern: [stem.*, blocks.0.*]"
+        (), "name patterns of parameters that are not trained: [stem.*, blocks.0.*]"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "of the weights, the order, augmentation and mixing")
-    max_steps: Positive | None = key(None, "stop after this many steps, without changing the schedule; null is off")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
+    max_steps: Positive | None = key(None, "stop after this many steps; the schedule does not change; null is off")
     save_every_steps: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
     keep_last: Positive = key(2, "newest checkpoints to keep")
     keep_best: Literal["top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"] | None = key(
-        None, "save after each evaluation, and keep the checkpoint with the best such figure too; null is off"
+        None, "save after each evaluation, and also keep the checkpoint that is best in this figure; null is off"
     )
-    keep_every_steps: Positive | None = key(None, "keep the checkpoints of steps that this divides too")
+    keep_every_steps: Positive | None = key(None, "also keep the checkpoints of steps that this divides; null is off")
 
 
 class EngineSection(Section):
-    """What turns a module and an optimiser into a step on many ranks."""
+    """The engine that runs a training step on many ranks, and its options."""
 
     kind: Literal["ddp", "fsdp", "deepspeed"] = key(
-        "ddp", "ddp: whole on each rank; fsdp: sharded block by block (FSDP2); deepspeed: ZeRO"
+        "ddp", "ddp: a replica on each rank; fsdp: sharded by block (FSDP2); deepspeed: ZeRO"
     )
     zero_stage: Literal[0, 1, 2, 3] = key(
-        1, "deepspeed: 0 shares nothing out, 1 optimiser state, 2 gradients too, 3 weights too"
+        1, "deepspeed: 0 shards nothing, 1 the optimiser state, 2 also gradients, 3 also weights"
     )
-    cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep optimiser state (fsdp: shards too) in the host's memory")
+    cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep the optimiser state in host memory, fsdp also the shards")
     deepspeed_config: str | None = key(
-        None, "a DeepSpeed JSON with what the recipe does not say; what contradicts the recipe is an error"
+        None, "a DeepSpeed JSON for settings that recipes have no key for; contradicting the recipe is an error"
     )
-    bucket_cap_mb: Positive = key(25, "MB of gradients that ddp and ZeRO send together")
-    gradient_as_bucket_view: bool = key(
-        True, "ddp: gradients lie in the buckets themselves, which saves a copy of them"
-    )
+    bucket_cap_mb: Positive = key(25, "bucket size of ddp and ZeRO, in MB of gradients")
+    gradient_as_bucket_view: bool = key(True, "ddp: gradients are views of the buckets, which saves a copy of them")
     static_graph: bool = key(False, "ddp: every step uses the same parameters in the same order")
-    bf16_compress: bool = key(False, "ddp: gradients travel as bf16")
-    overlap_comm: bool = key(True, "ZeRO: communicate while the backward pass goes on")
-    timeout_s: Positive = key(1800, "seconds a rank waits for the others before it gives up")
+    bf16_compress: bool = key(False, "ddp: all-reduce gradients in bf16")
+    overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
+    timeout_s: Positive = key(1800, "timeout of collectives, in seconds")
 
 
 class EvalSection(Section):
-    """How often the evaluation split is measured."""
+    """Evaluation during training."""
 
-    every_epochs: Positive = key(1, "epochs between evaluations; the last epoch is always measured")
-    batch_size: Positive = key(128, "pictures a batch and rank")
+    every_epochs: Positive = key(1, "epochs between evaluations; the last epoch is always evaluated")
+    batch_size: Positive = key(128, "samples per batch and rank")
 
 
 class LogSection(Section):
-    """What is written down while it trains."""
+    """What a run logs."""
 
     every: Positive = key(50, "steps between lines of metrics.jsonl")
-    tensorboard: bool = key(True, "draw the same record in TensorBoard, under tb/")
+    tensorboard: bool = key(True, "also write the metrics for TensorBoard, under tb/")
     images: Annotated[int, Field(ge=0)] = key(32, "pictures in the grid of the first step; 0 is off")

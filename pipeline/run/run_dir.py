@@ -187,10 +187,12 @@ def _find_checkpoint(run_dir: Path, recipe: Recipe, resume: str) -> tuple[Checkp
     if resume == "auto":
         return checkpoint.newest_valid(run_dir)
     origin = checkpoint.find(Path(resume))
-    theirs = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
-    changed = [name for name in differences(theirs, recipe) if name.startswith("model.") or name == "optim.name"]
+    origin_recipe = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
+    changed = [
+        name for name in differences(origin_recipe, recipe) if name.startswith("model.") or name == "optim.name"
+    ]
     if changed:
-        what = "model" if theirs.model != recipe.model else "optimiser, whose state it holds"
+        what = "model" if origin_recipe.model != recipe.model else "optimiser, whose state it holds"
         raise InputError(
             f"{origin.path}: is of another {what} ({', '.join(changed)} differ); train.init_from takes weights alone"
         )

@@ -123,14 +123,14 @@ def _read(path: Path) -> Iterable[Shard]:
 
 def assembled(parts: Iterable[Shard]) -> dict[str, torch.Tensor]:
     """Join the parts of all ranks to full tensors, by key."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}
     for part in parts:
-        if part.key not in found:
-            found[part.key] = torch.empty(part.shape, dtype=part.values.dtype)
-            missing[part.key] = found[part.key].numel()
-        found[part.key].view(-1)[part.start : part.start + len(part.values)] = part.values
+        if part.key not in tensors:
+            tensors[part.key] = torch.empty(part.shape, dtype=part.values.dtype)
+            missing[part.key] = tensors[part.key].numel()
+        tensors[part.key].view(-1)[part.start : part.start + len(part.values)] = part.values
         missing[part.key] -= len(part.values)
-    wrong = [key for key, values in missing.items() if values]
-    assert not wrong, f"the ranks' parts are not the whole of {wrong[0]}"
-    return found
+    incomplete = [key for key, values in missing.items() if values]
+    assert not incomplete, f"the ranks' parts are not the whole of {incomplete[0]}"
+    return tensors

@@ -58,9 +58,9 @@ def _load(module: nn.Module, weights: Weights, source: str) -> None:
         raise InputError(f"train.init_from {source}: {what}; use the model that it was trained with")
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape:
-            theirs, ours = list(tensor.shape), list(wanted[name].shape)
+            loaded, expected = list(tensor.shape), list(wanted[name].shape)
             raise InputError(
-                f"train.init_from {source}: {name} has shape {theirs} there, {ours} in the recipe's model"
+                f"train.init_from {source}: {name} has shape {loaded} there, {expected} in the recipe's model"
             )
     module.load_state_dict(weights)
 
@@ -140,14 +140,14 @@ def _tokens(weights: Weights) -> int:
 def _growth_factor(module: Mixer, weights: Weights, source: str) -> int:
     """Return how many times as high and wide the module's pictures are as those of the weights."""
     wanted, stem = module.state_dict(), "stem.proj.weight"
-    ours, theirs = _tokens(wanted), _tokens(weights)
-    if not theirs or stem not in weights or weights[stem].shape != wanted[stem].shape:
+    expected, loaded = _tokens(wanted), _tokens(weights)
+    if not loaded or stem not in weights or weights[stem].shape != wanted[stem].shape:
         return 1  # not the weights of a Mixer, or of one with other patches
-    factor = math.isqrt(ours // theirs)
-    if factor**2 * theirs != ours:
+    factor = math.isqrt(expected // loaded)
+    if factor**2 * loaded != expected:
         raise InputError(
-            f"train.init_from {source}: reads pictures of {theirs} tokens, the recipe's are {ours}; "
-            f"they may be 2, 3, ... times as high and wide, with {4 * theirs}, {9 * theirs}, ... tokens"
+            f"train.init_from {source}: reads pictures of {loaded} tokens, the recipe's are {expected}; "
+            f"they may be 2, 3, ... times as high and wide, with {4 * loaded}, {9 * loaded}, ... tokens"
         )
     return factor
 
@@ -157,13 +157,13 @@ def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Litera
     hidden, name = module.shape.token_hidden, "blocks.0.mlp_tokens.fc1.weight"
     if hidden is None or name not in weights:
         return "copies"
-    theirs = weights[name].shape[0]
-    if hidden not in (theirs, theirs * factor**2):
+    loaded = weights[name].shape[0]
+    if hidden not in (loaded, loaded * factor**2):
         raise InputError(
-            f"train.init_from {source}: its D_S is {theirs}, the recipe's {hidden}; model.token_hidden "
-            f"{theirs * factor**2} grows it by block-diagonal copies, {theirs} bilinearly"
+            f"train.init_from {source}: its D_S is {loaded}, the recipe's {hidden}; model.token_hidden "
+            f"{loaded * factor**2} grows it by block-diagonal copies, {loaded} bilinearly"
         )
-    return "bilinear" if hidden == theirs else "copies"
+    return "bilinear" if hidden == loaded else "copies"
 
 
 def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"], source: str) -> dict:

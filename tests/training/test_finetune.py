@@ -151,9 +151,9 @@ class Code:
     [
         (
             lambda path: {"head.weight": Code(path)},
-            "more than a state_dict of weights (weights_only=True blocked",
+            "holds more than a state_dict of weights (weights_only=True blocked",
         ),
-        (lambda path: mixer(), "more than a state_dict of weights (weights_only=True blocked"),
+        (lambda path: mixer(), "holds more than a state_dict of weights (weights_only=True blocked"),
         (lambda path: [torch.ones(2)], "holds more than a state_dict of weights"),
         (lambda path: {"epoch": 3}, "epoch is not a tensor; save the model's state_dict alone"),
     ],
@@ -188,7 +188,7 @@ def test_timms_pretrained_by_name(monkeypatch):
         (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; use the model"),
         (
             lambda: mixer(16, patch_size=8, tokens=4),
-            "has shape [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's",
+            "has shape [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model",
         ),
     ],
 )
