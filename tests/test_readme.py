@@ -8,7 +8,7 @@ import pytest
 from data_prep.prepare import SOURCES
 from pipeline.estimate.tables import named_table
 from pipeline.models.cost import model_cost
-from pipeline.recipe.model import MixerSection
+from pipeline.models.mixer.section import MixerSection
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

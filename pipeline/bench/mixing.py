@@ -16,9 +16,9 @@ import torch
 
 from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
 from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
 from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.model import MixerSection
 
 VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20

@@ -90,7 +90,8 @@ def add_export(commands) -> None:
         "export",
         help="write a checkpoint as safetensors, for timm",
         description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors and "
-        "config.json. After `import pipeline.models`, timm.create_model('local-dir:DIR', pretrained=True) loads it.",
+        "config.json. After `import pipeline.models.timm_registry`, timm.create_model('local-dir:DIR', "
+        "pretrained=True) loads it.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")

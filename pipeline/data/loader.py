@@ -26,10 +26,9 @@ from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.models.section import ModelSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, TextDataSection
-from pipeline.recipe.family import Family
-from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import TrainSection
 
 
@@ -193,10 +192,10 @@ def _build_order(data: AnyDataSection, file: PreparedFile, train: TrainSection, 
     return RandomOrder(len(file), train.global_batch, train.seed, repeats)
 
 
-def check_model(model: Family, *loaders: TrainLoader | EvalLoader) -> None:
+def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None:
     """`InputError` where a text model is too small for the prepared pairs; the recipe has checked picture models."""
     for loader in loaders:
-        if isinstance(loader.source, Tokens) and isinstance(model, TextSection):
+        if isinstance(loader.source, Tokens):
             loader.source.check(model)
 
 

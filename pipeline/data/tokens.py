@@ -15,8 +15,8 @@ from pipeline.data.split import open_descriptor, open_split
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.formats.text import TOKEN, TOKENIZER, open_text
+from pipeline.models.section import ModelSection
 from pipeline.recipe.data import TextDataSection
-from pipeline.recipe.text import TextSection
 
 _MULTIPLE = 8  # few different shapes, and ones that suit tensor cores
 
@@ -30,18 +30,9 @@ class Tokens:
         self._descriptor = open_descriptor(self.file, self)
         self.vocabulary = _vocabulary_size(Path(section.path) / TOKENIZER)
 
-    def check(self, model: TextSection) -> None:
-        """`InputError` unless `model.tokens` and `model.vocabulary` are large enough for the file."""
-        path = self.file.path
-        if model.tokens < self.file.tokens:
-            raise InputError(
-                f"model.tokens {model.tokens}: pairs in {path} have up to {self.file.tokens} tokens; take that many, "
-                f"or prepare with --length {model.tokens}"
-            )
-        if model.vocabulary < self.vocabulary:
-            raise InputError(
-                f"model.vocabulary {model.vocabulary}: {TOKENIZER} next to {path} has {self.vocabulary} words"
-            )
+    def check(self, model: ModelSection) -> None:
+        """`InputError` unless the model's tokens and vocabulary cover what the file holds."""
+        model.check_text(self.file.path, self.file.tokens, self.vocabulary)
 
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         """Token ids on the host, int64 [B, T], pinned where there is a GPU; and their view ids.

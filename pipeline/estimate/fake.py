@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from pipeline.engine import prepare
-from pipeline.models.registry import build_model
+from pipeline.models.registry import build_model, empty_inputs
 from pipeline.recipe import Recipe
-from pipeline.recipe.text import TextSection
 
 # Kinds of collectives, by the name of their operator in torch.ops.c10d.
 _COLLECTIVES = {
@@ -56,10 +55,8 @@ def fake_network(recipe: Recipe, mode: FakeTensorMode, dtype: torch.dtype | None
 
 def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:
     """Return a micro-batch of zeros: pictures [B, 3, H, W] or token ids [B, T]; fake tensors within `fake_mode`."""
-    if isinstance(recipe.model, TextSection):
-        return torch.zeros(micro, recipe.model.tokens, dtype=torch.long)
-    side = recipe.data.image_size
-    return torch.zeros(micro, 3, side, side).contiguous(memory_format=torch.channels_last)
+    inputs = empty_inputs(recipe.model, micro, recipe.data.image_size)
+    return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 
 
 class MemoryTracker(TorchDispatchMode):

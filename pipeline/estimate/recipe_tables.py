@@ -9,9 +9,7 @@ from pipeline.estimate.report import estimate
 from pipeline.estimate.units import short
 from pipeline.files import atomic_write
 from pipeline.models.cost import model_cost
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
-from pipeline.recipe.text import TextSection
+from pipeline.recipe import load_recipe
 
 FIELDS = ("prepare", "command", "expected", "source", "measured", "cost")
 BEGIN, END = "<!-- written by `widemix cost --recipes recipes` -->\n", "<!-- end -->\n"
@@ -65,7 +63,7 @@ def row(path: Path) -> str:
     recipe, fields = load_recipe(path), header(path)
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     cells = (
-        *(_name(path), model(recipe), f"{cost.parameters:,}", short(cost.omega), f"{cost.width:,.0f}"),
+        *(_name(path), recipe.model.summary(), f"{cost.parameters:,}", short(cost.omega), f"{cost.width:,.0f}"),
         *(f"{recipe.train.global_batch:,}", f"{recipe.train.epochs:,}", fields["expected"], fields["source"]),
     )
     return f"| {' | '.join(cells)} |"
@@ -81,36 +79,6 @@ def hours(path: Path) -> str:
 
 def _name(path: Path) -> str:
     return f"`{path.parent.name}/{path.name}`"
-
-
-def model(recipe: Recipe) -> str:
-    """Describe a recipe's network with the symbols of the papers."""
-    section = recipe.model
-    random = "RP " if getattr(section, "permutation", "") == "random" else ""
-    match section:
-        case MixerSection():
-            name = "S-Mixer" if section.kind == "s_mixer" else "Mixer"
-            shape = f"P {section.patch_size}, S {section.tokens}, C {section.channels}, L {section.depth}"
-            hidden = f", gamma {section.expansion:g}" if section.expansion else ""
-            if section.token_hidden:
-                hidden = f", D {section.token_hidden}/{section.channel_hidden}"
-            return f"{random}{name}, {shape}{hidden}{_activation(section.activation)}"
-        case SwMlpSection():
-            hidden = f", gamma {section.expansion:g}" if section.expansion else ""
-            return f"SW-MLP, m {section.width}, p {section.density:g}, L {section.depth}{hidden}"
-        case ShallowSection():
-            return f"{section.matrices} MLP, m {section.width}"
-        case LassoSection():
-            return f"{section.kind.upper().replace('_', '-')}, alpha {section.base_channels}"
-        case TextSection():
-            name = "Mixer" if section.kind == "text_mixer" else "transformer"
-            activation = _activation(getattr(section, "activation", "gelu"))
-            return f"{random}{name}, T {section.tokens}, d {section.width}, L {section.depth}{activation}"
-    return section.kind
-
-
-def _activation(name: str) -> str:
-    return "" if name == "gelu" else ", sigma_2"
 
 
 def refresh(folder: Path) -> Path:

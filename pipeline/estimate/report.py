@@ -14,7 +14,6 @@ from pipeline.estimate.traffic import exposed, step_traffic
 from pipeline.estimate.units import short, size
 from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.cost import model_cost
-from pipeline.models.named import printed
 from pipeline.recipe import Recipe, check_world
 from pipeline.recipe.train import EngineSection
 
@@ -88,7 +87,7 @@ def _model(recipe: Recipe) -> list[Row]:
         Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"a {sample}, forward and backward"),
     ]
     rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse equivalent
-    note = printed(recipe.model)
+    note = recipe.model.published_note()
     return [*rows, Row("the paper prints", cost.omega, "", note)] if note else rows
 
 

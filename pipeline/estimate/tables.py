@@ -16,10 +16,10 @@ def named_rows() -> list[dict[str, Any]]:
     Random-permuted networks are omitted: they cost the same as those without.
     """
     from pipeline.models.cost import model_cost
-    from pipeline.models.named import NAMED
+    from pipeline.models.families import named_networks
 
     rows = []
-    for name, (section, side) in NAMED.items():
+    for name, (section, side) in named_networks().items():
         if name.startswith("rp_"):
             continue
         cost = model_cost(section, side, 1000 if side == 224 else 10)

@@ -1,8 +1,6 @@
-"""The model family. Importing it puts its names into timm's registry."""
+"""Model families, a folder each, and what they share.
 
-from pipeline.models import timm_names, timm_text
-from pipeline.models.cost import ModelCost, model_cost
-from pipeline.models.named import NAMED
-from pipeline.models.registry import build_model
-
-__all__ = ["NAMED", "ModelCost", "build_model", "model_cost", "timm_names", "timm_text"]
+A family is a `ModelSection` (its recipe keys, and everything the rest of the project asks of it), a network, where
+there is a formula its cost, and its names in timm's registry. `families` lists them. Importing `families` or a
+section does not import torch; `import pipeline.models.timm_registry` puts the names into timm's registry.
+"""

@@ -1,4 +1,4 @@
-"""Permutations of the m = S*C entries of a feature matrix, as index vectors and never as matrices.
+"""Permutations of the m = S*C entries of a feature matrix, as index vectors.
 
 A permutation J is an int32 vector with (J x)[i] = x[index[i]]. Entries are flattened row by row: [S, C] becomes
 [S*C] with the channels of a token next to each other. (The papers' vec stacks columns; the two differ by J_c.)
@@ -22,7 +22,7 @@ def commutation(rows: int, columns: int) -> Tensor:
 
 
 def random(size: int, key: int | Sequence[int]) -> Tensor:
-    """A uniform permutation, a function of the non-negative integers in `key` alone."""
+    """A uniform random permutation; the non-negative integers in `key` determine it."""
     order = np.random.default_rng(key).permutation(size)
     return torch.from_numpy(order.astype(np.int32))
 
@@ -35,7 +35,7 @@ def inverse(index: Tensor) -> Tensor:
 
 
 def compose(second: Tensor, first: Tensor) -> Tensor:
-    """The product `second @ first`: first this, then that."""
+    """The product `second @ first`: applies `first`, then `second`."""
     return first[second]
 
 
@@ -59,7 +59,7 @@ class _Reorder(torch.autograd.Function):
 
 
 class Permute(nn.Module):
-    """J x for any J, cut into rows: [B, n, d] of m = n*d entries -> [B, m / columns, columns]."""
+    """J x for any J, reshaped into rows: [B, n, d] of m = n*d entries -> [B, m / columns, columns]."""
 
     def __init__(self, index: Tensor, columns: int):
         super().__init__()
@@ -68,17 +68,20 @@ class Permute(nn.Module):
         self.register_buffer("index", index)
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, n, d] -> [B, m / columns, columns]."""
         flat = x.flatten(1)  # [B, m]
-        # TorchScript knows no autograd.Function.
+        # TorchScript does not support autograd.Function.
         moved = flat.index_select(1, self.index) if torch.jit.is_scripting() else _Reorder.apply(flat, self.index)
         return moved.unflatten(1, (-1, self.columns))
 
     def extra_repr(self) -> str:
+        """For print(module)."""
         return f"{len(self.index)}, columns={self.columns}"
 
 
 class Transpose(nn.Module):
-    """J_c x, cut into rows: [B, n, d] -> [B, d, n], as a view."""
+    """J_c x, reshaped into rows: [B, n, d] -> [B, d, n], as a view."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, n, d] -> [B, d, n]."""
         return x.transpose(1, 2)

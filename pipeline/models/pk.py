@@ -16,7 +16,7 @@ from pipeline.models.permutation import Permute, Transpose
 
 
 class Permutations(NamedTuple):
-    """What stands before, inside (before phi) and after the layers of one mixing."""
+    """The permutations before, inside (before phi) and after the layers of one mixing."""
 
     inward: nn.Module
     hidden: nn.Module
@@ -38,9 +38,9 @@ def random_permutations(
 ) -> Permutations:
     """Independent random permutations, frozen and saved with the weights.
 
-    `rows` is n and `widths` are those of the layers on a row, first to last; what comes out is in rows of `channels`.
+    `rows` is n and `widths` are those of the layers on a row, first to last; the output is in rows of `channels`.
     With `each_layer` the hidden features are permuted too (section 5.2), else only input and output (appendix
-    A.2.3). Between two layers one permutation does for both of theirs: their product, and phi commutes with it.
+    A.2.3). Between two layers there is one permutation, the product of theirs, since phi commutes with it.
     """
     first, *hidden, last = widths
     inward = Permute(permutation.random(rows * first, (*key, 0)), columns=first)
@@ -54,6 +54,7 @@ class Square(nn.Module):
     """sigma_2(x) = |x|^2 (Navon & Bronstein 2023)."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The square of each entry."""
         return x.square()
 
 
@@ -71,6 +72,7 @@ class MixingLayer(nn.Module):
         self.permute_out = permutations.outward
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, S0, C] -> [B, S, C]."""
         x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
         return self.permute_out(self.act(self.fc(x)))
 
@@ -89,6 +91,7 @@ class MixingMlp(nn.Module):
         self.permute_out = permutations.outward
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, S0, C] -> [B, S, C]."""
         x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
         x = self.act(self.permute_hidden(self.fc1(x)))
         return self.permute_out(self.fc2(x))
@@ -98,7 +101,7 @@ Mixing = MixingLayer | MixingMlp
 
 
 def mixing(widths: Sequence[int], permutations: Permutations, activation: str) -> Mixing:
-    """Two widths make a layer, three an MLP."""
+    """Return a mixing of layers of these widths, first to last: a single layer of two, an MLP of three."""
     if len(widths) == 2:
         return MixingLayer((widths[0], widths[1]), permutations, activation)
     return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation)

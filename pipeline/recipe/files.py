@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import InputError
+from pipeline.models.families import sections
 from pipeline.recipe.schema import Recipe
 from pipeline.section import OneOf
 
@@ -91,7 +92,7 @@ def parse_recipe(
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise InputError(_complaint(error, origin or {}, default_origin)) from None
+        raise InputError(_complaint(error, values, origin or {}, default_origin)) from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -132,7 +133,9 @@ def keys() -> dict[str, tuple[str, Any, str]]:
 
 
 def _families(section: str) -> tuple[type[BaseModel], ...]:
-    """The classes a section may be: one, or those of a union told apart by `kind`, each bare or with its tag."""
+    """The classes that a section may have: the registered ones of `model`, one, or those of a union by `kind`."""
+    if section == "model":
+        return tuple(sections())
     annotation = Recipe.model_fields[section].annotation
     if isinstance(annotation, type):
         return (annotation,)
@@ -191,11 +194,13 @@ def _override(values: dict[str, Any], name: str, text: str) -> None:
     values[section] = {**values[section], leaf: value}
 
 
-def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin: str) -> str:
+def _complaint(
+    error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str], default_origin: str
+) -> str:
     # A mistyped key is often the reason why another one is missing: report it first.
     first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     path = [part for part in first["loc"] if isinstance(part, str)]
-    family = path.pop(1) if len(path) > 1 and len(_families(path[0])) > 1 else None  # pydantic puts the kind there
+    family = _kind(path, values)
     name = ".".join(path)
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
@@ -221,6 +226,14 @@ def _complaint(error: ValidationError, origin: Mapping[str, str], default_origin
     given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
+
+
+def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
+    """The kind of the section at which a pydantic error's path begins, taken out of the path if it is there."""
+    if len(path) < 2 or len(_families(path[0])) == 1:
+        return None
+    # The path of an error in a pydantic union has the kind after the section, the path of one in `model` does not.
+    return values["model"]["kind"] if path[0] == "model" else path.pop(1)
 
 
 def suggest(name: str, table: Iterable[str]) -> str:

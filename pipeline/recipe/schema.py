@@ -3,25 +3,46 @@
 Validation checks and never changes a value. Every key states its unit, and its default is what stands in its section.
 """
 
-from pydantic import model_validator
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from pydantic_core import PydanticKnownError
 
 from pipeline.errors import InputError
+from pipeline.models.families import KINDS
+from pipeline.models.section import ModelSection
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.faults import FaultsSection
-from pipeline.recipe.model import ModelSection
 from pipeline.recipe.schedule import ScheduleSection
-from pipeline.recipe.text import TextSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 from pipeline.section import Section
 
 
+def _model_section(value: Any) -> ModelSection:
+    """The model section of the family that `kind` names, with the errors of a pydantic union.
+
+    The table of families is read here and not when this file is imported, so that others may register theirs.
+    """
+    if isinstance(value, ModelSection):
+        return value
+    if not isinstance(value, dict):
+        raise PydanticKnownError("dict_type")
+    if "kind" not in value:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "kind"})
+    kind = value["kind"]
+    if not isinstance(kind, str) or kind not in KINDS:
+        context = {"discriminator": "kind", "tag": str(kind), "expected_tags": ", ".join(KINDS)}
+        raise PydanticKnownError("union_tag_invalid", context)
+    return KINDS[kind].model_validate(value)
+
+
 class Recipe(Section):
-    """A whole experiment, but for where it runs."""
+    """A whole experiment, except the machines that it runs on."""
 
     data: AnyDataSection
-    model: ModelSection
+    model: Annotated[SerializeAsAny[ModelSection], BeforeValidator(_model_section)]
     augment: AugmentSection = AugmentSection()
     optim: OptimSection
     schedule: ScheduleSection = ScheduleSection()
@@ -50,7 +71,7 @@ class Recipe(Section):
 
 
 def _model_reads_data(recipe: Recipe) -> None:
-    takes = "text" if isinstance(recipe.model, TextSection) else "pictures"
+    takes = recipe.model.takes
     if takes != recipe.data.kind:
         raise ValueError(
             f"model.kind {recipe.model.kind} takes {takes}, data.kind is {recipe.data.kind}; "

@@ -1,7 +1,6 @@
 """Results of a study: a table of its finished cells, and a figure of accuracy over width or depth to width."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,6 @@ from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.model import MixerSection
-from pipeline.recipe.text import TextSection
 from pipeline.studies.cell import Cell
 
 LABELS = {"width": "effective width m", "depth_to_width": "depth / log2 width (p / log2 d)"}
@@ -51,12 +48,10 @@ def _point(cell: Cell, run: Path) -> Point:
 
 def _depth_to_width(recipe: Recipe) -> float:
     """Depth over log2 of the width, p / log2 d: the x axis of Navon & Bronstein 2023."""
-    section = recipe.model
-    if isinstance(section, TextSection):
-        return section.depth / math.log2(section.width)
-    if isinstance(section, MixerSection):
-        return section.depth / math.log2(section.channels)
-    raise InputError(f"across: depth_to_width: a model of kind {section.kind} has no such ratio")
+    ratio = recipe.model.depth_to_width()
+    if ratio is None:
+        raise InputError(f"across: depth_to_width: a model of kind {recipe.model.kind} has no such ratio")
+    return ratio
 
 
 def write_report(points: Sequence[Point], folder: Path) -> list[Path]:

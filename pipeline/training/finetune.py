@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipeline.errors import InputError
-from pipeline.models.grow import grow
-from pipeline.models.mixer import Mixer
+from pipeline.models.mixer.grow import grow
+from pipeline.models.mixer.network import Mixer
 from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]

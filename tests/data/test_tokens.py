@@ -15,9 +15,9 @@ from pipeline.data.loader import EvalLoader, TrainLoader, check_model
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.formats.text import open_text
+from pipeline.models.text.section import TextMixerSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import TextDataSection
-from pipeline.recipe.text import TextMixerSection
 from tests.sections import train_section
 
 SMOOTH = AugmentSection(smoothing=0.1)
@@ -150,7 +150,7 @@ def test_a_model_too_small_for_the_pairs_is_refused(folder):
     check_model(fits, loader)
     for change, words in (
         ({"tokens": 47}, r"model.tokens 47: .* up to 48 tokens; take that many, or prepare with --length 47"),
-        ({"vocabulary": 23}, "model.vocabulary 23: tokenizer.json next to .* has 24 words"),
+        ({"vocabulary": 23}, "model.vocabulary 23: the tokenizer.json next to .* has 24 words"),
     ):
         with pytest.raises(InputError, match=words):
             check_model(fits.model_copy(update=change), loader)

@@ -6,10 +6,18 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.models import NAMED, build_model, model_cost
-from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
-from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
-from pipeline.recipe.text import TextMixerSection, TextTransformerSection
+from pipeline.models.cost import model_cost
+from pipeline.models.families import named_networks
+from pipeline.models.ff_only.section import FfOnlySection
+from pipeline.models.lasso.section import LassoSection
+from pipeline.models.mixer.section import MixerSection
+from pipeline.models.permutator.section import PermutatorSection
+from pipeline.models.registry import build_model
+from pipeline.models.repmlp.section import RepMlpSection
+from pipeline.models.shallow.section import ShallowSection
+from pipeline.models.sw_mlp.section import SwMlpSection
+from pipeline.models.text.section import TextMixerSection, TextTransformerSection
+from pipeline.models.timm_model.section import TimmSection
 from tests.models.test_mixer import SHAPE, VARIANTS
 
 B16 = {
@@ -85,7 +93,7 @@ def test_formula_equals_the_counted_network(section):
 
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
 def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
-    """Found by differentiating: each mixing layer is made linear and its Jacobian's entries are counted."""
+    """By differentiating: each mixing layer is linear, and the entries of its Jacobian are counted."""
     section = MixerSection(**{**SHAPE, **section})
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     nonzero = entries = layers = 0
@@ -138,16 +146,16 @@ def test_connections_of_the_cifar_mixers(patch, tokens, channels, millions):
 def test_timms_networks_are_counted_as_the_formulas_say(size):
     """The same Mixer by our formula and, under timm's name, by a step without memory."""
     name = {"s32": "mixer_s32_224", "b16": "mixer_b16_224", "ss8": "mixer_ss8_32"}[size]
-    formula = model_cost(*NAMED[name], 10)
-    counted = model_cost(TimmSection(kind="timm", name=name), NAMED[name][1], 10)
+    formula = model_cost(*named_networks()[name], 10)
+    counted = model_cost(TimmSection(kind="timm", name=name), named_networks()[name][1], 10)
     for quantity in ("parameters", "forward_flops", "training_flops", "activation_bytes"):
         assert getattr(counted, quantity) == getattr(formula, quantity), quantity
     assert math.isnan(counted.omega)
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", named_networks())
 def test_every_named_network_has_the_parameters_that_its_cost_says(name):
-    section, side = NAMED[name]
+    section, side = named_networks()[name]
     one_block = section.model_copy(update={"depth": 1}) if hasattr(section, "depth") else section
     with torch.device("meta"):
         model = build_model(one_block, side, 7)

@@ -7,12 +7,18 @@ import timm
 import torch
 
 from pipeline.errors import InputError
-from pipeline.models import build_model
 from pipeline.models.export import export_model
+from pipeline.models.ff_only.section import FfOnlySection
+from pipeline.models.lasso.section import LassoSection
+from pipeline.models.mixer.section import MixerSection
+from pipeline.models.permutator.section import PermutatorSection
+from pipeline.models.registry import build_model
+from pipeline.models.repmlp.section import RepMlpSection
+from pipeline.models.shallow.section import ShallowSection
+from pipeline.models.sw_mlp.section import SwMlpSection
+from pipeline.models.text.section import TextMixerSection, TextTransformerSection
+from pipeline.models.timm_model.section import TimmSection
 from pipeline.recipe.data import DataSection, TextDataSection
-from pipeline.recipe.model import LassoSection, MixerSection, ShallowSection, SwMlpSection
-from pipeline.recipe.relatives import FfOnlySection, PermutatorSection, RepMlpSection, TimmSection
-from pipeline.recipe.text import TextMixerSection, TextTransformerSection
 
 PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
 MIXER = MixerSection(kind="mixer", **PATCHED, tokens=16, expansion=2)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import InputError
-from pipeline.models.grow import grow, raster_places
+from pipeline.models.mixer.grow import grow, raster_positions
 from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
 
 FACTOR = 3
@@ -39,7 +39,7 @@ def test_copies_are_block_diagonal_with_as_many_hidden_units():
     large = grow(small, 2)
     weight = large.blocks[1].mlp_tokens.fc1.weight
     assert weight.shape == (4 * 6, 4 * 4)
-    ordered = weight[:, raster_places(2, 2, 2).flatten()]
+    ordered = weight[:, raster_positions(2, 2, 2).flatten()]
     assert torch.equal(ordered, torch.block_diag(*[small.blocks[1].mlp_tokens.fc1.weight] * 4))
 
 

@@ -4,10 +4,10 @@ import pytest
 import timm
 import torch
 
-from pipeline.models import build_model
+from pipeline.models.mixer.section import MixerSection
 from pipeline.models.permutation import commutation
 from pipeline.models.pk import MixingLayer
-from pipeline.recipe.model import MixerSection
+from pipeline.models.registry import build_model
 from tests.models.dense import apply_mixer
 
 SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}

@@ -4,10 +4,12 @@ import pytest
 import timm
 import torch
 
-from pipeline.models import build_model
-from pipeline.models.named import NAMED, TIMM_OWN
-from pipeline.models.timm_names import default_cfgs
+from pipeline.models.families import named_networks
+from pipeline.models.registry import build_model
+from pipeline.models.timm_registry import default_cfgs
 
+NAMED = named_networks()
+TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
 PARAMETERS = {  # Tolstikhin et al. 2021, table 1, to the weight
     "s32": 19_104_624,
     "b16": 59_880_472,
@@ -31,7 +33,12 @@ def test_timm_keeps_its_own_names():
             assert type(timm.create_model(name)) is timm.models.mlp_mixer.MlpMixer
 
 
-@pytest.mark.parametrize("name", sorted(default_cfgs))
+def test_our_names_are_the_published_ones_that_timm_lacks_and_the_text_models():
+    assert set(default_cfgs) >= set(NAMED) - set(TIMM_OWN) | {"text_mixer", "text_transformer"}
+    assert not [name for name in default_cfgs if name in TIMM_OWN]
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMED) - set(TIMM_OWN)))
 def test_every_name_builds_with_its_configuration(name):
     assert timm.is_model(name)
     with torch.device("meta"):

@@ -1,12 +1,18 @@
-"""The model section as a union of families: what a recipe that picks the wrong key is told."""
+"""The model section, one of the families': which one `kind` picks, and the errors of wrong keys."""
+
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from pipeline.errors import InputError
+from pipeline.models.mixer.section import MixerSection
+from pipeline.models.sw_mlp.section import SwMlpSection
 from pipeline.recipe import keys, load_recipe
-from pipeline.recipe.model import MixerSection, SwMlpSection
+from tests.conftest import ROOT
 
+MNLI = ROOT / "recipes/mnli/transformer.yaml"
 RECIPE = {
     "data": {"path": "data", "num_classes": 10, "image_size": 8},
     "model": {"kind": "s_mixer", "patch_size": 2, "tokens": 16, "channels": 8, "depth": 3},
@@ -65,3 +71,15 @@ def test_the_table_of_keys_has_those_of_all_families():
     assert {"mixer", "s_mixer", "sw_mlp"} <= set(table["model.kind"][0].split("|"))
     assert {"model.tokens", "model.density", "data.path"} <= set(table)
     assert table["model.depth"] == ("int", ..., "L: blocks")
+
+
+def test_every_family_loads_without_torch():
+    code = (
+        "import sys\nfrom pipeline.models.families import sections, named_networks\n"
+        "from pipeline.recipe import keys, load_recipe\n"
+        f"load_recipe({str(ROOT / 'recipes/digits/rp_mixer.yaml')!r}), load_recipe({str(MNLI)!r}), keys()\n"
+        "summaries = [section.summary() for section, _ in named_networks().values()]\n"
+        "print(len(sections()), 'torch' in sys.modules, 'timm' in sys.modules, 'numpy' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert answer.stdout.split() == ["10", "False", "False", "False"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, softmax
 
-from pipeline.models import build_model
-from pipeline.models.text import PAD
-from pipeline.recipe.text import TextMixerSection, TextTransformerSection
+from pipeline.models.registry import build_model
+from pipeline.models.text.network import PAD
+from pipeline.models.text.section import TextMixerSection, TextTransformerSection
 
 SHAPE = {"vocabulary": 20, "tokens": 9, "depth": 2, "expansion": 1.5}
 MIXER = TextMixerSection(kind="text_mixer", channels=8, **SHAPE)
@@ -32,7 +32,7 @@ def build(section):
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
-def test_what_stands_at_padded_places_never_matters(section):
+def test_padding_never_matters(section):
     model = build(section)
     expected = model(PADDED)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_budget_makes_the_blocks_as_wide_as_fits(kind, budget):
     name = "text_mixer" if kind is TextMixerSection else "text_transformer"
     section = kind(kind=name, budget=budget, **SHAPE)
     assert blocks_of(build_model(section, 0, 3)) == section.weights(section.width) <= budget
-    assert section.weights(section.width + section.step) > budget
+    assert section.weights(section.width + section.width_multiple) > budget
 
 
 def test_widths_and_budgets_that_cannot_be_are_refused():

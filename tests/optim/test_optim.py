@@ -8,7 +8,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
-import pipeline.models  # noqa: F401 - registers our names
+import pipeline.models.timm_registry  # noqa: F401 - registers our names
 from pipeline.errors import InputError
 from pipeline.optim.build import build_optimizer, set_rate
 from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed

@@ -30,7 +30,7 @@ def test_the_table_is_the_commands():
 
 @pytest.mark.parametrize("name", ["digits/rp_mixer", "mnist/monarch", "imagenet/mixer_s32"])
 def test_the_tables_hours_are_the_commands(name):
-    """Of few: each takes a second, and what they follow from stands in the other columns."""
+    """Of a few recipes: each takes a second, and the other columns hold what the hours follow from."""
     path = FOLDER / f"{name}.yaml"
     assert f"{row(path)} {hours(path)} |\n" in (FOLDER / "README.md").read_text(), STALE
 
@@ -45,14 +45,14 @@ def test_every_recipe_and_study_is_named_in_the_readme():
 @cache
 def cells(study: str) -> list[Recipe]:
     """The recipes of a study, cell by cell; all are valid, and no two are the same."""
-    path, found = FOLDER / f"studies/{study}.yaml", []
+    path, recipes = FOLDER / f"studies/{study}.yaml", []
     for entry in yaml.safe_load(path.read_text()):
         for name in entry["recipes"]:
             for cell in entry["cells"]:
                 values = zip(entry["keys"], map(yaml.safe_dump, cell), strict=True)
-                found.append(load_recipe(path.parent / name, list(values)))
-    assert len({repr(recipe) for recipe in found}) == len(found)
-    return found
+                recipes.append(load_recipe(path.parent / name, list(values)))
+    assert len({repr(recipe) for recipe in recipes}) == len(recipes)
+    return recipes
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -87,12 +87,13 @@ def test_figure_6d_has_the_omega_of_mixer_b_w():
 
 
 def test_figure_2a_pairs_are_as_wide_and_as_sparse():
-    found = cells("figure2a")
-    for mixer, mlp in zip(found[:2], found[2:], strict=True):
+    recipes = cells("figure2a")
+    for mixer, mlp in zip(recipes[:2], recipes[2:], strict=True):
         one, other = (model_cost(recipe.model, 32, 10) for recipe in (mixer, mlp))
         assert (one.width, one.hidden_width) == (other.width, other.hidden_width)
         assert other.omega == pytest.approx(one.omega, rel=0.01)
-    assert found[2].model.depth * 2 * found[2].model.expansion * found[2].model.width ** 2 == 48 * 4096**2  # 805 M
+    section = recipes[2].model
+    assert section.depth * 2 * section.expansion * section.width**2 == 48 * 4096**2  # 805 M
 
 
 def test_the_fair_pair_differs_in_width_alone():

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.engine.state import State
 from pipeline.errors import InputError
-from pipeline.models.grow import grow
-from pipeline.models.mixer import Mixer
+from pipeline.models.mixer.grow import grow
+from pipeline.models.mixer.network import Mixer
+from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
-from pipeline.recipe.model import MixerSection
-from pipeline.recipe.relatives import TimmSection
+from pipeline.models.timm_model.section import TimmSection
 from pipeline.run import checkpoint
 from pipeline.training.finetune import freeze, load_init_weights
 from tests.run.test_checkpoint import position

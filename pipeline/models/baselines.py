@@ -1,0 +1,32 @@
+"""Base of the baselines with patches: FF-only, Vision Permutator and RepMLP, each with blocks of one size.
+
+Their blocks map tokens [B, S, C] on an h x w grid, read row by row, to as many. Stem, pooling and head are the
+Mixer's (FF-only has a class token instead of pooling, as published).
+
+Shapes: B batch, S = h*w tokens, C channels.
+"""
+
+from timm.layers import DropPath
+from timm.models.mlp_mixer import MlpMixer
+from torch import nn
+
+from pipeline.models.init import init_weights
+
+
+def drop_path(rate: float) -> nn.Module:
+    """Stochastic depth with this probability, nothing at 0."""
+    return DropPath(rate) if rate > 0 else nn.Identity()
+
+
+class Baseline(MlpMixer):
+    """timm's stem, final norm, pooling and head around blocks of tokens. `outer` is img_size, num_classes, ..."""
+
+    def __init__(self, *, patch_size: int, channels: int, **outer):
+        super().__init__(patch_size=patch_size, embed_dim=channels, num_blocks=0, **outer)
+
+    def set_blocks(self, blocks: list[nn.Module]) -> None:
+        """Use these blocks, and draw the initial weights of the whole network."""
+        self.blocks = nn.Sequential(*blocks)
+        step = {"num_chs": self.num_features, "reduction": self.stem.feat_ratio()}
+        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(len(blocks))]
+        init_weights(self, self.head)

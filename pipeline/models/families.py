@@ -1,0 +1,56 @@
+"""The model families that a recipe may name by `model.kind`. Imports no torch."""
+
+from importlib import import_module
+from inspect import isabstract
+
+from pipeline.models.section import ModelSection
+
+# One line a family: its folder, whose section.py lists its sections in SECTIONS.
+FAMILIES = (
+    "mixer",
+    "sw_mlp",
+    "shallow",
+    "lasso",
+    "ff_only",
+    "permutator",
+    "repmlp",
+    "timm_model",
+    "text",
+)
+
+KINDS: dict[str, type[ModelSection]] = {}
+
+
+def register(section: type[ModelSection]) -> type[ModelSection]:
+    """Make recipes understand the section's kinds; returns the section, so that it serves as a decorator.
+
+    Families outside this package call it before a recipe that names them is loaded. ValueError if the section is
+    incomplete or another one has its kind.
+    """
+    kinds = section.kinds()
+    if not kinds:
+        raise ValueError(f"{section.__name__}: has no kind; declare `kind: Literal[...]` with its names in recipes")
+    if isabstract(section):
+        raise ValueError(f"{section.__name__}: must define {', '.join(sorted(section.__abstractmethods__))}")
+    for kind in kinds:
+        if KINDS.setdefault(kind, section) is not section:
+            raise ValueError(f"{section.__name__}: kind {kind} is {KINDS[kind].__name__}'s already; choose another")
+    return section
+
+
+def sections() -> list[type[ModelSection]]:
+    """Every registered section once, those of this package first."""
+    return list(dict.fromkeys(KINDS.values()))
+
+
+def named_networks() -> dict[str, tuple[ModelSection, int]]:
+    """The published networks of all families by name: section and side of the picture in pixels.
+
+    The name is the paper's in lower case, then the side.
+    """
+    return {name: network for section in sections() for name, network in section.named().items()}
+
+
+for _family in FAMILIES:
+    for _section in import_module(f"pipeline.models.{_family}.section").SECTIONS:
+        register(_section)

@@ -1,0 +1,66 @@
+"""FF-only (Melas-Kyriazi 2021).
+
+Shapes: B batch, S tokens, C channels.
+"""
+
+import torch
+from timm.layers import Mlp
+from timm.models import checkpoint_seq
+from torch import Tensor, nn
+
+from pipeline.errors import InputError
+from pipeline.models.baselines import Baseline, drop_path
+from pipeline.models.norms import LayerNorm
+
+
+class FfBlock(nn.Module):
+    """X + MLP_channels(LN(X)), then X^T + MLP_tokens(LN(X^T)): the second norm runs over the tokens."""
+
+    def __init__(self, tokens: int, channels: int, expansion: float, drop: float):
+        super().__init__()
+        self.norm1 = LayerNorm(channels)
+        self.mlp1 = Mlp(channels, round(expansion * channels))
+        self.norm2 = LayerNorm(tokens)
+        self.mlp2 = Mlp(tokens, round(expansion * tokens))
+        self.drop_path = drop_path(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, C] -> [B, S, C]."""
+        x = x + self.drop_path(self.mlp1(self.norm1(x)))
+        x = x.transpose(1, 2)  # [B, C, S]
+        x = x + self.drop_path(self.mlp2(self.norm2(x)))
+        return x.transpose(1, 2)
+
+
+class FfOnly(Baseline):
+    """A ViT with feed-forward layers over tokens in place of attention (Melas-Kyriazi 2021), class token and all."""
+
+    def __init__(self, *, depth: int, channels: int, expansion: float = 4.0, drop_path_rate: float = 0.0, **outer):
+        super().__init__(channels=channels, **outer)
+        tokens = 1 + self.stem.num_patches
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, channels))
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, channels))
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        self.set_blocks([FfBlock(tokens, channels, expansion, drop_path_rate) for _ in range(depth)])
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> tokens [B, 1 + S, C], the class token first."""
+        x = self.stem(x)
+        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1) + self.pos_embed  # [B, 1 + S, C]
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
+        return self.norm(x)
+
+    def forward_intermediates(self, *args, **kwargs):
+        """Raise `InputError`: with the class token the blocks' outputs are not maps."""
+        raise InputError("FF-only: its features are not a map; use forward_features")
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """[B, 1 + S, C] -> logits [B, num_classes] of the class token, or its features with `pre_logits`."""
+        if self.global_pool:
+            x = x[:, 0]
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)

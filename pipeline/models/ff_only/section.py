@@ -1,0 +1,45 @@
+"""Recipe section of FF-only networks."""
+
+from typing import ClassVar, Literal, Self
+
+from typing_extensions import override
+
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import Expansion, ModelSpec, PatchedSection
+from pipeline.section import key
+
+
+class FfOnlySection(PatchedSection):
+    """FF-only: feed-forward layers alone (Melas-Kyriazi 2021)."""
+
+    timm_architecture: ClassVar[str] = "ff_only_b16_224"
+
+    kind: Literal["ff_only"] = key(..., "ff_only: a ViT with feed-forward layers over tokens in place of attention")
+    expansion: Expansion = key(4.0, "ff_only: hidden width of both feed-forward layers over their own")
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.ff_only.network import FfOnly
+
+        return FfOnly, {
+            "img_size": image_size,
+            "patch_size": self.patch_size,
+            "channels": self.channels,
+            "depth": self.depth,
+            "expansion": self.expansion,
+            "drop_path_rate": self.drop_path,
+        }
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.ff_only.cost import ff_only_costs
+
+        return ff_only_costs(self, image_size, num_classes)
+
+    @override
+    @classmethod
+    def named(cls) -> dict[str, tuple[Self, int]]:
+        return {"ff_only_b16_224": (cls(kind="ff_only", patch_size=16, channels=768, depth=12), 224)}
+
+
+SECTIONS = (FfOnlySection,)

@@ -1,0 +1,54 @@
+"""Recipe section of S-FC and S-LOCAL."""
+
+from typing import ClassVar, Literal, Self
+
+from typing_extensions import override
+
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import ModelSection, ModelSpec
+from pipeline.section import Positive, key
+
+
+class LassoSection(ModelSection):
+    """The shallow networks of beta-LASSO (Neyshabur 2020)."""
+
+    timm_architecture: ClassVar[str] = "s_fc_32"
+
+    kind: Literal["s_fc", "s_local"] = key(
+        ..., "s_fc, s_local: S-CONV made fully, or locally, connected (beta-LASSO)"
+    )
+    base_channels: Positive = key(
+        ..., "alpha: channels of the S-CONV that it comes from; 150 makes S-FC's 256 M weights"
+    )
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.lasso.network import LassoNet
+
+        layer = "full" if self.kind == "s_fc" else "local"
+        return LassoNet, {"img_size": image_size, "base_channels": self.base_channels, "layer": layer}
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.lasso.cost import lasso_costs
+
+        return lasso_costs(self, image_size, num_classes)
+
+    @override
+    def summary(self) -> str:
+        return f"{self.kind.upper().replace('_', '-')}, alpha {self.base_channels}"
+
+    @override
+    @classmethod
+    def named(cls) -> dict[str, tuple[Self, int]]:
+        return {
+            "s_fc_32": (cls(kind="s_fc", base_channels=150), 32),
+            "s_local_32": (cls(kind="s_local", base_channels=150), 32),
+        }
+
+    @override
+    def first_layer(self) -> str:
+        return "stem.0"
+
+
+SECTIONS = (LassoSection,)

@@ -1,0 +1,101 @@
+"""Cost records of layers and networks, enough to count weights, FLOPs and saved tensors without making a tensor."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One linear layer applied to each of `rows` rows, I_rows (x) W, and what it saves for the backward pass."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    nonzero: int | None = None  # weights that a mask leaves; None: all
+    matrices: int = 1  # different W among the rows
+    bias: bool = True
+    mixes: bool = True  # counted as connections: a mixing layer, not the stem, a skip or the head
+    activated: bool = False  # an activation follows, which saves this layer's output
+    saves_input: bool = True  # False where another layer saves the same tensor
+    input_gradient: bool = True  # False for the first layer: the picture needs no gradient
+
+    @property
+    def weights(self) -> int:
+        """Nonzero entries of one W."""
+        return self.inputs * self.outputs if self.nonzero is None else self.nonzero
+
+    @property
+    def parameters(self) -> int:
+        """Weights of all different W, and the bias."""
+        return self.weights * self.matrices + self.bias * self.outputs
+
+    @property
+    def connections(self) -> int:
+        """Nonzero entries of the effective matrix I_rows (x) W."""
+        return self.rows * self.weights
+
+    @property
+    def entries(self) -> int:
+        """All entries of the effective matrix."""
+        return self.rows**2 * self.inputs * self.outputs
+
+    @property
+    def backward_products(self) -> int:
+        """Matrix products of this size in a backward pass: for the weights and for the input."""
+        return 1 + self.input_gradient
+
+    @property
+    def saved(self) -> int:
+        """Floats saved for the backward pass: the input, and the output where an activation follows."""
+        return self.rows * (self.saves_input * self.inputs + self.activated * self.outputs)
+
+
+@dataclass(frozen=True)
+class NormCost:
+    """A LayerNorm over `width` features of each of `rows` rows. It saves its input and two statistics per row.
+
+    A batch norm has `statistics` 0: the number of those that it saves does not grow with the batch.
+    """
+
+    rows: int
+    width: int
+    statistics: int = 2
+
+    @property
+    def parameters(self) -> int:
+        """Weight and bias."""
+        return 2 * self.width
+
+    @property
+    def saved(self) -> int:
+        """Floats saved for the backward pass."""
+        return self.rows * (self.width + self.statistics)
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """Every layer of a network, stem to head, and what belongs to none of them; for one sample."""
+
+    layers: Sequence[LayerCost]
+    norms: Sequence[NormCost]
+    width: int  # m, features
+    extra_parameters: int = 0  # class tokens, embeddings
+    extra_saved: int = 0  # floats saved for the backward pass
+    extra_forward: int = 0  # FLOPs of products without weights: attention
+    extra_backward: int = 0
+    gamma: float | None = None  # expansion; None: the one that gives Omega at these tokens and channels
+    tokens: int = 1  # S
+    channels: int = 1  # C
+
+
+def patch_layer(image_size: int, patch_size: int, channels: int) -> LayerCost:
+    """The stem of networks of patches, 3-channel pictures [image_size, image_size] -> tokens [S0, channels]."""
+    patches = (image_size // patch_size) ** 2
+    return LayerCost(patches, 3 * patch_size**2, channels, mixes=False, input_gradient=False)
+
+
+def mlp_layers(rows: int, inputs: int, hidden: int | None, outputs: int) -> list[LayerCost]:
+    """An MLP of one hidden layer on each row; with `hidden` None a single layer and an activation."""
+    if hidden is None:
+        return [LayerCost(rows, inputs, outputs, activated=True)]
+    return [LayerCost(rows, inputs, hidden, activated=True), LayerCost(rows, hidden, outputs)]

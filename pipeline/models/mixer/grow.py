@@ -1,0 +1,167 @@
+"""A Mixer for pictures K times as large, from the weights of one for small pictures.
+
+`copies` (Tolstikhin et al. 2021, appendix): the larger picture is K x K sub-pictures, and the token-mixing layers
+become block-diagonal with a copy for each, D_S and the hidden biases K^2 times as many. At first the network does
+on each sub-picture what the small one did. `bilinear`: D_S stays, the filters over the token grid are interpolated,
+and those of the first layer are divided by K^2 so that their response to constant features is unchanged.
+
+Positions of copies are index vectors [K^2, n]: row k has those of sub-picture k's n tokens or entries in the large
+network.
+"""
+
+import copy
+from dataclasses import replace
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from pipeline.errors import InputError
+from pipeline.models.mixer.network import Mixer, MixerBlock, TokenSkip
+from pipeline.models.permutation import Permute
+from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
+
+
+@torch.no_grad()
+def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "copies") -> Mixer:
+    """Return the network for pictures `factor` times as high and wide; `model` is not changed.
+
+    `InputError` for bilinear growing of random permutations or projected tokens, which have no grid.
+    """
+    shape, parts = model.shape, factor**2
+    weight = next(model.parameters())
+    small = copy.deepcopy(model).cpu()
+    grid = cast(tuple[int, int], small.stem.grid_size)
+    if method == "copies":
+        hidden = None if shape.token_hidden is None else shape.token_hidden * parts
+        tokens = None if shape.tokens is None else shape.tokens * parts
+        shape = replace(shape, token_hidden=hidden, tokens=tokens)
+    elif shape.permutation == "random" or shape.tokens is not None:
+        raise InputError("growing by bilinear: random permutations and projected tokens have no grid; take copies")
+    grown = Mixer(
+        img_size=model.stem.img_size[0] * factor,
+        patch_size=model.stem.patch_size[0],
+        in_chans=model.in_chans,
+        num_classes=model.num_classes,
+        drop_rate=model.head_drop.p,
+        global_pool=model.global_pool,
+        **vars(shape),
+    )
+    grown.to(weight.dtype)
+    large = grown.state_dict()
+    same = {name: tensor for name, tensor in small.state_dict().items() if tensor.shape == large[name].shape}
+    grown.load_state_dict(same, strict=False)
+    raster = raster_positions(*grid, factor)
+    for number, (old, new) in enumerate(zip(_blocks(small), _blocks(grown), strict=True)):
+        if method == "bilinear":
+            _stretch(old.mlp_tokens, new.mlp_tokens, grid, factor)
+            continue
+        # Projected tokens have no grid: their order is sub-picture after sub-picture.
+        consecutive = consecutive_positions(parts, shape.tokens // parts) if shape.tokens else raster
+        _copy(old, new, into=raster if number == 0 else consecutive, out=consecutive)
+    return grown.to(weight.device).train(model.training)
+
+
+def _blocks(model: Mixer) -> list[MixerBlock]:
+    return cast(list[MixerBlock], list(model.blocks))
+
+
+def raster_positions(height: int, width: int, factor: int) -> Tensor:
+    """Positions of each sub-picture's tokens among the large picture's, read row by row: [K^2, height*width]."""
+    large = torch.arange(factor * height * factor * width).view(factor, height, factor, width)
+    return large.transpose(1, 2).reshape(factor**2, height * width)
+
+
+def consecutive_positions(parts: int, size: int) -> Tensor:
+    """Positions of sub-pictures one after the other: [parts, size]."""
+    return torch.arange(parts * size).view(parts, size)
+
+
+def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
+    """Block-diagonal copies of the layers along tokens, and copies of the block's permutations.
+
+    into, out: positions of the tokens before and after the block's token mixing.
+    """
+    if isinstance(old.skip, TokenSkip):
+        _copy_layer(old.skip.fc, cast(TokenSkip, new.skip).fc, into, out)
+    parts, tokens = out.shape
+    small, large = layers(old.mlp_tokens), layers(new.mlp_tokens)
+    channels = layers(old.mlp_channels)[0].in_features
+    hidden = small[0].out_features
+    permuted = isinstance(old.mlp_tokens.permute_in, Permute)  # then it, not the first layer, finds the tokens
+    ends = [into, *[consecutive_positions(parts, layer.out_features) for layer in small[:-1]], out]
+    if permuted:
+        ends[0], ends[-1] = consecutive_positions(parts, into.shape[1]), consecutive_positions(parts, tokens)
+    for number, (one, other) in enumerate(zip(small, large, strict=True)):
+        _copy_layer(one, other, ends[number], ends[number + 1])
+    _copy_permutations(
+        old.mlp_tokens,
+        new.mlp_tokens,
+        outside=(_features(into, channels), _features(out, channels)),
+        rows=(_rows(channels, parts, into.shape[1]), _rows(channels, parts, tokens)),
+        hidden=_rows(channels, parts, hidden),
+    )
+    consecutive = consecutive_positions(parts, tokens)
+    _copy_permutations(
+        old.mlp_channels,
+        new.mlp_channels,
+        outside=(_features(out, channels), _features(out, channels)),
+        rows=(_features(consecutive, channels), _features(consecutive, channels)),
+        hidden=_features(consecutive, layers(old.mlp_channels)[0].out_features),
+    )
+
+
+def layers(mixing: Mixing) -> list[nn.Linear]:
+    """The linear layers of a mixing, first to last."""
+    return [mixing.fc] if isinstance(mixing, MixingLayer) else [mixing.fc1, mixing.fc2]
+
+
+def _copy_layer(small: nn.Linear, large: nn.Linear, into: Tensor, out: Tensor) -> None:
+    large.weight.zero_()
+    for columns, rows in zip(into, out, strict=True):
+        large.weight[rows[:, None], columns] = small.weight
+        if small.bias is not None:
+            large.bias[rows] = small.bias
+
+
+def _features(positions: Tensor, width: int) -> Tensor:
+    """Positions of the entries of tokens of `width` features: [K^2, S] -> [K^2, S*width]."""
+    return (positions[:, :, None] * width + torch.arange(width)).flatten(1)
+
+
+def _rows(channels: int, parts: int, size: int) -> Tensor:
+    """Positions of the entries of rows, one per channel, of `size` tokens of each sub-picture after the other."""
+    within = consecutive_positions(parts, size)[:, None, :]
+    return (torch.arange(channels)[None, :, None] * parts * size + within).flatten(1)
+
+
+def _copy_permutations(
+    old: Mixing, new: Mixing, outside: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], hidden: Tensor
+) -> None:
+    """outside: entries of the features before and after; rows, hidden: entries of the layers' inputs and outputs."""
+    _copy_permutation(old.permute_in, new.permute_in, source=outside[0], target=rows[0])
+    _copy_permutation(old.permute_out, new.permute_out, source=rows[1], target=outside[1])
+    if isinstance(old, MixingMlp) and isinstance(new, MixingMlp):
+        _copy_permutation(old.permute_hidden, new.permute_hidden, source=hidden, target=hidden)
+
+
+def _copy_permutation(old: nn.Module, new: nn.Module, source: Tensor, target: Tensor) -> None:
+    if isinstance(old, Permute) and isinstance(new, Permute):
+        new.index[target] = source[:, old.index.long()].to(new.index.dtype)
+
+
+def _stretch(old: Mixing, new: Mixing, grid: tuple[int, int], factor: int) -> None:
+    """Filters over the h x w grid become filters over the K*h x K*w grid."""
+
+    def over_grid(rows: Tensor) -> Tensor:  # [n, h*w] -> [n, K*h * K*w]
+        maps = rows.view(-1, 1, *grid)
+        return interpolate(maps, scale_factor=factor, mode="bilinear", align_corners=False).flatten(1)
+
+    reads, writes = layers(old)[0].weight, layers(old)[-1].weight
+    if isinstance(old, MixingLayer):
+        layers(new)[0].weight.copy_(over_grid(over_grid(reads / factor**2).T.contiguous()).T)
+    else:
+        layers(new)[0].weight.copy_(over_grid(reads / factor**2))
+        layers(new)[-1].weight.copy_(over_grid(writes.T.contiguous()).T)
+    layers(new)[-1].bias.copy_(over_grid(layers(old)[-1].bias[None])[0])

@@ -1,0 +1,192 @@
+"""MLP-Mixer and S-Mixer (Tolstikhin et al. 2021; Hayase & Karakida 2024), with any permutations.
+
+Shapes: B batch, S tokens, C channels, S0 tokens after the patch layer, D hidden width of a mixing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, cast
+
+import torch
+from timm.layers import DropPath
+from timm.models.mlp_mixer import MlpMixer
+from torch import Tensor, nn
+
+from pipeline.errors import InputError
+from pipeline.models.init import init_weights
+from pipeline.models.norms import LayerNorm
+from pipeline.models.pk import (
+    Mixing,
+    Permutations,
+    channel_permutations,
+    mixing,
+    random_permutations,
+    token_permutations,
+)
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "none": nn.Identity}
+
+
+@dataclass(frozen=True)
+class MixerShape:
+    """Everything about the blocks of a Mixer except the number of its input tokens.
+
+    token_hidden, channel_hidden: D_S and D_C, or None for the single layers of the S-Mixer.
+    tokens: S. None keeps the input tokens; a number gives the first block the skip LN(W X), even where S = S0.
+    permutation: commutation is the normal Mixer, random the RP Mixer, keyed by `permutation_seed`.
+    permuted_blocks: the blocks to permute, from 0; None is all. permuted_mixings: which of their mixings.
+    permuted_layers: around each mixing (appendix A.2.3), or around each of its two layers (section 5.2).
+    activation, norm: gelu and layer; square and none are the Mixer of Navon & Bronstein 2023, equation 3.
+    """
+
+    channels: int
+    depth: int
+    token_hidden: int | None
+    channel_hidden: int | None
+    tokens: int | None = None
+    permutation: Literal["commutation", "random"] = "commutation"
+    permutation_seed: int = 0
+    permuted_blocks: Sequence[int] | None = None
+    permuted_mixings: Literal["token", "channel", "both"] = "both"
+    permuted_layers: Literal["mixing", "each"] = "mixing"
+    activation: Literal["gelu", "square"] = "gelu"
+    norm: Literal["layer", "none"] = "layer"
+    drop_path_rate: float = 0.0
+
+    def token_mixing(self, block: int, tokens_in: int) -> Mixing:
+        """The mixing of block `block` along tokens, [B, tokens_in, C] -> [B, S, C]."""
+        widths = _widths(tokens_in, self.token_hidden, self.tokens or tokens_in)
+        permutations = token_permutations()
+        if self._permutes(block, "token"):
+            permutations = self._random(self.channels, widths, (block, 0))
+        return mixing(widths, permutations, self.activation)
+
+    def channel_mixing(self, block: int, tokens: int) -> Mixing:
+        """The mixing of block `block` along channels, [B, S, C] -> [B, S, C]."""
+        widths = _widths(self.channels, self.channel_hidden, self.channels)
+        permutations = channel_permutations()
+        if self._permutes(block, "channel"):
+            permutations = self._random(tokens, widths, (block, 1))
+        return mixing(widths, permutations, self.activation)
+
+    def _permutes(self, block: int, mixing: str) -> bool:
+        chosen = self.permuted_blocks is None or block in self.permuted_blocks
+        return self.permutation == "random" and chosen and self.permuted_mixings in (mixing, "both")
+
+    def _random(self, rows: int, widths: Sequence[int], key: tuple[int, int]) -> Permutations:
+        each_layer = self.permuted_layers == "each"
+        return random_permutations(rows, widths, self.channels, (self.permutation_seed, *key), each_layer)
+
+
+class TokenSkip(nn.Module):
+    """LN(W X): the skip of the first token mixing where it maps S0 to S tokens (equations S.14, S.15).
+
+    W has no bias: it would add one number to all channels of a token, which the norm takes out.
+    """
+
+    def __init__(self, tokens_in: int, tokens: int, norm: nn.Module):
+        super().__init__()
+        self.fc = nn.Linear(tokens_in, tokens, bias=False)
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S0, C] -> [B, S, C]."""
+        return self.norm(self.fc(x.transpose(1, 2)).transpose(1, 2))
+
+
+class MixerBlock(nn.Module):
+    """U = skip(X) + mix_tokens(LN(X)), Y = U + mix_channels(LN(U)): [B, S0, C] -> [B, S, C]."""
+
+    def __init__(self, shape: MixerShape, number: int, tokens_in: int):
+        super().__init__()
+        tokens, norm = shape.tokens or tokens_in, partial(NORMS[shape.norm], shape.channels)
+        projects = shape.tokens is not None and number == 0
+        self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else nn.Identity()
+        self.norm1 = norm()
+        self.mlp_tokens = shape.token_mixing(number, tokens_in)
+        self.drop_path = DropPath(shape.drop_path_rate) if shape.drop_path_rate > 0 else nn.Identity()
+        self.norm2 = norm()
+        self.mlp_channels = shape.channel_mixing(number, tokens)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S0, C] -> [B, S, C]."""
+        x = self.skip(x) + self.drop_path(self.mlp_tokens(self.norm1(x)))
+        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+
+
+def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:
+    """L blocks, [B, tokens_in, C] -> [B, S, C]."""
+    tokens = [tokens_in] + [shape.tokens or tokens_in] * (shape.depth - 1)
+    return nn.Sequential(*[MixerBlock(shape, number, tokens[number]) for number in range(shape.depth)])
+
+
+class Mixer(MlpMixer):
+    """Patch layer, L mixing blocks, LN, global average, linear head: pictures [B, 3, H, W] -> logits [B, classes].
+
+    Interface (features, head, classifier, checkpointing) and weight names are those of timm's MlpMixer. `shape` are
+    the fields of `MixerShape`, from which the blocks are built.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: int = 224,
+        patch_size: int = 16,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        global_pool: str = "avg",
+        device=None,
+        dtype=None,
+        **shape,
+    ):
+        blocks = MixerShape(**shape)
+        super().__init__(
+            num_classes=num_classes,
+            img_size=img_size,
+            in_chans=in_chans,
+            patch_size=patch_size,
+            num_blocks=0,
+            embed_dim=blocks.channels,
+            norm_layer=cast(type[nn.Module], NORMS[blocks.norm]),
+            drop_rate=drop_rate,
+            global_pool=global_pool,
+            device=device,
+            dtype=dtype,
+        )
+        self.shape = blocks
+        self.blocks = mixer_blocks(blocks, self.stem.num_patches).to(device=device, dtype=dtype)
+        step = {"num_chs": blocks.channels, "reduction": self.stem.feat_ratio()}
+        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(blocks.depth)]
+        self.init_weights()
+
+    @torch.jit.ignore
+    def init_weights(self, nlhb: bool = False) -> None:
+        """Weights N(0, 1 / inputs), biases and head zero, norms one and zero: a function of torch's seed.
+
+        `nlhb` is timm's: a head bias of -log(classes).
+        """
+        init_weights(self, self.head, -math.log(self.num_classes) if nlhb else 0.0)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """timm's, for `features_only` and probes; `InputError` for projected tokens as NCHW, which have no grid."""
+        if self.shape.tokens is not None and output_fmt == "NCHW":
+            raise InputError(
+                "features of a Mixer with projected tokens: its tokens are mixtures of patches and have no grid; "
+                "ask forward_intermediates for output_fmt='NLC'"
+            )
+        return super().forward_intermediates(x, indices, norm, stop_early, output_fmt, intermediates_only)
+
+
+def _widths(inputs: int, hidden: int | None, outputs: int) -> tuple[int, ...]:
+    return (inputs, outputs) if hidden is None else (inputs, hidden, outputs)

@@ -1,0 +1,154 @@
+"""Recipe section of MLP-Mixers and S-Mixers."""
+
+import math
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
+from pipeline.section import Fraction, Positive, key
+
+
+class MixerSection(ModelSection):
+    """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
+
+    timm_architecture: ClassVar[str] = "mixer_b_w_224"
+    has_feature_maps: ClassVar[bool] = True
+
+    kind: Literal["mixer", "s_mixer"] = key(
+        ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
+    )
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    tokens: Positive = key(..., "S: tokens that the blocks mix; the picture's own S0 unless project_tokens")
+    channels: Positive = key(..., "C: channels of a token")
+    depth: Positive = key(..., "L: blocks")
+    expansion: Expansion | None = key(None, "mixer: gamma, hidden width over the layer's own (S or C)")
+    token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
+    channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
+    project_tokens: bool = key(
+        False, "the first token mixing maps S0 to S tokens, with the skip LN(W X) (equations S.14, S.15)"
+    )
+    permutation: Literal["commutation", "random"] = key(
+        "commutation",
+        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
+    )
+    permutation_seed: Seed = key(0, "seed of the random permutations")
+    permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = key(
+        None, "blocks with random permutations, counted from 0; null is all of them"
+    )
+    permuted_mixings: Literal["token", "channel", "both"] = key(
+        "both", "which mixings of these blocks have random permutations"
+    )
+    permuted_layers: Literal["mixing", "each"] = key(
+        "mixing",
+        "mixing: permutations around a mixing MLP (appendix A.2.3); each: around each of its layers (section 5.2)",
+    )
+    activation: Literal["gelu", "square"] = key("gelu", "phi; square is |x|^2, sigma_2 of Navon & Bronstein 2023")
+    norm: Literal["layer", "none"] = key(
+        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    )
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+
+    @model_validator(mode="after")
+    def hidden_widths_are_given_once(self) -> Self:
+        """A mixer has expansion or both hidden widths, an s_mixer neither."""
+        hidden = (self.token_hidden is not None, self.channel_hidden is not None)
+        if self.kind == "s_mixer" and (any(hidden) or self.expansion is not None):
+            raise ValueError("an s_mixer has no hidden layer: leave out expansion, token_hidden and channel_hidden")
+        if self.kind == "mixer" and (self.expansion is None) != all(hidden):
+            raise ValueError("a mixer needs either expansion, or both token_hidden and channel_hidden")
+        if self.kind == "mixer" and self.expansion is not None and any(hidden):
+            raise ValueError("expansion and token_hidden/channel_hidden say the same thing: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def permutations_exist(self) -> Self:
+        """Blocks and layers to permute are there."""
+        beyond = [number for number in self.permuted_blocks or () if number >= self.depth]
+        if beyond:
+            raise ValueError(f"permuted_blocks {beyond}: a depth of {self.depth} has blocks 0 to {self.depth - 1}")
+        if self.kind == "s_mixer" and self.permuted_layers == "each":
+            raise ValueError("permuted_layers each: an s_mixer has one layer a mixing; leave it out")
+        return self
+
+    @property
+    def hidden_widths(self) -> tuple[int | None, int | None]:
+        """D_S and D_C (gamma * S and gamma * C, rounded); None for the S-Mixer's single layers."""
+        if self.expansion is None:
+            return self.token_hidden, self.channel_hidden
+        return hidden_width(self.expansion, self.tokens), hidden_width(self.expansion, self.channels)
+
+    @override
+    def check_image_size(self, side: int) -> None:
+        own = check_patches(side, self.patch_size) ** 2
+        if self.tokens != own and not self.project_tokens:
+            raise ValueError(
+                f"model.tokens {self.tokens}: pictures of {side} in patches of {self.patch_size} have {own} tokens; "
+                "set model.tokens to that, or model.project_tokens to true"
+            )
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.mixer.network import Mixer
+
+        token_hidden, channel_hidden = self.hidden_widths
+        return Mixer, {
+            "img_size": image_size,
+            "patch_size": self.patch_size,
+            "channels": self.channels,
+            "depth": self.depth,
+            "token_hidden": token_hidden,
+            "channel_hidden": channel_hidden,
+            "tokens": self.tokens if self.project_tokens else None,
+            "permutation": self.permutation,
+            "permutation_seed": self.permutation_seed,
+            "permuted_blocks": self.permuted_blocks,
+            "permuted_mixings": self.permuted_mixings,
+            "permuted_layers": self.permuted_layers,
+            "activation": self.activation,
+            "norm": self.norm,
+            "drop_path_rate": self.drop_path,
+        }
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.mixer.cost import mixer_costs
+
+        return mixer_costs(self, image_size, num_classes)
+
+    @override
+    def summary(self) -> str:
+        random = "RP " if self.permutation == "random" else ""
+        name = "S-Mixer" if self.kind == "s_mixer" else "Mixer"
+        hidden = f", gamma {self.expansion:g}" if self.expansion else ""
+        if self.token_hidden:
+            hidden = f", D {self.token_hidden}/{self.channel_hidden}"
+        activation = "" if self.activation == "gelu" else ", sigma_2"
+        shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
+        return f"{random}{name}, {shape}{hidden}{activation}"
+
+    @override
+    def depth_to_width(self) -> float:
+        return self.depth / math.log2(self.channels)
+
+    @override
+    def published_note(self) -> str | None:
+        from pipeline.models.mixer.names import published_note
+
+        return published_note(self)
+
+    @override
+    @classmethod
+    def named(cls) -> dict[str, tuple["MixerSection", int]]:
+        from pipeline.models.mixer.names import named_mixers
+
+        return named_mixers()
+
+    @override
+    def first_layer(self) -> str:
+        return "stem.proj"
+
+
+SECTIONS = (MixerSection,)

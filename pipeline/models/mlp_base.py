@@ -1,0 +1,71 @@
+"""Base of the networks without tokens: pictures flattened to vectors, and timm's interface around the layers."""
+
+import torch
+from timm.models import checkpoint_seq
+from torch import Tensor, nn
+
+from pipeline.models.init import init_weights
+
+
+class MlpClassifier(nn.Module):
+    """Pictures [B, in_chans, H, W] -> pixels [B, d] -> stem, blocks, norm [B, width] -> logits [B, num_classes]."""
+
+    def __init__(
+        self,
+        stem: nn.Module,
+        blocks: nn.Sequential,
+        norm: nn.Module,
+        *,
+        width: int,
+        img_size: int,
+        in_chans: int,
+        num_classes: int,
+    ):
+        super().__init__()
+        self.img_size, self.in_chans, self.num_classes = img_size, in_chans, num_classes
+        self.num_features = self.head_hidden_size = width
+        self.grad_checkpointing = False
+        self.stem = stem
+        self.blocks = blocks
+        self.norm = norm
+        self.head = nn.Linear(width, num_classes) if num_classes > 0 else nn.Identity()
+        init_weights(self, self.head)
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the blocks in the backward pass instead of saving their activations."""
+        self.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict:
+        """timm's grouping of parameters by layer."""
+        return {"stem": r"^stem", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head; 0 classes is no head. timm passes `global_pool`, which vectors have no use for."""
+        weight = next(self.parameters())
+        self.num_classes = num_classes
+        new = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = new.to(weight.device, weight.dtype).train(self.training)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, width]."""
+        x = self.stem(x.flatten(1))
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            x = checkpoint_seq(self.blocks, x)
+        else:
+            x = self.blocks(x)
+        return self.norm(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """[B, width] -> logits [B, num_classes], or the features with `pre_logits`."""
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> logits [B, num_classes]."""
+        return self.forward_head(self.forward_features(x))

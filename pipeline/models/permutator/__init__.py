@@ -1,0 +1,1 @@
+"""Vision Permutator (Hou et al. 2021) with blocks of one size."""

@@ -1,0 +1,60 @@
+"""Recipe section of RepMLPs."""
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+from typing_extensions import override
+
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import Expansion, ModelSpec, PatchedSection
+from pipeline.section import Positive, key
+
+
+class RepMlpSection(PatchedSection):
+    """RepMLP (Ding et al. 2022) with blocks of one size."""
+
+    timm_architecture: ClassVar[str] = "repmlp_s16_224"
+    has_feature_maps: ClassVar[bool] = True
+
+    kind: Literal["repmlp"] = key(..., "repmlp: token mixing trained in parallel to convolutions that fuse into it")
+    expansion: Expansion = key(4.0, "repmlp: hidden width of the channel MLP over C")
+    share_sets: Positive = key(..., "G: sets of channels with token-mixing weights of their own; divides C")
+    kernels: Annotated[tuple[Positive, ...], Field(strict=False)] = key((1, 3), "odd sides of the convolutions")
+
+    @model_validator(mode="after")
+    def sets_and_kernels_fit(self) -> Self:
+        """Sets divide the channels, and kernels have a middle."""
+        if self.channels % self.share_sets:
+            raise ValueError(f"share_sets {self.share_sets} does not divide channels {self.channels}")
+        if any(side % 2 == 0 for side in self.kernels):
+            raise ValueError(f"kernels {list(self.kernels)} must be odd")
+        return self
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.repmlp.network import RepMlp
+
+        return RepMlp, {
+            "img_size": image_size,
+            "patch_size": self.patch_size,
+            "channels": self.channels,
+            "depth": self.depth,
+            "expansion": self.expansion,
+            "drop_path_rate": self.drop_path,
+            "sets": self.share_sets,
+            "kernels": self.kernels,
+        }
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.repmlp.cost import repmlp_costs
+
+        return repmlp_costs(self, image_size, num_classes)
+
+    @override
+    @classmethod
+    def named(cls) -> dict[str, tuple[Self, int]]:
+        return {"repmlp_s16_224": (cls(kind="repmlp", patch_size=16, channels=512, depth=8, share_sets=32), 224)}
+
+
+SECTIONS = (RepMlpSection,)

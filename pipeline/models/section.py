@@ -1,0 +1,148 @@
+"""The base of the model sections of a recipe: everything that the rest of the project asks of a model family.
+
+Nothing here and in the families' section.py imports torch, so that a recipe loads without it: methods that need a
+network import it when they are called.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
+
+from pydantic import Field
+from typing_extensions import override
+
+from pipeline.errors import InputError
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.section import Fraction, Positive, Section, key
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# What makes the network, and the keyword arguments that it is called with, without `num_classes`.
+ModelSpec = tuple[Callable[..., "nn.Module"], dict[str, Any]]
+Expansion = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class ModelSection(Section):
+    """A model family's section of a recipe. Subclasses declare `kind` as a Literal, their keys, and `model_spec`.
+
+    Everything else has a default. The network takes float pictures [B, 3, H, W] or, where `takes` is "text", int64
+    token ids [B, T], and gives logits [B, num_classes].
+    """
+
+    kind: str
+
+    takes: ClassVar[Literal["pictures", "text"]] = "pictures"  # the data.kind that it is for
+    # A name in timm's registry whose entry makes the network from `model_spec`'s arguments. None: timm gets an entry
+    # named like `kind`, which makes it from the section's keys.
+    timm_architecture: ClassVar[str | None] = None
+    has_feature_maps: ClassVar[bool] = False  # whether timm's features_only works: the blocks' outputs lie on a grid
+
+    @abstractmethod
+    def model_spec(self, image_size: int) -> ModelSpec:
+        """Return the network's class (or a function) and its keyword arguments, without `num_classes`.
+
+        `image_size` is the side of the picture in pixels, 0 for text.
+        """
+
+    def check_image_size(self, side: int) -> None:
+        """Raise ValueError if the network cannot take square pictures of `side` pixels. Default: it can."""
+
+    def check_text(self, path: Path, tokens: int, vocabulary: int) -> None:
+        """Raise `InputError` if the network cannot read the text in `path`. Default: it can.
+
+        `tokens` is the length of the longest sentence pair, `vocabulary` the number of token ids.
+        """
+
+    def input_shape(self, image_size: int) -> tuple[int, ...]:
+        """Shape of one sample: (3, image_size, image_size), or (T,) of a text model, which has to define it."""
+        if self.takes == "text":
+            raise InputError(f"model.kind {self.kind}: does not say how many tokens it takes; define input_shape")
+        return 3, image_size, image_size
+
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost | None:
+        """Return every layer's cost by formula. Default: None, for a network that is counted on the meta device."""
+        return None
+
+    def summary(self) -> str:
+        """Return the network in the papers' letters, for the table of recipes. Default: its kind."""
+        return self.kind
+
+    def depth_to_width(self) -> float | None:
+        """Return depth / log2(width), p / log2 d of Navon & Bronstein 2023. Default: None, there is no such ratio."""
+        return None
+
+    def published_note(self) -> str | None:
+        """Return what the paper prints of this network where that contradicts its own definitions, else None."""
+        return None
+
+    @classmethod
+    def named(cls) -> dict[str, tuple[Self, int]]:
+        """Published networks by name: section and side of the picture in pixels. Default: none."""
+        return {}
+
+    def first_layer(self) -> str | None:
+        """Name of the module that reads the input, which timm adapts to another number of colour channels."""
+        return None
+
+    def classifier(self) -> str | None:
+        """Name of the last linear layer, which timm leaves out of an export if `num_classes` is another."""
+        return "head"
+
+    def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
+        """Return name and arguments with which `timm.create_model` makes this network; for exports."""
+        if self.timm_architecture is None:
+            return self.kind, {**self.model_dump(mode="json", exclude={"kind"}), "img_size": image_size}
+        return self.timm_architecture, self.model_spec(image_size)[1]
+
+    @classmethod
+    def register_timm(cls) -> None:
+        """Put the family's names into timm's registry.
+
+        Default: those of `named`, and the kinds if `timm_architecture` is None.
+        """
+        from pipeline.models.timm_registry import add_kind, add_named
+
+        for name, (section, side) in cls.named().items():
+            add_named(name, section, side)
+        if cls.timm_architecture is None:
+            for kind in cls.kinds():
+                add_kind(kind)
+
+    @classmethod
+    def kinds(cls) -> tuple[str, ...]:
+        """The values of `kind` that are this family's."""
+        annotation = cls.model_fields["kind"].annotation
+        return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+class PatchedSection(ModelSection):
+    """What the sections of the baselines share: patches, and blocks of one size."""
+
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    channels: Positive = key(..., "C: channels of a token")
+    depth: Positive = key(..., "L: blocks")
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+
+    @override
+    def check_image_size(self, side: int) -> None:
+        check_patches(side, self.patch_size)
+
+    @override
+    def first_layer(self) -> str:
+        return "stem.proj"
+
+
+def check_patches(side: int, patch: int) -> int:
+    """Return how many patches of `patch` pixels make a side of `side`; ValueError unless they fit."""
+    if side % patch:
+        fitting = ", ".join(str(d) for d in range(2, side + 1) if side % d == 0)
+        raise ValueError(f"model.patch_size {patch} does not divide data.image_size {side}; {fitting} would")
+    return side // patch
+
+
+def hidden_width(expansion: float, size: int) -> int:
+    """Return gamma * size, rounded, at least 1."""
+    return max(1, round(expansion * size))

@@ -1,0 +1,28 @@
+"""Layer costs of shallow MLPs of structured matrices."""
+
+from dataclasses import replace
+
+from pipeline.models.layer_costs import LayerCost, NetworkCost
+from pipeline.models.shallow.network import Matrix, split
+from pipeline.models.shallow.section import ShallowSection
+
+
+def shallow_costs(section: ShallowSection, image_size: int, num_classes: int) -> NetworkCost:
+    """Every layer, stem to head."""
+    pixels, width = 3 * image_size**2, section.width
+    first = _matrix(section.matrices, pixels, width)
+    first[0] = replace(first[0], input_gradient=False)
+    layers = [*first, *_matrix(section.matrices, width, width), LayerCost(1, width, num_classes, mixes=False)]
+    return NetworkCost(layers, [], width=width, gamma=1.0)
+
+
+def _matrix(kind: Matrix, inputs: int, outputs: int) -> list[LayerCost]:
+    """The factors of a matrix without bias."""
+    if kind == "dense":
+        return [LayerCost(1, inputs, outputs, bias=False)]
+    (rows, columns), (out_rows, out_columns) = split(inputs), split(outputs)
+    shared = kind == "kronecker"
+    return [
+        LayerCost(rows, columns, out_columns, matrices=1 if shared else rows, bias=False),
+        LayerCost(out_columns, rows, out_rows, matrices=1 if shared else out_columns, bias=False),
+    ]

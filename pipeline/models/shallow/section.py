@@ -1,0 +1,63 @@
+"""Recipe section of shallow MLPs of structured matrices."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+from typing_extensions import override
+
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import ModelSection, ModelSpec
+from pipeline.section import Positive, key
+
+
+class ShallowSection(ModelSection):
+    """x -> Bc B2 ReLU(B1 x) with matrices of a chosen kind (Hayase & Karakida 2024, figure 2d)."""
+
+    timm_architecture: ClassVar[str] = "shallow_dense_4096_32"
+
+    kind: Literal["shallow"] = key(..., "shallow: B2 ReLU(B1 x) of structured matrices, then a linear head")
+    width: Positive = key(..., "m: features of the MLP")
+    matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
+
+    @model_validator(mode="after")
+    def width_splits(self) -> Self:
+        """Structured matrices need a width with two factors."""
+        if self.matrices != "dense" and _is_prime(self.width):
+            raise ValueError(f"width {self.width} is prime: {self.matrices} matrices need two factors")
+        return self
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.shallow.network import ShallowMlp
+
+        return ShallowMlp, {"img_size": image_size, "width": self.width, "matrices": self.matrices}
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.shallow.cost import shallow_costs
+
+        return shallow_costs(self, image_size, num_classes)
+
+    @override
+    def summary(self) -> str:
+        return f"{self.matrices} MLP, m {self.width}"
+
+    @override
+    @classmethod
+    def named(cls) -> dict[str, tuple[Self, int]]:
+        return {
+            "shallow_dense_4096_32": (cls(kind="shallow", width=4096, matrices="dense"), 32),
+            "shallow_monarch_4096_32": (cls(kind="shallow", width=4096, matrices="monarch"), 32),
+            "shallow_kronecker_4096_32": (cls(kind="shallow", width=4096, matrices="kronecker"), 32),
+        }
+
+    @override
+    def first_layer(self) -> str:
+        return "stem.0" if self.matrices == "dense" else "stem.0.right"
+
+
+def _is_prime(number: int) -> bool:
+    return all(number % d for d in range(2, int(number**0.5) + 1))
+
+
+SECTIONS = (ShallowSection,)

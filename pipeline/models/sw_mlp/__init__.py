@@ -1,0 +1,1 @@
+"""SW-MLP: MLPs with frozen random masks on their weights (Hayase & Karakida 2024)."""

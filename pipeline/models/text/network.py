@@ -1,0 +1,116 @@
+"""A Mixer over the tokens of a sentence pair, and a transformer encoder to compare it with.
+
+Both take token ids [B, t], padded with `PAD`, embed them, and classify the mean over the real tokens. Padding never
+affects a real token: its features are zeroed before every mixing, or masked in the attention. So t may be less than
+the T of the network.
+
+Shapes: B batch, T tokens, t tokens of a batch, C channels (the width d of Navon & Bronstein 2023).
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from pipeline.models.init import init_weights
+from pipeline.models.mixer.network import NORMS, MixerBlock, MixerShape, mixer_blocks
+
+PAD = 0
+
+
+class TextClassifier(nn.Module):
+    """Embedding, an encoder of [B, T, C], norm, mean over the real tokens, linear head -> logits [B, num_classes]."""
+
+    def __init__(self, vocabulary: int, channels: int, norm: nn.Module, num_classes: int):
+        super().__init__()
+        self.num_classes = num_classes
+        self.num_features = self.head_hidden_size = channels
+        self.embedding = nn.Embedding(vocabulary, channels, padding_idx=PAD)
+        self.norm = norm
+        self.head = nn.Linear(channels, num_classes) if num_classes > 0 else nn.Identity()
+
+    def init_weights(self) -> None:
+        """Draw the initial weights."""
+        init_weights(self, self.head)
+        nn.init.normal_(self.embedding.weight, std=0.02)  # torch's std of 1 is large against what training adds
+        with torch.no_grad():
+            self.embedding.weight[PAD] = 0
+
+    def get_classifier(self) -> nn.Module:
+        """The head."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head; 0 classes is no head."""
+        weight = self.embedding.weight
+        self.num_classes = num_classes
+        new = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = new.to(weight.device, weight.dtype).train(self.training)
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        """[B, t, C] and which tokens are real, bool [B, t] -> [B, t, C]."""
+        raise NotImplementedError
+
+    def forward_features(self, ids: Tensor) -> Tensor:
+        """Ids [B, t] -> the mean over the real tokens [B, C]."""
+        real = ids != PAD
+        x = self.norm(self.encode(self.embedding(ids), real))
+        share = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
+        return (x * share[:, :, None]).sum(1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """[B, C] -> logits [B, num_classes], or the features with `pre_logits`."""
+        return x if pre_logits else self.head(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [B, t] -> logits [B, num_classes]."""
+        return self.forward_head(self.forward_features(ids))
+
+
+class TextMixer(TextClassifier):
+    """A Mixer of T tokens; token mixing depends on their positions, so that none are embedded.
+
+    `shape` are the fields of `MixerShape`.
+    """
+
+    def __init__(self, *, vocabulary: int, tokens: int, num_classes: int, **shape):
+        blocks = MixerShape(**shape)
+        super().__init__(vocabulary, blocks.channels, NORMS[blocks.norm](blocks.channels), num_classes)
+        self.tokens = tokens
+        self.blocks = mixer_blocks(blocks, tokens)
+        self.init_weights()
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        """[B, t, C] and which tokens are real, bool [B, t] -> [B, t, C]."""
+        narrow = x.shape[1]
+        x = pad(x, (0, 0, 0, self.tokens - narrow))  # [B, T, C]: the mixings are of T tokens
+        mask = pad(real, (0, self.tokens - narrow))[:, :, None].to(x.dtype)
+        for block in self.blocks:
+            assert isinstance(block, MixerBlock)
+            x = x + block.drop_path(block.mlp_tokens(block.norm1(x) * mask))
+            x = x + block.drop_path(
+                block.mlp_channels(block.norm2(x) * mask)
+            )  # random permutations mix tokens here too
+        return x[:, :narrow]
+
+
+class TextTransformer(TextClassifier):
+    """A pre-norm transformer encoder of torch.nn with learned positions."""
+
+    def __init__(
+        self, *, vocabulary: int, tokens: int, num_classes: int, channels: int, depth: int, heads: int, hidden: int
+    ):
+        super().__init__(vocabulary, channels, NORMS["layer"](channels), num_classes)
+        self.positions = nn.Parameter(torch.zeros(1, tokens, channels))
+        layer = nn.TransformerEncoderLayer(
+            channels, heads, hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.init_weights()
+        nn.init.normal_(self.positions, std=0.02)
+        for name, weight in self.encoder.named_parameters():  # torch.nn copies the first layer's weights to all
+            if name.endswith("in_proj_weight"):
+                nn.init.normal_(weight, std=channels**-0.5)
+
+    def encode(self, x: Tensor, real: Tensor) -> Tensor:
+        """[B, t, C] and which tokens are real, bool [B, t] -> [B, t, C]."""
+        return self.encoder(x + self.positions[:, : x.shape[1]], src_key_padding_mask=~real)

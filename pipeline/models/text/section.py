@@ -1,0 +1,215 @@
+"""Recipe sections of the text models."""
+
+import math
+from abc import abstractmethod
+from pathlib import Path
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+from typing_extensions import override
+
+from pipeline.errors import InputError
+from pipeline.models.layer_costs import NetworkCost
+from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
+from pipeline.section import Fraction, Positive, key
+
+
+class TextSection(ModelSection):
+    """What the text models share: token ids in, and a width that is given or follows from a budget of weights."""
+
+    takes: ClassVar[Literal["pictures", "text"]] = "text"
+
+    vocabulary: Positive = key(..., "token ids, counted from 0; 0 is padding")
+    tokens: Positive = key(..., "T: tokens of a padded sentence pair")
+    depth: Positive = key(..., "L: blocks")
+    channels: Positive | None = key(None, "d: width of a token; or null, and budget instead")
+    budget: Positive | None = key(
+        None, "greatest number of weights of all blocks, without embedding and head; d is the largest that fits"
+    )
+    expansion: Expansion = key(4.0, "text models: hidden width over the layer's own")
+
+    @model_validator(mode="after")
+    def width_is_given_once(self) -> Self:
+        """Either channels or a budget, and that is enough for the least width."""
+        if (self.channels is None) == (self.budget is None):
+            raise ValueError("give either channels or budget")
+        if self.budget is not None and self.weights(self.width_multiple) > self.budget:
+            raise ValueError(
+                f"budget {self.budget}: the narrowest of depth {self.depth} has {self.weights(self.width_multiple)}"
+            )
+        return self
+
+    @property
+    def width_multiple(self) -> int:
+        """What d must be a multiple of."""
+        return 1
+
+    @property
+    def width(self) -> int:
+        """d: as given, or the largest whose blocks keep within the budget."""
+        if self.channels is not None:
+            return self.channels
+        assert self.budget is not None
+        unit = self.width_multiple
+        low, high = 1, 2  # in units; weights(low) fits, weights(high) does not
+        while self.weights(high * unit) <= self.budget:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.weights(middle * unit) <= self.budget
+            low, high = (middle, high) if fits else (low, middle)
+        return low * unit
+
+    @abstractmethod
+    def weights(self, width: int) -> int:
+        """Number of weights of all blocks at this d."""
+
+    @override
+    def check_text(self, path: Path, tokens: int, vocabulary: int) -> None:
+        if self.tokens < tokens:
+            raise InputError(
+                f"model.tokens {self.tokens}: pairs in {path} have up to {tokens} tokens; take that many, "
+                f"or prepare with --length {self.tokens}"
+            )
+        if self.vocabulary < vocabulary:
+            raise InputError(
+                f"model.vocabulary {self.vocabulary}: the tokenizer.json next to {path} has {vocabulary} words"
+            )
+
+    @override
+    def input_shape(self, image_size: int) -> tuple[int, ...]:
+        return (self.tokens,)
+
+    @override
+    def depth_to_width(self) -> float:
+        return self.depth / math.log2(self.width)
+
+    @override
+    def first_layer(self) -> str:
+        return "embedding"
+
+
+class TextMixerSection(TextSection):
+    """A Mixer over the tokens of a sentence pair (Navon & Bronstein 2023)."""
+
+    timm_architecture: ClassVar[str] = "text_mixer"
+
+    kind: Literal["text_mixer"] = key(..., "text_mixer: token embedding and a Mixer")
+    permutation: Literal["commutation", "random"] = key(
+        "commutation",
+        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
+    )
+    permutation_seed: Seed = key(0, "seed of the random permutations")
+    activation: Literal["gelu", "square"] = key("gelu", "phi; square is |x|^2, sigma_2 of Navon & Bronstein 2023")
+    norm: Literal["layer", "none"] = key(
+        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    )
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+
+    @override
+    def weights(self, width: int) -> int:
+        norms = 4 * width if self.norm == "layer" else 0
+        token, channel = (_mlp_weights(size, hidden_width(self.expansion, size)) for size in (self.tokens, width))
+        return self.depth * (token + channel + norms)
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.text.network import TextMixer
+
+        return TextMixer, {
+            "vocabulary": self.vocabulary,
+            "tokens": self.tokens,
+            "channels": self.width,
+            "depth": self.depth,
+            "token_hidden": hidden_width(self.expansion, self.tokens),
+            "channel_hidden": hidden_width(self.expansion, self.width),
+            "permutation": self.permutation,
+            "permutation_seed": self.permutation_seed,
+            "activation": self.activation,
+            "norm": self.norm,
+            "drop_path_rate": self.drop_path,
+        }
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.text.cost import text_mixer_costs
+
+        return text_mixer_costs(self, num_classes)
+
+    @override
+    @classmethod
+    def register_timm(cls) -> None:
+        from pipeline.models.text.network import TextMixer
+        from pipeline.models.timm_registry import add_text
+
+        add_text(cls.timm_architecture, TextMixer)
+
+    @override
+    def summary(self) -> str:
+        random = "RP " if self.permutation == "random" else ""
+        activation = "" if self.activation == "gelu" else ", sigma_2"
+        return f"{random}Mixer, T {self.tokens}, d {self.width}, L {self.depth}{activation}"
+
+
+class TextTransformerSection(TextSection):
+    """A transformer encoder to compare the text Mixer with."""
+
+    timm_architecture: ClassVar[str] = "text_transformer"
+
+    kind: Literal["text_transformer"] = key(..., "text_transformer: token embedding and torch.nn's encoder")
+    heads: Positive = key(4, "attention heads; must divide d")
+
+    @model_validator(mode="after")
+    def heads_divide(self) -> Self:
+        """Heads divide the width."""
+        if self.channels is not None and self.channels % self.heads:
+            raise ValueError(f"heads {self.heads} does not divide channels {self.channels}")
+        return self
+
+    @property
+    @override
+    def width_multiple(self) -> int:
+        return self.heads
+
+    @override
+    def weights(self, width: int) -> int:
+        attention = 4 * width * (width + 1)
+        return self.depth * (attention + _mlp_weights(width, hidden_width(self.expansion, width)) + 4 * width)
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from pipeline.models.text.network import TextTransformer
+
+        return TextTransformer, {
+            "vocabulary": self.vocabulary,
+            "tokens": self.tokens,
+            "channels": self.width,
+            "depth": self.depth,
+            "heads": self.heads,
+            "hidden": hidden_width(self.expansion, self.width),
+        }
+
+    @override
+    def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
+        from pipeline.models.text.cost import text_transformer_costs
+
+        return text_transformer_costs(self, num_classes)
+
+    @override
+    @classmethod
+    def register_timm(cls) -> None:
+        from pipeline.models.text.network import TextTransformer
+        from pipeline.models.timm_registry import add_text
+
+        add_text(cls.timm_architecture, TextTransformer)
+
+    @override
+    def summary(self) -> str:
+        return f"transformer, T {self.tokens}, d {self.width}, L {self.depth}"
+
+
+def _mlp_weights(width: int, hidden: int) -> int:
+    return 2 * width * hidden + hidden + width
+
+
+SECTIONS = (TextMixerSection, TextTransformerSection)

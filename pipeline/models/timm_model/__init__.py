@@ -1,0 +1,1 @@
+"""Any network of timm that takes img_size, by its name there."""

@@ -1,0 +1,21 @@
+"""Networks of timm, with errors that name the recipe's key."""
+
+import difflib
+
+import timm
+import torch
+
+from pipeline.errors import InputError
+
+
+def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Module:
+    """Return timm's network of that name; `InputError` if there is none or it does not take the arguments."""
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        raise InputError(
+            f"model.name: timm has no network called {name}" + (f"; did you mean {close[0]}?" if close else "")
+        )
+    try:
+        return timm.create_model(name, num_classes=num_classes, **arguments)
+    except TypeError as error:
+        raise InputError(f"model.name {name}: timm's network does not take these arguments ({error})") from None

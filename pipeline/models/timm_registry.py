@@ -1,0 +1,89 @@
+"""All families' names in timm's registry: importing this module puts them there, for `timm.create_model`.
+
+The names of a family that is registered later are added by `register_names`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import timm
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+
+from pipeline.errors import InputError
+from pipeline.models.families import KINDS, sections
+from pipeline.models.registry import build_model
+from pipeline.models.section import ModelSection
+
+default_cfgs: dict[str, Any] = {}  # timm looks for it under this name
+
+
+def register_names() -> None:
+    """Put the names of every registered family into timm's registry, but for those that it has."""
+    for section in sections():
+        section.register_timm()
+
+
+def add_named(name: str, section: ModelSection, side: int) -> None:
+    """Add a published network, for pictures of `side` pixels. What timm names itself keeps timm's network."""
+    network, arguments = section.model_spec(side)
+
+    def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
+        options = {**arguments, **kwargs}
+        if options.get("features_only") and not section.has_feature_maps:
+            raise InputError(f"{name}: its features are not a map; leave features_only out")
+        last = min(3, options.get("depth", 1))
+        feature_cfg = {"out_indices": options.pop("out_indices", last), "feature_cls": "getter"}
+        return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **options)
+
+    pictures = {
+        "num_classes": 1000,
+        "input_size": (3, side, side),
+        "fixed_input_size": True,
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+    }
+    if not timm.is_model(name):
+        _add(name, build, {**pictures, "first_conv": section.first_layer(), "classifier": section.classifier()})
+
+
+def add_text(name: str, network: Callable[..., torch.nn.Module]) -> None:
+    """Add a text network, which has no published sizes: `timm.create_model` takes all of its arguments."""
+    _add_unsized(name, network, {"num_classes": 3, "first_conv": "embedding", "classifier": "head"}, ("img_size",))
+
+
+def add_kind(kind: str) -> None:
+    """Add the networks of a family that has no name for timm: its kind makes them from the keys of its section."""
+    if timm.is_model(kind) and kind not in default_cfgs:
+        raise InputError(f"model.kind {kind}: is the name of one of timm's networks; rename the kind")
+    _add_unsized(kind, partial(_from_keys, kind), {"num_classes": 1000})
+
+
+def _from_keys(kind: str, *, num_classes: int, img_size: int = 0, **keys) -> torch.nn.Module:
+    return build_model(KINDS[kind](kind=kind, **keys), img_size, num_classes)
+
+
+def _add_unsized(
+    name: str, network: Callable[..., torch.nn.Module], default_cfg: dict[str, Any], ignored: tuple[str, ...] = ()
+) -> None:
+    """Add a network that ignores some of the arguments that timm gives to every one."""
+    filtered: Any = (*ignored, "in_chans", "global_pool")
+
+    def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
+        return build_model_with_cfg(network, name, pretrained, kwargs_filter=filtered, **kwargs)
+
+    if not timm.is_model(name):
+        _add(name, build, default_cfg)
+
+
+def _add(name: str, build: Callable[..., torch.nn.Module], default_cfg: dict[str, Any]) -> None:
+    build.__name__ = build.__qualname__ = name
+    default_cfgs.update(generate_default_cfgs({f"{name}.untrained": default_cfg}))
+    register_model(build)
+
+
+register_names()

@@ -1,0 +1,157 @@
+"""FF-only, Vision Permutator and RepMLP against formulas written out place by place."""
+
+import pytest
+import timm
+import torch
+from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm
+
+from pipeline.errors import InputError
+from pipeline.models.ff_only.network import FfOnly
+from pipeline.models.ff_only.section import FfOnlySection
+from pipeline.models.permutator.network import PermuteMlp
+from pipeline.models.permutator.section import PermutatorSection
+from pipeline.models.registry import build_model
+from pipeline.models.repmlp.network import RepMlp
+from pipeline.models.repmlp.section import RepMlpSection
+from pipeline.models.timm_model.section import TimmSection
+
+SHAPE = {"patch_size": 2, "channels": 8, "depth": 2, "expansion": 1.5}
+FF_ONLY = FfOnlySection(kind="ff_only", **SHAPE)
+PERMUTATOR = PermutatorSection(kind="permutator", **SHAPE)
+REPMLP = RepMlpSection(kind="repmlp", **SHAPE, share_sets=2, kernels=[1, 3])
+
+
+def build(section, seed=0):
+    torch.manual_seed(seed)
+    model = build_model(section, image_size=8, num_classes=5).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if "running" in name:
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
+    return model.eval()
+
+
+X = torch.randn(3, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def mlp(module, x):
+    hidden = gelu(x @ module.fc1.weight.T + module.fc1.bias)
+    return hidden @ module.fc2.weight.T + module.fc2.bias
+
+
+def ln(module, x):
+    return layer_norm(x, x.shape[-1:], module.weight, module.bias, 1e-6)
+
+
+def patches(model):
+    kernel = model.stem.proj
+    return conv2d(X, kernel.weight, kernel.bias, stride=2).flatten(2).transpose(1, 2)
+
+
+def test_ff_only_is_its_formula():
+    model = build(FF_ONLY)
+    assert isinstance(model, FfOnly)
+    x = torch.cat([model.cls_token.expand(3, 1, 8), patches(model)], 1) + model.pos_embed
+    for block in model.blocks:
+        x = x + mlp(block.mlp1, ln(block.norm1, x))
+        x = x + torch.stack([mlp(block.mlp2, ln(block.norm2, one.T)).T for one in x])
+    expected = ln(model.norm, x)[:, 0] @ model.head.weight.T + model.head.bias
+    assert torch.allclose(model(X), expected, atol=1e-10)
+
+
+def test_permute_mlp_is_its_formula_place_by_place():
+    side, channels = 4, 8
+    torch.manual_seed(1)
+    module = PermuteMlp(side, channels).double()
+    x = torch.randn(2, side * side, channels, dtype=torch.float64)
+    grid, part = x.view(2, side, side, channels), channels // side
+    along_h, along_w = torch.zeros_like(grid), torch.zeros_like(grid)
+    for segment in range(side):
+        of = slice(segment * part, (segment + 1) * part)
+        for line in range(side):
+            column = module.mlp_h(torch.cat([grid[:, place, line, of] for place in range(side)], 1))
+            row = module.mlp_w(torch.cat([grid[:, line, place, of] for place in range(side)], 1))
+            for place in range(side):
+                along_h[:, place, line, of] = column[:, place * part : (place + 1) * part]
+                along_w[:, line, place, of] = row[:, place * part : (place + 1) * part]
+    along_c = grid @ module.mlp_c.weight.T
+    logits = mlp(module.reweight, (along_h + along_w + along_c).mean((1, 2)))
+    share = torch.exp(logits.view(2, channels, 3))
+    share = (share / share.sum(2, keepdim=True))[:, None, None]
+    mixed = along_h * share[..., 0] + along_w * share[..., 1] + along_c * share[..., 2]
+    assert torch.allclose(module(x), module.proj(mixed).flatten(1, 2), atol=1e-12)
+
+
+def test_permutator_is_its_formula():
+    model = build(PERMUTATOR)
+    x = patches(model)
+    for block in model.blocks:
+        x = x + block.mix(ln(block.norm1, x))
+        x = x + mlp(block.mlp, ln(block.norm2, x))
+    expected = ln(model.norm, x).mean(1) @ model.head.weight.T + model.head.bias
+    assert torch.allclose(model(X), expected, atol=1e-10)
+
+
+def test_repmlp_mixing_is_its_formula_channel_by_channel():
+    model = build(REPMLP)
+    block = model.blocks[0]
+    x = torch.randn(3, 16, 8, dtype=torch.float64)
+    first, _, second, _ = block.gate
+    gate = torch.sigmoid(second(torch.relu(first(x.mean(1)))))
+    expected = torch.zeros_like(x)
+    for channel in range(8):
+        group = channel % 2
+
+        def norm(values, module, group=group):
+            parts = (module.running_mean, module.running_var, module.weight, module.bias)
+            return batch_norm(values[:, None], *(part[group : group + 1] for part in parts))[:, 0]
+
+        out = norm(x[:, :, channel] @ block.perceptron.dense.weight[group].T, block.perceptron.norm)
+        for local in block.perceptron.local:
+            picture = x[:, :, channel].view(3, 1, 4, 4)
+            kernel = local.conv.weight[group : group + 1]
+            answer = conv2d(picture, kernel, padding=kernel.shape[-1] // 2)
+            out = out + norm(answer.flatten(1), local.norm)
+        expected[:, :, channel] = out * gate[:, channel : channel + 1]
+    assert torch.allclose(block.mix(x), expected, atol=1e-10)
+
+
+def test_repmlp_fuses_exactly_into_plain_layers():
+    model = build(REPMLP)
+    assert isinstance(model, RepMlp)
+    fused = model.fused()
+    assert torch.allclose(fused(X), model(X), atol=1e-10)
+    kinds = {type(module).__name__ for module in fused.blocks.modules()}
+    assert not kinds & {"Conv2d", "LocalPerceptron"}
+    norms = [name for name, module in fused.blocks[0].named_modules() if isinstance(module, torch.nn.BatchNorm1d)]
+    assert norms == ["norm1.norm", "norm2.norm"]
+    assert any(isinstance(module, torch.nn.Conv2d) for module in model.blocks.modules())
+
+
+@pytest.mark.parametrize("section", [FF_ONLY, PERMUTATOR, REPMLP], ids=lambda section: section.kind)
+def test_baselines_compile_and_take_gradients(section):
+    model = build(section)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(X), model(X), atol=1e-10)
+    model.train()(X).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "gmlp_ti16_224"])
+def test_timms_networks_come_from_timm(name):
+    model = build_model(TimmSection(kind="timm", name=name), image_size=32, num_classes=7)
+    theirs = timm.create_model(name, img_size=32, num_classes=7)
+    theirs.load_state_dict(model.state_dict())
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model.eval()(x), theirs.eval()(x))
+
+
+def test_wrong_shapes_and_names_are_refused():
+    with pytest.raises(InputError, match="no network called vit_tinny"):
+        build_model(TimmSection(kind="timm", name="vit_tinny_patch16_224"), 224, 10)
+    with pytest.raises(ValueError, match="channels 8 do not divide by the grid's side 3"):
+        PERMUTATOR.check_image_size(6)
+    with pytest.raises(ValueError, match="share_sets 3 does not divide channels 8"):
+        RepMlpSection(kind="repmlp", **SHAPE, share_sets=3)

@@ -1,0 +1,79 @@
+"""Structured matrices against the explicit ones."""
+
+import pytest
+import timm
+import torch
+
+from pipeline.errors import InputError
+from pipeline.models.permutation import commutation
+from pipeline.models.registry import build_model
+from pipeline.models.shallow.network import Monarch, split
+from pipeline.models.shallow.section import ShallowSection
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(12, 12), (12, 35), (48, 10)])
+def test_monarch_is_permuted_products_of_block_diagonals(inputs, outputs):
+    """J_c^T L J_c R (equation 12), each factor written out."""
+    layer = Monarch(inputs, outputs, shared=False).double()
+    (rows, _), (out_rows, out_columns) = split(inputs), split(outputs)
+    left, right = torch.block_diag(*layer.left.weight), torch.block_diag(*layer.right.weight)
+
+    def transposes(height, width):
+        return torch.eye(height * width, dtype=torch.float64)[commutation(height, width).long()]
+
+    effective = transposes(out_columns, out_rows) @ left @ transposes(rows, out_columns) @ right
+    assert torch.allclose(layer(torch.eye(inputs, dtype=torch.float64)), effective.T, atol=1e-12)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(12, 12), (12, 35), (48, 10)])
+def test_kronecker_is_the_product_of_its_blocks(inputs, outputs):
+    layer = Monarch(inputs, outputs, shared=True).double()
+    effective = torch.kron(layer.left.weight, layer.right.weight)
+    assert torch.allclose(layer(torch.eye(inputs, dtype=torch.float64)), effective.T, atol=1e-12)
+
+
+def test_monarch_with_equal_blocks_is_kronecker_with_summed_gradients():
+    kronecker, monarch = Monarch(12, 20, shared=True).double(), Monarch(12, 20, shared=False).double()
+    with torch.no_grad():
+        monarch.left.weight.copy_(kronecker.left.weight.expand_as(monarch.left.weight))
+        monarch.right.weight.copy_(kronecker.right.weight.expand_as(monarch.right.weight))
+    x = torch.randn(5, 12, dtype=torch.float64)
+    assert torch.allclose(monarch(x), kronecker(x), atol=1e-12)
+    monarch(x).square().sum().backward()
+    kronecker(x).square().sum().backward()
+    assert torch.allclose(monarch.left.weight.grad.sum(0), kronecker.left.weight.grad, atol=1e-10)
+    assert torch.allclose(monarch.right.weight.grad.sum(0), kronecker.right.weight.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize("matrices", ["dense", "monarch", "kronecker"])
+def test_network_is_two_matrices_a_relu_and_a_head(matrices):
+    section = ShallowSection(kind="shallow", width=30, matrices=matrices)
+    model = build_model(section, image_size=4, num_classes=5).double()
+    torch.nn.init.normal_(model.head.weight)
+    b1 = model.stem[0](torch.eye(48, dtype=torch.float64)).T
+    b2 = model.blocks[0](torch.eye(30, dtype=torch.float64)).T
+    x = torch.randn(3, 3, 4, 4, dtype=torch.float64)
+    expected = torch.relu(x.flatten(1) @ b1.T) @ b2.T @ model.head.weight.T
+    assert torch.allclose(model(x), expected, atol=1e-12)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("matrices", ["dense", "monarch", "kronecker"])
+def test_features_keep_their_variance(matrices):
+    torch.manual_seed(0)
+    section = ShallowSection(kind="shallow", width=1024, matrices=matrices)
+    model = build_model(section, image_size=16, num_classes=5)
+    hidden = model.stem[0](torch.randn(64, 3, 16, 16).flatten(1))
+    assert hidden.std().item() == pytest.approx(1, abs=0.15)
+
+
+def test_width_without_factors_is_refused():
+    with pytest.raises(ValueError, match="width 1619 is prime"):
+        ShallowSection(kind="shallow", width=1619, matrices="monarch")
+    assert ShallowSection(kind="shallow", width=1619, matrices="dense").width == 1619
+
+
+def test_maps_are_refused():
+    with pytest.raises(InputError, match="its features are not a map"):
+        timm.create_model("shallow_monarch_4096_32", features_only=True)
