@@ -128,7 +128,8 @@ def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
     if arguments.preflight == "exclude":
         program += ["--exclude", str(names)]
     command = torchrun_command(arguments, program, os.environ, use="preflight")
-    environ = {name: value for name, value in os.environ.items() if name != STATUS_DIR_VARIABLE}  # no status of these ranks
+    # The doctor's ranks write no status.
+    environ = {name: value for name, value in os.environ.items() if name != STATUS_DIR_VARIABLE}
     subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], env=environ, check=False)
     return names.read_text().split() if names.exists() else []
 

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.distributed.rank_status import node_name
-from pipeline.distributed.topology import Topology, set_gloo_interface, read_topology
+from pipeline.distributed.topology import Topology, read_topology, set_gloo_interface
 from pipeline.doctor.compare import Problem, Survey, compare_nodes
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import disk_name, read_rate, survey
