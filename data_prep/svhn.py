@@ -1,10 +1,11 @@
 """SVHN, cropped digits (Netzer et al. 2011), in its .mat files: 32 x 32 pixels, stored raw. Label 10 is digit 0."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.io import loadmat
 
-from data_prep.matlab import read_arrays
 from data_prep.official import Note, check_md5, find_file
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
@@ -33,8 +34,17 @@ def read(origin: Path) -> Dataset:
 def _split(path: Path, split: str) -> PixelArrays:
     arrays = read_arrays(path)
     pixels, labels = arrays.get("X"), arrays.get("y")
-    if pixels is None or labels is None or pixels.dtype != np.uint8 or pixels.shape != (labels.size, 3, 32, 32):
-        raise InputError(f"{path}: holds no X of bytes [32, 32, 3, n] and y [n, 1]; take the cropped digits")
+    if pixels is None or labels is None or pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, labels.size):
+        raise InputError(f"{path}: has no uint8 X [32, 32, 3, n] and y [n, 1]; use the cropped digits (format 2)")
     if labels.min() < 1 or labels.max() > 10:
-        raise InputError(f"{path}: has labels outside of 1 to 10; fetch it again")
-    return PixelArrays(split, pixels.transpose(0, 3, 2, 1), labels.reshape(-1).astype(np.int64) % 10)
+        raise InputError(f"{path}: has labels outside of 1 to 10; download it again")
+    return PixelArrays(split, pixels.transpose(3, 0, 1, 2), labels.reshape(-1).astype(np.int64) % 10)
+
+
+def read_arrays(path: Path) -> dict[str, Any]:
+    """Every variable of a .mat file by name; raises `InputError` for a file that cannot be read."""
+    try:
+        variables = loadmat(path)
+    except Exception as error:  # scipy raises many types for a damaged file
+        raise InputError(f"{path}: cannot be read as a MATLAB file ({error!r}); download it again") from None
+    return {name: value for name, value in variables.items() if not name.startswith("__")}

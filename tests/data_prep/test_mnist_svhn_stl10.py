@@ -9,7 +9,7 @@ import pytest
 from scipy.io import savemat
 
 from data_prep import mnist, stl10, svhn
-from data_prep.matlab import read_arrays
+from data_prep.svhn import read_arrays
 from pipeline.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -108,7 +108,7 @@ def test_matlab_arrays_are_what_scipy_writes(tmp_path):
         found = read_arrays(tmp_path / "a.mat")
         assert set(found) == set(arrays)
         for name, array in arrays.items():
-            assert np.array_equal(found[name].T, array)
+            assert np.array_equal(found[name], array)
             assert found[name].dtype == array.dtype
 
 
