@@ -16,6 +16,7 @@ from data_prep.subset import take_subset
 from data_prep.workplace import UNFINISHED, data_path, journal_path, permitted, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
+from pipeline.files import atomic_write
 from pipeline.formats.blocks import hash_blocks, hash_bytes
 from pipeline.formats.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
 from pipeline.formats.text import TOKENIZER
@@ -116,7 +117,8 @@ def already_there(source: str, origin: Path | None, to: Path, settings: PrepSett
         raise InputError(f"{to}: is a file, not a folder to write to")
     if not (to / NAME).exists():
         entries = to.iterdir() if to.exists() else ()
-        others = [path for path in entries if path.suffix not in (".beton", UNFINISHED) and path.name != TOKENIZER]
+        ours = (TOKENIZER, f".{NAME}")  # the latter if `atomic_write` was killed
+        others = [path for path in entries if path.suffix not in (".beton", UNFINISHED) and path.name not in ours]
         if others:
             raise InputError(f"{to}: holds other files ({others[0].name}, ...); name a new or an empty folder")
         return None
@@ -193,7 +195,7 @@ def _write(
             blocks=hash_blocks(path, writer.disk.hashes.known),
         )
     for name, data in encoding.files.items():
-        (to / f"{name}{UNFINISHED}").write_bytes(data)
+        atomic_write(to / f"{name}{UNFINISHED}", data)
     manifest = Manifest(
         source=source,
         origin=str(origin or source),

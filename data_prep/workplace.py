@@ -14,7 +14,7 @@ from typing import Any
 
 from data_prep.progress import say
 from pipeline.errors import InputError
-from pipeline.files import try_lock
+from pipeline.files import atomic_write, try_lock
 from pipeline.formats.manifest import NAME, Manifest, manifest_json
 
 UNFINISHED = ".unfinished"
@@ -77,14 +77,7 @@ def publish(to: Path, manifest: Manifest) -> None:
         os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
     for name in manifest.files:
         os.replace(to / f"{name}{UNFINISHED}", to / name)
-    unfinished = to / f"{NAME}{UNFINISHED}"
-    _write_down(unfinished, manifest_json(manifest))
-    os.replace(unfinished, to / NAME)
-    folder = os.open(to, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    atomic_write(to / NAME, manifest_json(manifest))
 
 
 def data_path(to: Path, split: str) -> Path:
@@ -125,7 +118,7 @@ def _take_up(to: Path, plan: dict[str, Any], force: bool) -> None:
     for leftover in to.glob(f"*{UNFINISHED}"):
         if leftover.stem != "lock":
             leftover.unlink()
-    _write_down(path, json.dumps(plan, indent=1))
+    atomic_write(path, json.dumps(plan, indent=1))
 
 
 def _leave(to: Path) -> None:
@@ -139,10 +132,3 @@ def _leave(to: Path) -> None:
 def _clear(to: Path) -> None:
     for leftover in to.glob(f"*{UNFINISHED}"):
         leftover.unlink()
-
-
-def _write_down(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

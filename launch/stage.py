@@ -13,7 +13,7 @@ from blake3 import blake3
 from data_prep.progress import progress, say
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
-from pipeline.files import try_lock
+from pipeline.files import atomic_write, fsync_path, try_lock
 from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, of_blocks
 from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 
@@ -85,9 +85,10 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
         data = FileSlice(str(folder / name)).read()
         if hash_bytes(data) != digest:
             raise InputError(f"{folder / name}: is damaged; prepare the folder again")
-        (beside / name).write_bytes(data)
-    (beside / NAME).write_text(text, encoding="utf-8")
+        atomic_write(beside / name, data)
+    atomic_write(beside / NAME, text)
     beside.rename(copy)
+    fsync_path(copy.parent)
 
 
 def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:

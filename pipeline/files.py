@@ -1,29 +1,34 @@
-"""Files that others may read at any moment."""
+"""Writing files that other processes may read at any moment, and locking them."""
 
 import errno
 import fcntl
 import os
 from pathlib import Path
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems, Lustre unless told to
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
 
 
-def atomic_write(path: Path, text: str) -> None:
-    """A file that appears whole or not at all."""
-    shadow = path.with_name(f".{path.name}")
+def atomic_write(path: Path, data: str | bytes) -> None:
+    """Write a file that appears whole or not at all, and is on disk when this returns. Text is encoded as UTF-8.
+
+    The data go to `.NAME` in the same folder, which is renamed. A process that is killed may leave that file behind;
+    the next write replaces it. Raises `OSError`; the old content then stays.
+    """
+    temporary = path.with_name(f".{path.name}")
     try:
-        with shadow.open("w") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
-        shadow.unlink(missing_ok=True)
+        temporary.replace(path)
+    except BaseException:  # Ctrl-C too
+        temporary.unlink(missing_ok=True)
         raise
-    shadow.replace(path)
+    fsync_path(path.parent)
 
 
 def fsync_path(path: Path) -> None:
-    """Flush a file, or a folder's entries, to disk."""
+    """Flush a file's data, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,7 +37,10 @@ def fsync_path(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed; whether it is ours. Where the file system has no locks, it is."""
+    """Try to lock an open file until it is closed; returns whether this process may go on.
+
+    False if another process holds the lock; True if the file system has no locks. Other failures raise `OSError`.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

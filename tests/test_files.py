@@ -1,7 +1,8 @@
-"""Locks and files that others may read at any moment."""
+"""Atomic writes and locks."""
 
 import errno
 import fcntl
+import os
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
 
 
 def test_a_file_system_without_locks_stops_nobody(tmp_path, monkeypatch):
-    """As Lustre mounted without `-o flock`. Other failures are told."""
+    """As Lustre mounted without `-o flock`. Other failures are raised."""
 
     def fails(number):
         def flock(*_):
@@ -38,6 +39,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     atomic_write(path, "before")
 
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            atomic_write(path, b"after")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]
+
     def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -45,3 +55,19 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         atomic_write(path, "after")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]
+
+
+def test_text_and_bytes_are_written_as_they_are(tmp_path):
+    """With line ends kept, and the file and its folder flushed; what a killed writer left behind does not matter."""
+    (tmp_path / ".a").write_text("half of a longer file")
+    for data in ("ä\r\n", b"\x00\xff\n"):
+        atomic_write(tmp_path / "a", data)
+        assert (tmp_path / "a").read_bytes() == (data.encode() if isinstance(data, str) else data)
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    atomic_write(tmp_path / "a", "text")
+    assert flushed == [str(tmp_path / ".a"), str(tmp_path)]

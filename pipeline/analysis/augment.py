@@ -1,6 +1,6 @@
 """Sheets of a recipe's augmented pictures and of every operation: `widemix analyse augment`."""
 
-import os
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from pipeline.data.loader import Batch, TrainLoader
 from pipeline.data.split import open_split
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.files import atomic_write
 from pipeline.formats.beton import open_beton
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
@@ -119,9 +120,6 @@ def stacked(parts: Sequence[tuple[str, np.ndarray]]) -> Image.Image:
 
 def write_png(picture: Image.Image, path: Path) -> None:
     """Write a PNG atomically: until it is complete, a file of that name stays as it was."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        picture.save(unfinished, format="PNG", optimize=True)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    atomic_write(path, buffer.getvalue())

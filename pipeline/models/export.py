@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.errors import InputError
+from pipeline.files import atomic_write, fsync_path
 from pipeline.formats.text import TOKENIZER
 from pipeline.models.section import ModelSection
 from pipeline.models.timm_registry import register_names
@@ -35,11 +36,13 @@ def export_model(
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-        (unfinished / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        fsync_path(unfinished / "model.safetensors")
+        atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
-            shutil.copyfile(Path(data.path) / TOKENIZER, unfinished / TOKENIZER)
+            atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
         os.chmod(unfinished, 0o755)
         unfinished.rename(folder)
+        fsync_path(folder.parent)
     except BaseException:
         shutil.rmtree(unfinished)
         raise

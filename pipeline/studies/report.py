@@ -1,5 +1,6 @@
 """Results of a study: a table of its finished cells, and a figure of accuracy over width or depth to width."""
 
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     axes.set(xlabel=LABELS[points[0].cell.across], ylabel="top-1 %")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(path.with_name(f".{path.name}"), format="png", dpi=120)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
     plt.close(figure)
-    path.with_name(f".{path.name}").replace(path)
+    atomic_write(path, buffer.getvalue())

@@ -120,8 +120,8 @@ def test_an_interrupted_picture_leaves_what_was_there(tmp_path, monkeypatch):
     write_png(Image.new("RGB", (2, 2), (1, 2, 3)), path)
     before = path.read_bytes()
 
-    def interrupted(picture, name, **options):
-        name.write_bytes(b"half")
+    def interrupted(picture, file, **options):
+        file.write(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Image.Image, "save", interrupted)

@@ -14,6 +14,7 @@ from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
 from data_prep.write import BetonWriter
 from pipeline.formats import beton
+from pipeline.formats.text import open_text
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -188,7 +189,7 @@ def test_loader_gives_token_arrays(tmp_path):
     )
     ((found, length, second, label),) = [tuple(part.clone().numpy() for part in batch) for batch in loader]
     assert np.array_equal(found, tokens)
-    ours = text.open_text(path)
+    ours = open_text(path)
     assert length[:, 0].tolist() == ours.length.tolist() == [i % 7 for i in range(10)]
     assert second[:, 0].tolist() == ours.second.tolist() == [i % 7 // 2 for i in range(10)]
     assert label[:, 0].tolist() == ours.label.tolist() == [i % 2 for i in range(10)]

@@ -164,6 +164,7 @@ def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     before = contents(out)
     (out / "manifest.json").unlink()
+    (out / ".manifest.json").write_bytes(b"half")  # as a process leaves it that is killed while it writes
     (out / "train.beton").write_bytes(b"half")
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before

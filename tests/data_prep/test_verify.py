@@ -27,8 +27,8 @@ TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 @pytest.fixture
 def prepared(tmp_path, folder, monkeypatch):
     """A small prepared folder of many small blocks and pages."""
-    for module in ("blocks", "manifest", "verify"):
-        monkeypatch.setattr(f"data_prep.{module}.BLOCK", 4096)
+    for module in ("pipeline.formats.blocks", "pipeline.formats.manifest", "data_prep.verify"):
+        monkeypatch.setattr(f"{module}.BLOCK", 4096)
     monkeypatch.setattr("data_prep.write.PAGE", 8192)
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
