@@ -1,1 +1,1 @@
-"""Sources on disk, once, to one .beton per split and a manifest."""
+"""Prepares datasets: reads a source on disk, and writes one .beton per split and a manifest."""

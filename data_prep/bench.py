@@ -1,8 +1,8 @@
-"""Writing ImageNet's pictures to a .beton: ours against FFCV's DatasetWriter, each in a process tree of its own.
+"""Benchmark of writing ImageNet images to a .beton, against FFCV's DatasetWriter; each in its own process tree.
 
-The sample's training JPEGs under as many names as asked for. FFCV encodes every picture anew; ours does where it
-shrinks, and elsewhere keeps the original coding. Time and CPU time are from the call until the file is on disk,
-imports before it not counted; CPU time is that of all processes together.
+The sample's training JPEGs are repeated under other names. FFCV re-encodes every image; ours re-encodes those that it
+shrinks, and keeps the coding of the others. Time and CPU time are from the call until the file is on disk, without
+imports; CPU time is that of all processes.
 """
 
 import argparse
@@ -31,28 +31,31 @@ from pipeline.formats.beton import open_beton
 
 VERSIONS = ("ffcv", "opencv-python", "pillow", "numpy")
 QUALITY = 90
-SIDE = 224  # of the crops that are compared
+SIDE = 224  # pixels; of the crops that are compared
 
 
 class Cost(NamedTuple):
+    """The cost of one run, and the size of its file."""
+
     seconds: float
     cpu_seconds: float
     bytes: int
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row per writer and image size. Raises `InputError` if the folder `--from` has no training JPEGs."""
     files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
     if not files:
         raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         named = link_repeatedly(files, folder / "pictures", arguments.samples)
-        contests = [_contest(size, folder / "pictures", named) for size in (512, 400)]
-        return [row for contest in contests for row in _rows(contest, folder, named, arguments.rounds)]
+        comparisons = [_writers(size, folder / "pictures", named) for size in (512, 400)]
+        return [row for writers in comparisons for row in _rows(writers, folder, named, arguments.rounds)]
 
 
-def _contest(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
-    """The contestants at one longest side, FFCV first, each called with a folder to write to."""
+def _writers(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
+    """The writers for one longest side in pixels, FFCV first. Each is called with a folder to write to."""
     plain, marked = (PrepSettings(max_size=size, quality=QUALITY, restart_markers=chosen) for chosen in (False, True))
     kept = "original coding kept" if size == 512 else "encoded anew"
     return {
@@ -63,36 +66,36 @@ def _contest(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callab
 
 
 def _rows(
-    contest: dict[str, Callable[[Path], Cost]], folder: Path, named: Sequence[Path], rounds: int
+    writers: dict[str, Callable[[Path], Cost]], folder: Path, named: Sequence[Path], rounds: int
 ) -> list[dict[str, Any]]:
-    costs: dict[str, list[Cost]] = {name: [] for name in contest}
+    costs: dict[str, list[Cost]] = {name: [] for name in writers}
     loss: dict[str, float] = {}
     for _ in range(rounds):
-        for name, write in contest.items():
+        for name, write in writers.items():
             with tempfile.TemporaryDirectory(dir=folder) as out:
-                costs[name].append(_in_a_process(write, Path(out)))
+                costs[name].append(_in_process(write, Path(out)))
                 if name not in loss:
                     loss[name] = _psnr(next(Path(out).rglob("*.beton")), named)
-    peer = next(iter(contest))
-    return [_row(name, found, costs[peer], loss[name], len(named)) for name, found in costs.items()]
+    peer = next(iter(writers))
+    return [_row(name, own, costs[peer], loss[name], len(named)) for name, own in costs.items()]
 
 
-def _row(name: str, found: list[Cost], peer: list[Cost], loss: float, count: int) -> dict[str, Any]:
+def _row(name: str, own: list[Cost], peer: list[Cost], loss: float, count: int) -> dict[str, Any]:
     """Medians over rounds; ratios are the peer's cost to this one's, above 1 where this one is faster."""
-    pairs = list(zip(found, peer, strict=True))
+    pairs = list(zip(own, peer, strict=True))
     return {
         "name": name,
-        "images_per_s": round(statistics.median(count / cost.seconds for cost in found), 1),
-        "images_per_cpu_s": round(statistics.median(count / cost.cpu_seconds for cost in found), 1),
+        "images_per_s": round(statistics.median(count / cost.seconds for cost in own), 1),
+        "images_per_cpu_s": round(statistics.median(count / cost.cpu_seconds for cost in own), 1),
         "time_ratio": round(statistics.median(b.seconds / a.seconds for a, b in pairs), 3),
         "ratio": round(statistics.median(b.cpu_seconds / a.cpu_seconds for a, b in pairs), 3),
-        "bytes_ratio": round(found[0].bytes / peer[0].bytes, 3),
-        "mib": round(found[0].bytes / 2**20, 1),
+        "bytes_ratio": round(own[0].bytes / peer[0].bytes, 3),
+        "mib": round(own[0].bytes / 2**20, 1),
         "psnr_db": round(loss, 2),
     }
 
 
-def _in_a_process(write: Callable[[Path], Cost], out: Path) -> Cost:
+def _in_process(write: Callable[[Path], Cost], out: Path) -> Cost:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(write, out).result()
 
@@ -108,13 +111,13 @@ def _ffcv(size: int, named: Sequence[Path], out: Path) -> Cost:
     from ffcv.writer import DatasetWriter
 
     fields = {"image": RGBImageField("jpg", max_resolution=size, jpeg_quality=QUALITY), "label": IntField()}
-    multiprocessing.set_start_method("fork", force=True)  # FFCV's workers would import it anew, for 4 s each
+    multiprocessing.set_start_method("fork", force=True)  # spawned workers would import FFCV again, 4 s each
     writer = DatasetWriter(str(out / "theirs.beton"), fields, num_workers=usable_cpus())
-    return _cost(lambda: writer.from_indexed_dataset(_Pictures(named)), out)
+    return _cost(lambda: writer.from_indexed_dataset(_Images(named)), out)
 
 
-class _Pictures:
-    """What FFCV's writer reads: pictures by number, as Pillow's, with a label."""
+class _Images:
+    """The dataset that FFCV's writer reads: Pillow images with a label."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = files
@@ -127,24 +130,24 @@ class _Pictures:
 
 
 def _cost(work: Callable[[], Any], out: Path) -> Cost:
-    os.sync()  # nobody pays for what the one before left to be written
+    os.sync()  # so that no writer pays for data of the one before
     started, used = time.perf_counter(), _cpu_seconds()
     work()
-    os.sync()  # which ours has seen to by itself
+    os.sync()  # ours has already flushed its file
     seconds, after = time.perf_counter() - started, _cpu_seconds()
     return Cost(seconds, after - used, sum(path.stat().st_size for path in out.rglob("*.beton")))
 
 
 def _cpu_seconds() -> float:
-    """Of this process and all below it, those that have ended too."""
-    here = psutil.Process()
-    return sum(sum(process.cpu_times()[:4]) for process in (here, *here.children(recursive=True)))
+    """CPU seconds of this process and its descendants, including those that have ended."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
 
 
 def _psnr(path: Path, named: Sequence[Path]) -> float:
-    """Decibels between a crop of the stored pictures and of the originals, by the mean error of up to 100 of them.
+    """PSNR in decibels of crops of up to 100 stored images against the originals; 100 for equal pixels.
 
-    The central square of 60 % of the shorter side, brought to 224 pixels as training would; 100 for equal pixels.
+    A crop is the central square of 60 % of the shorter side, resized to 224 pixels.
     """
     beton = open_beton(path)
     errors = []

@@ -50,7 +50,7 @@ CIFAR100_BINARY = Layout(
 
 
 class _Keys(NamedTuple):
-    """Where CIFAR-10 and CIFAR-100 differ."""
+    """The differences between CIFAR-10 and CIFAR-100."""
 
     labels: str  # key of a pickled batch
     names: str  # key of the pickled meta file
@@ -62,17 +62,17 @@ CIFAR100 = _Keys("fine_labels", "fine_label_names", 2)
 
 
 def cifar10(origin: Path) -> Dataset:
-    """50,000 training and 10,000 test pictures of 10 classes, in the official order."""
+    """50,000 training and 10,000 test images of 10 classes, in the official order."""
     return _read(origin, CIFAR10, CIFAR10_PYTHON, CIFAR10_BINARY)
 
 
 def cifar100(origin: Path) -> Dataset:
-    """50,000 training and 10,000 test pictures of the 100 fine classes, in the official order."""
+    """50,000 training and 10,000 test images of the 100 fine classes, in the official order."""
     return _read(origin, CIFAR100, CIFAR100_PYTHON, CIFAR100_BINARY)
 
 
 def _read(origin: Path, keys: _Keys, python: Layout, binary: Layout) -> Dataset:
-    layout, files, notes = read_files(origin, (python, binary))
+    layout, files, exceptions = read_files(origin, (python, binary))
     *batches, meta = files
     if layout is python:
         parts = {name: _pickled_batch(name, files[name], keys) for name in batches}
@@ -82,21 +82,21 @@ def _read(origin: Path, keys: _Keys, python: Layout, binary: Layout) -> Dataset:
         classes = tuple(files[meta].decode("ascii").split())
     for name, (_, labels) in parts.items():
         if labels.min() < 0 or labels.max() >= len(classes):
-            raise InputError(f"{name}: has labels outside of 0 to {len(classes) - 1}; fetch it again")
+            raise InputError(f"{name}: has labels outside of 0 to {len(classes) - 1}; download it again")
     *train, test = parts.values()
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-    splits = {"train": _pictures("train", pixels, labels), "test": _pictures("test", *test)}
-    return Dataset(classes, splits, notes)
+    splits = {"train": _images("train", pixels, labels), "test": _images("test", *test)}
+    return Dataset(classes, splits, exceptions)
 
 
-def _pictures(name: str, pixels: np.ndarray, labels: np.ndarray) -> PixelArrays:
+def _images(name: str, pixels: np.ndarray, labels: np.ndarray) -> PixelArrays:
     return PixelArrays(name, pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
 
 
 def _binary_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.ndarray]:
     record = keys.label_bytes + PIXELS
     if not data or len(data) % record:
-        raise InputError(f"{name}: has {len(data)} bytes, not a multiple of {record}; fetch it again")
+        raise InputError(f"{name}: has {len(data)} bytes, not a multiple of {record}; download it again")
     records = np.frombuffer(data, np.uint8).reshape(-1, record)
     return records[:, keys.label_bytes :], records[:, keys.label_bytes - 1].astype(np.int64)
 
@@ -105,12 +105,12 @@ def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.
     batch = _unpickle(name, data)
     pixels, labels = batch.get("data"), np.asarray(batch.get(keys.labels))
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (len(labels), PIXELS)):
-        raise InputError(f"{name}: is not a batch of {PIXELS} bytes a picture and as many {keys.labels}")
+        raise InputError(f"{name}: is not a batch of images of {PIXELS} bytes and as many {keys.labels}")
     return pixels, labels.astype(np.int64)
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle may run any code; this one makes NumPy arrays, and refuses the rest."""
+    """Unpickles NumPy arrays only: other pickles could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed: dict[tuple[str, str], Any] = {
@@ -122,14 +122,14 @@ class _ArraysOnly(pickle.Unpickler):
         }
         if (module, name) in allowed:
             return allowed[module, name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it needs {module}.{name}")
 
 
 def _unpickle(name: str, data: bytes) -> dict[str, Any]:
     try:
-        found = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
-        if not isinstance(found, dict):
-            raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
-    except Exception as error:  # a damaged pickle raises nearly anything
-        raise InputError(f"{name}: is not one of CIFAR's pickles ({error}); fetch it again") from None
-    return found
+        content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
+        if not isinstance(content, dict):
+            raise pickle.UnpicklingError(f"it holds a {type(content).__name__}")
+    except Exception as error:  # a damaged pickle raises almost any type
+        raise InputError(f"{name}: is not one of CIFAR's pickles ({error}); download it again") from None
+    return content

@@ -7,7 +7,10 @@ from data_prep.samples import Dataset, PixelArrays
 
 
 def read(origin: None) -> Dataset:
-    """1,437 training and 360 test pictures; every fifth scan of each digit, in scikit-learn's order, is a test."""
+    """1,437 training and 360 test images: every fifth image of each digit, in scikit-learn's order, is for the test.
+
+    `origin` is not used.
+    """
     scans = load_digits()
     grey = np.rint(scans.images * (255 / 16)).astype(np.uint8)
     pixels = np.repeat(grey[..., None], 3, axis=3)

@@ -1,4 +1,4 @@
-"""A file that is written, hashed and flushed by threads, beside the work that makes what comes next."""
+"""A file that threads write, hash and flush while the caller prepares what comes next."""
 
 import os
 from collections import deque
@@ -9,76 +9,77 @@ from typing import Any
 
 from pipeline.formats.blocks import BlockHashes
 
-WAITING = 16  # things that may wait to be done, which bounds memory
+MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
 
 
 class DiskFile:
-    """Pages are written one after the other; what has been written is flushed while the next ones are.
+    """A file with one thread that writes and one that flushes.
 
-    What is on disk the system is to forget: a data set larger than its memory would drive out all else, and new
-    memory costs more than the writing (of 512 MiB 1.3 s on a virtual machine, against 0.3 s in what was just used).
-    So blocks are hashed on the way: `hashes` are complete once `wait` has returned.
+    What is on disk is dropped from the page cache: a data set larger than memory would evict everything else, and
+    allocating new pages costs more than writing (512 MiB: 1.3 s on a virtual machine, 0.3 s in reused memory). The
+    blocks are therefore hashed before they are written; `hashes` are complete once `wait` has returned.
 
-    Nothing is done after what failed, so that nobody is told of a page that the disk did not take. What a thread
-    raises, such as a full disk, is raised by one of the next calls; by `close` nothing is.
+    After one write or flush has failed, no later one is run, so that no journal entry can refer to data that are not
+    on disk. The error, such as a full disk, is raised by one of the next calls; `close` raises nothing.
     """
 
     def __init__(self, path: Path, keep: int) -> None:
-        """Take up an existing file after its first `keep` bytes, if that is any, else begin anew."""
+        """Continue an existing file after its first `keep` bytes; with 0, write a new one."""
         self.file = path.open("r+b" if keep else "wb")
         if keep:
             self.file.truncate(keep)
-        self._writing, self._flushing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._writer, self._flusher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.hashes = BlockHashes()
         self._buffer = bytearray()
-        self._under_way: deque[Future[None]] = deque()
-        self._written: Future[None] | None = None  # the last page
-        self._failed: Exception | None = None
+        self._pending: deque[Future[None]] = deque()
+        self._last_write: Future[None] | None = None
+        self._error: Exception | None = None
 
     def close(self) -> None:
-        self._writing.shutdown()
-        self._flushing.shutdown()
+        """Wait for both threads and close the file."""
+        self._writer.shutdown()
+        self._flusher.shutdown()
         self.file.close()
 
     def write(self, position: int, parts: Sequence[bytes]) -> None:
-        """The parts one after the other, from `position` on."""
-        self._written = self._send(self._writing, self._write, position, parts)
+        """Queue a write of the parts, one after the other, from byte `position` on."""
+        self._last_write = self._submit(self._writer, self._write, position, parts)
 
     def flush(self, then: Callable[[], None]) -> None:
-        """Call `then` once all that was written so far is on disk."""
-        self._send(self._flushing, self._flush, self._written, then)
+        """Queue a call of `then` for when everything written so far is on disk."""
+        self._submit(self._flusher, self._flush, self._last_write, then)
 
-    def wait(self, left: int = 0) -> None:
-        """Until no more than so much is under way."""
-        while len(self._under_way) > left:
-            self._under_way.popleft().result()
+    def wait(self, pending: int = 0) -> None:
+        """Wait until at most `pending` writes and flushes are left; raises the error of one that failed."""
+        while len(self._pending) > pending:
+            self._pending.popleft().result()
 
-    def _send(self, thread: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> Future[None]:
-        future = thread.submit(self._do, work, *arguments)
-        self._under_way.append(future)
-        self.wait(WAITING)
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> Future[None]:
+        future = thread.submit(self._run, work, *arguments)
+        self._pending.append(future)
+        self.wait(MAX_PENDING)
         return future
 
-    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
-        if self._failed:
-            raise self._failed
+    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+        if self._error:
+            raise self._error
         try:
             work(*arguments)
         except Exception as error:
-            self._failed = error
+            self._error = error
             raise
 
     def _write(self, position: int, parts: Sequence[bytes]) -> None:
-        data = self._joined(parts)
+        data = self._join(parts)
         self.hashes.add(position, data)
         self.file.seek(position)
         self.file.write(data)
         self.file.flush()
-        # Linux forgets what is on disk, and begins to bring there what is not.
+        # Linux drops the pages that are on disk, and starts to write back the others.
         os.posix_fadvise(self.file.fileno(), self.hashes.start, 0, os.POSIX_FADV_DONTNEED)
 
-    def _joined(self, parts: Sequence[bytes]) -> memoryview:
-        """In one piece, in memory that is used again."""
+    def _join(self, parts: Sequence[bytes]) -> memoryview:
+        """The parts in one buffer, which the next call reuses."""
         size, at = sum(map(len, parts)), 0
         if size > len(self._buffer):
             self._buffer = bytearray(size)
@@ -88,8 +89,8 @@ class DiskFile:
             at += len(part)
         return joined
 
-    def _flush(self, written: Future[None] | None, then: Callable[[], None]) -> None:
-        if written:
-            written.result()
+    def _flush(self, last_write: Future[None] | None, then: Callable[[], None]) -> None:
+        if last_write:
+            last_write.result()
         os.fsync(self.file.fileno())
         then()

@@ -1,7 +1,8 @@
-"""Samples -> encoded pictures in sample order, by processes of which any may die without hanging the others.
+"""Samples -> encoded images in sample order, by several processes. If one of them dies, the others do not hang.
 
-Each has a line of its own to this process. The one queue that the standard library's pool has for all results stays
-locked, with half a picture in it, when a process is killed that was writing to it: then everyone waits for ever.
+Each process has its own pipe to this one. The standard library's process pool shares one result queue instead: when
+a process is killed while it writes to that queue, the queue stays locked with half a result in it, and everyone waits
+forever.
 """
 
 import multiprocessing
@@ -21,65 +22,65 @@ from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
-CHUNK = 16  # pictures a task: large enough to hide the cost of a task, small enough to keep memory low
-WAITING = 2  # tasks a process has at a time: the one that it works at, and the next
-AHEAD = 4  # tasks per process that may be done before their turn, which bounds memory
-TRIED = 32  # pictures that are encoded first, to see how long it takes
-WORTH = 1.0  # seconds of work for which a process is worth its start, which takes half a second
+CHUNK = 16  # images per task: enough to hide the overhead of a task, few enough to keep memory low
+TASKS_PER_PROCESS = 2  # that a process holds at a time: the current one and the next
+MAX_AHEAD = 4  # finished tasks per process that may wait for their turn, which bounds memory
+TIMED = 32  # images that are encoded first, to measure how long one takes
+MIN_SECONDS_PER_PROCESS = 1.0  # work that justifies another process, whose start takes half a second
 
-Task = tuple[int, list[Sample]]  # the number of the first, and up to CHUNK samples
-Answer = tuple[list[Encoded], InputError | None]  # what became of them; with an error, of those before it
+Task = tuple[int, list[Sample]]  # the number of the first sample, and up to CHUNK samples
+Result = tuple[list[Encoded], InputError | None]  # of a task; after an error, the samples before it
 
 
 def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, processes: int) -> Generator[Encoded]:
-    """The samples from number `start` on, encoded, in order. Of at most so many processes this one is the first.
+    """Encode the samples from number `start` on, in order, with at most `processes` processes including this one.
 
-    Raises what `encode` raises, and `RuntimeError` when a process dies. Close the iterator to stop early.
+    Raises what `encode` raises, and `RuntimeError` if a process dies. Close the iterator to stop early.
     """
-    took: list[float] = []  # seconds: the first pictures tell how many processes are worth their start
-    while processes > 1 and len(took) < TRIED and start < len(samples):
+    durations: list[float] = []  # seconds per image, to decide how many processes are worth starting
+    while processes > 1 and len(durations) < TIMED and start < len(samples):
         began = time.perf_counter()
         record = encode(samples[start], settings)
-        took.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - began)
         start += 1
         yield record
-    alone = (len(samples) - start) * statistics.median(took) if took else 0.0
-    others = min(processes - 1, int(alone / WORTH))
+    seconds = (len(samples) - start) * statistics.median(durations) if durations else 0.0
+    others = min(processes - 1, int(seconds / MIN_SECONDS_PER_PROCESS))
     if not others:
         yield from (encode(samples[i], settings) for i in range(start, len(samples)))
         return
-    with _workers(others, settings) as lines:
+    with _workers(others, settings) as pipes:
         try:
-            yield from _in_order(samples, start, settings, lines)
-        except (EOFError, OSError):  # of a line whose other end is gone
-            raise RuntimeError("a process that encodes pictures was killed (out of memory?); start again") from None
+            yield from _in_order(samples, start, settings, pipes)
+        except (EOFError, OSError):  # the other end of a pipe is closed
+            raise RuntimeError("a process that encodes images was killed (out of memory?); start again") from None
 
 
 @contextmanager
 def _workers(count: int, settings: PrepSettings) -> Iterator[list[Connection]]:
-    """The lines to this many processes that encode. Ctrl-C, which reaches every process, is answered here alone."""
-    context = multiprocessing.get_context("spawn")  # nobody waits for them: the work begins here
+    """Start processes that encode; yields the pipes to them. Only this process handles Ctrl-C, which reaches all."""
+    context = multiprocessing.get_context("spawn")  # this process encodes while they start
     processes: list[SpawnProcess] = []
-    lines: list[Connection] = []
+    pipes: list[Connection] = []
     try:
         for _ in range(count):
             ours, theirs = context.Pipe()
-            lines.append(ours)
+            pipes.append(ours)
             process = context.Process(target=_work, args=(theirs, settings), daemon=True)
-            _start_deaf(process)
+            _start_without_sigint(process)
             processes.append(process)
             theirs.close()
-        yield lines
+        yield pipes
     finally:
-        for line in lines:
-            line.close()
+        for pipe in pipes:
+            pipe.close()
         for process in processes:
             process.terminate()
             process.join()
 
 
-def _start_deaf(process: SpawnProcess) -> None:
-    """With SIGINT blocked, as it is here while it starts."""
+def _start_without_sigint(process: SpawnProcess) -> None:
+    """Start a process that inherits a signal mask in which SIGINT is blocked."""
     resource_tracker.ensure_running()  # which unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -88,53 +89,53 @@ def _start_deaf(process: SpawnProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(line: Connection, settings: PrepSettings) -> None:
-    """Answer each task, a number and its samples, with the number and what became of them."""
+def _work(pipe: Connection, settings: PrepSettings) -> None:
+    """A process's main loop: receive tasks, and send back (number of the first sample, result)."""
     tasks: SimpleQueue[Task | None] = SimpleQueue()
-    threading.Thread(target=_receive, args=(line, tasks), daemon=True).start()
+    threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
     with suppress(OSError):  # the parent was killed
         while (task := tasks.get()) is not None:
             number, samples = task
-            done: dict[int, Answer] = {}
-            for _ in _piecemeal(number, samples, settings, done):
+            results: dict[int, Result] = {}
+            for _ in _encode_task(number, samples, settings, results):
                 pass
-            records, error = done[number]
-            line.send((number, ([record.light() for record in records], error)))
+            records, error = results[number]
+            pipe.send((number, ([record.for_transfer() for record in records], error)))
 
 
-def _receive(line: Connection, tasks: SimpleQueue[Task | None]) -> None:
-    """Beside the work: a parent that waited for room to send a task in could not take the answer before it."""
-    with suppress(EOFError, OSError):  # the parent has no more use for this process, or was killed
+def _receive(pipe: Connection, tasks: SimpleQueue[Task | None]) -> None:
+    """Receive in a thread: a parent that blocks while it sends a task could not take the result before it."""
+    with suppress(EOFError, OSError):  # the parent is done with this process, or was killed
         while True:
-            tasks.put(line.recv())
+            tasks.put(pipe.recv())
     tasks.put(None)
 
 
 def _in_order(
-    samples: Sequence[Sample], start: int, settings: PrepSettings, lines: list[Connection]
+    samples: Sequence[Sample], start: int, settings: PrepSettings, pipes: list[Connection]
 ) -> Iterator[Encoded]:
-    """What the processes at the lines make, and this one where it would only wait for them."""
-    done: dict[int, Answer] = {}
-    upcoming = start  # the first sample that nobody has been given
-    mine: Iterator[None] | None = None
-    free = lines * WAITING
+    """What the processes encode, and this one while it would only wait for them."""
+    results: dict[int, Result] = {}
+    upcoming = start  # the first sample that no process has been given
+    own_task: Iterator[None] | None = None
+    free = pipes * TASKS_PER_PROCESS
     for turn in range(start, len(samples), CHUNK):
-        end = min(len(samples), turn + (len(lines) + 1) * AHEAD * CHUNK)
-        while turn not in done:
+        end = min(len(samples), turn + (len(pipes) + 1) * MAX_AHEAD * CHUNK)
+        while turn not in results:
             while free and upcoming < end:
                 free.pop(0).send((upcoming, _task(samples, upcoming)))
                 upcoming += CHUNK
-            if mine is None and upcoming < end and not wait(lines, 0):
-                mine = _piecemeal(upcoming, _task(samples, upcoming), settings, done)
+            if own_task is None and upcoming < end and not wait(pipes, 0):
+                own_task = _encode_task(upcoming, _task(samples, upcoming), settings, results)
                 upcoming += CHUNK
-            ready = wait(lines, None if mine is None else 0)
-            for line in (line for line in lines if line in ready):
-                number, answer = line.recv()
-                done[number] = answer
-                free.append(line)
-            if mine is not None and next(mine, mine) is mine:
-                mine = None
-        records, error = done.pop(turn)
+            ready = wait(pipes, None if own_task is None else 0)
+            for pipe in (pipe for pipe in pipes if pipe in ready):
+                number, result = pipe.recv()
+                results[number] = result
+                free.append(pipe)
+            if own_task is not None and next(own_task, own_task) is own_task:
+                own_task = None
+        records, error = results.pop(turn)
         yield from records
         if error:
             raise error
@@ -144,13 +145,15 @@ def _task(samples: Sequence[Sample], first: int) -> list[Sample]:
     return [samples[i] for i in range(first, min(first + CHUNK, len(samples)))]
 
 
-def _piecemeal(number: int, samples: list[Sample], settings: PrepSettings, done: dict[int, Answer]) -> Iterator[None]:
-    """Put what becomes of a task in `done`, with a pause after each picture, in which others can be given theirs."""
+def _encode_task(
+    number: int, samples: list[Sample], settings: PrepSettings, results: dict[int, Result]
+) -> Iterator[None]:
+    """Put the result of a task into `results[number]`; pauses after each image, so that others can be given tasks."""
     records: list[Encoded] = []
     try:
         for sample in samples:
             records.append(encode(sample, settings))
             yield
-        done[number] = records, None
+        results[number] = records, None
     except InputError as error:
-        done[number] = records, error
+        results[number] = records, error

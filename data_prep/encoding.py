@@ -1,4 +1,4 @@
-"""How a dataset's samples become records of a file: pictures one way, sentence pairs another."""
+"""How a dataset's samples become records of a file: images in one way, sentence pairs in another."""
 
 from collections.abc import Callable, Generator
 from functools import partial
@@ -18,41 +18,41 @@ from pipeline.formats.text import TOKENIZER
 
 
 class Encoding(NamedTuple):
-    """The file's layout, and what makes its records."""
+    """A file's layout, and the function that makes its records."""
 
     layout: Layout
     records: Callable[..., Generator[Any]]  # (samples, start) -> records from number `start` on
-    shared: bool  # whether processes share the work
-    unit: str  # of the samples, in messages
-    files: dict[str, bytes]  # that belong beside the data: name -> content
-    versions: dict[str, str]  # of what else the bytes depend on
+    parallel: bool  # whether several processes share the work
+    unit: str  # plural name of the samples in messages
+    files: dict[str, bytes]  # name -> content of what is stored next to the data
+    versions: dict[str, str]  # name -> version of what else the bytes depend on
 
 
 def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, processes: int | None) -> Encoding:
-    """The encoding of this kind of samples, by `processes`, or as many as there are usable CPUs."""
+    """The encoding for this kind of samples, with `processes` processes (None: one per usable CPU)."""
     if dataset.text:
-        return _of_pairs(dataset, origin, settings)
+        return _encoding_of_pairs(dataset, origin, settings)
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
     if in_memory or settings.raw:
         return Encoding(PICTURES, records, not in_memory, "images", {}, {})
-    compiled = library()  # built here, before any process that encodes wants it
+    compiled = library()  # built here, before the processes that encode need it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
     layout = SEGMENTED_PICTURES if settings.restart_markers else PICTURES
     return Encoding(layout, records, True, "images", {}, versions)
 
 
-def _of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:
+def _encoding_of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:
     from data_prep.wordpiece import encode_pairs, learn_tokenizer, load_tokenizer
 
-    beside = [] if origin is None else [origin / "vocab.txt"]
-    given = [Path(settings.vocab)] if settings.vocab else [path for path in beside if path.exists()]
+    default = [] if origin is None else [origin / "vocab.txt"]
+    given = [Path(settings.vocab)] if settings.vocab else [path for path in default if path.exists()]
     if given:
         tokenizer = load_tokenizer(given[0], settings.length)
     else:
-        learnt_from = dataset.splits.get("train") or next(iter(dataset.splits.values()))
-        tokenizer = learn_tokenizer(learnt_from, settings.vocab_size, settings.length)
+        train = dataset.splits.get("train") or next(iter(dataset.splits.values()))
+        tokenizer = learn_tokenizer(train, settings.vocab_size, settings.length)
     records = partial(encode_pairs, tokenizer=tokenizer, length=settings.length)
     files = {TOKENIZER: tokenizer.to_str().encode()}
     return Encoding(text_layout(settings.length), records, False, "pairs", files, {})

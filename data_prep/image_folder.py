@@ -1,4 +1,4 @@
-"""Any pictures in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg."""
+"""Any images in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,30 +12,32 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 
 
 def read(origin: Path) -> Dataset:
-    """Labels are the class folders of all splits, sorted; pictures are sorted by class, then by path."""
+    """The splits in `origin`. Labels are the class folders of all splits, sorted; samples go by class and path.
+
+    Raises `InputError` if there is no split, a split has no class folder, or a class folder no image.
+    """
     places = split_folders(origin)
     if not places:
-        raise InputError(f"{origin}: holds none of the folders train, val and test (of one folder a class)")
+        raise InputError(f"{origin}: holds none of the folders train, val and test (each with one folder per class)")
     return read_splits(origin, places, classes=None)
 
 
 def split_folders(origin: Path) -> dict[str, str]:
-    """The splits that are folders under `origin`, each with its path from there."""
+    """The splits that are folders in `origin`, each with its path relative to it."""
     return {split: split for split in SPLITS if (origin / split).is_dir()}
 
 
 def read_splits(origin: Path, places: Mapping[str, str], classes: Sequence[str] | None) -> Dataset:
-    """The splits at these places under `origin`, labelled by `classes`, or by the sorted union of their folders."""
+    """The splits at these paths relative to `origin`. Labels are the order of `classes` (None: of all folders)."""
     folders = {split: class_folders(origin / place) for split, place in places.items()}
-    found = sorted(set().union(*folders.values()))
-    order = tuple(classes) if classes is not None else tuple(found)
+    order = tuple(classes) if classes is not None else tuple(sorted(set().union(*folders.values())))
     label = {name: index for index, name in enumerate(order)}
-    splits = {split: _pictures(origin, places[split], names, label) for split, names in folders.items()}
+    splits = {split: _images(origin, places[split], names, label) for split, names in folders.items()}
     return Dataset(order, splits)
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The class folders of one split, sorted."""
+    """The names of the class folders of one split, sorted. Raises `InputError` if there are none."""
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     except OSError as error:
@@ -45,16 +47,16 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def _pictures(origin: Path, place: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
+def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
     names: list[str] = []
     labels: list[int] = []
     for name in classes:
         prefix = f"{place}/{name}".removeprefix("./")
-        found = sorted(_walk(f"{origin}/{prefix}", prefix))
-        if not found:
-            raise InputError(f"{origin / prefix}: holds no pictures ({', '.join(SUFFIXES)})")
-        names += found
-        labels += [label[name]] * len(found)
+        files = sorted(_walk(f"{origin}/{prefix}", prefix))
+        if not files:
+            raise InputError(f"{origin / prefix}: holds no images ({', '.join(SUFFIXES)})")
+        names += files
+        labels += [label[name]] * len(files)
     return PictureFiles(origin, names, labels)
 
 

@@ -1,6 +1,6 @@
 """ImageNet as class folders, ROOT/{train,val}/<wnid>/*.JPEG or ROOT/<wnid>/*.JPEG, or as the official tars.
 
-The second form is ImageNet-21k's; all of it is train. ROOT/wnids.txt gives the order of the classes, if there is one.
+The second form is that of ImageNet-21k; all of it is train. ROOT/wnids.txt, if it exists, sets the order of classes.
 """
 
 import re
@@ -15,28 +15,31 @@ WNID = re.compile(r"n\d{8}")
 
 
 def read(origin: Path) -> Dataset:
-    """Labels follow wnids.txt, or the sorted wnids of all splits: for the whole ImageNet-1k both are the usual order.
+    """The splits in `origin`. Labels are the order of wnids.txt, by default of the wnids of all splits, sorted.
 
-    A part of ImageNet without wnids.txt has only the classes that are there, numbered from 0.
+    For the whole ImageNet-1k both are the usual order. A part of ImageNet without wnids.txt has only its own classes,
+    numbered from 0. Raises `InputError` for a folder in another layout.
     """
-    listed = _listed(origin / "wnids.txt")
+    listed = _read_wnids(origin / "wnids.txt")
     tars = tars_in(origin)
     places = split_folders(origin)
     if tars:
         if places:
-            raise InputError(f"{origin}: holds {tars[0]} and the folder {next(iter(places))}; keep one form, apart")
+            raise InputError(f"{origin}: holds {tars[0]} and the folder {next(iter(places))}; keep only one of them")
         return read_tars(origin, listed)
     places, known = places or {"train": "."}, None if listed is None else set(listed)
     for place in places.values():
         for name in class_folders(origin / place):
             if not WNID.fullmatch(name):
-                raise InputError(f"{origin / place / name}: not a WordNet id such as n01440764; see image-folder")
+                raise InputError(
+                    f"{origin / place / name}: not a WordNet id such as n01440764; use the source image-folder"
+                )
             if known is not None and name not in known:
                 raise InputError(f"{origin / place / name}: is not in {origin / 'wnids.txt'}")
     return read_splits(origin, places, listed)
 
 
-def _listed(path: Path) -> list[str] | None:
+def _read_wnids(path: Path) -> list[str] | None:
     """The first word of each line, in order."""
     if not path.exists():
         return None
@@ -48,5 +51,7 @@ def _listed(path: Path) -> list[str] | None:
     wrong = [wnid for wnid in wnids if not WNID.fullmatch(wnid)]
     twice = {wnid for wnid in wnids if wnids.count(wnid) > 1} if len(set(wnids)) < len(wnids) else set()
     if wrong or twice:
-        raise InputError(f"{path}: {wrong[0]!r} is no WordNet id" if wrong else f"{path}: {min(twice)} stands twice")
+        raise InputError(
+            f"{path}: {wrong[0]!r} is not a WordNet id" if wrong else f"{path}: {min(twice)} is listed twice"
+        )
     return wnids

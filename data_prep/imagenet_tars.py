@@ -1,6 +1,7 @@
-"""ImageNet-1k's official tars, read in place: train holds a tar a class; val is flat, its labels lie in the devkit.
+"""ImageNet-1k's official tars, read without unpacking. Train holds one tar per class; val is flat, its labels are in
+the devkit.
 
-Names, classes and order are those of the class folders that unpacking makes, so both give the same bytes.
+Names, classes and order are those of the unpacked class folders, so that both give the same bytes.
 """
 
 import io
@@ -12,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.official import Note, check_md5
-from data_prep.progress import say
+from data_prep.official import FileException, check_md5
+from data_prep.progress import print_status
 from data_prep.samples import Dataset, PictureSlices
 from pipeline.errors import InputError
 
@@ -27,7 +28,7 @@ GROUND_TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 
 
 class _Member(NamedTuple):
-    """A picture in a tar. Sorts as the class folders would."""
+    """An image in a tar. Members sort like the files in class folders."""
 
     wnid: str
     name: str
@@ -36,34 +37,37 @@ class _Member(NamedTuple):
 
 
 def tars_in(origin: Path) -> list[str]:
-    """Which of the two picture tars are there."""
+    """Which of the two image tars are in the folder `origin`."""
     return [name for name in (TRAIN, VAL) if (origin / name).is_file()]
 
 
 def read_tars(origin: Path, classes: Sequence[str] | None) -> Dataset:
-    """The splits whose tars lie in `origin`. Labels follow `classes`, or the sorted wnids of all of them."""
-    found: dict[str, list[_Member]] = {}
-    notes: tuple[Note, ...] = ()
+    """The splits whose tars are in `origin`. Labels are the order of `classes`, by default of all wnids, sorted.
+
+    Raises `InputError` if a tar is damaged, or the devkit is missing.
+    """
+    members: dict[str, list[_Member]] = {}
+    exceptions: tuple[FileException, ...] = ()
     for tar in tars_in(origin):
         _check_end(origin / tar)
-        say(f"{origin / tar}: listing, and checking its MD5")
-        found["train" if tar == TRAIN else "val"] = sorted(_train(origin / tar) if tar == TRAIN else _val(origin))
-        notes += check_md5(origin / tar, MD5[tar])
-    if "val" in found:
-        notes += check_md5(origin / DEVKIT, MD5[DEVKIT])
-    order = classes or sorted({member.wnid for members in found.values() for member in members})
+        print_status(f"{origin / tar}: listing its images and checking its MD5")
+        members["train" if tar == TRAIN else "val"] = sorted(_train(origin / tar) if tar == TRAIN else _val(origin))
+        exceptions += check_md5(origin / tar, MD5[tar])
+    if "val" in members:
+        exceptions += check_md5(origin / DEVKIT, MD5[DEVKIT])
+    order = classes or sorted({member.wnid for split in members.values() for member in split})
     label = {wnid: number for number, wnid in enumerate(order)}
-    splits = {split: _pictures(origin, split, members, label) for split, members in found.items()}
-    return Dataset(tuple(order), splits, notes)
+    splits = {split: _images(origin, split, listed, label) for split, listed in members.items()}
+    return Dataset(tuple(order), splits, exceptions)
 
 
-def _pictures(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> PictureSlices:
+def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> PictureSlices:
     tar = origin / (TRAIN if split == "train" else VAL)
     if not members:
-        raise InputError(f"{tar}: holds no pictures; fetch it again")
-    strange = [member.wnid for member in members if member.wnid not in label]
-    if strange:
-        raise InputError(f"{tar}: holds {strange[0]}, which {origin / 'wnids.txt'} lacks")
+        raise InputError(f"{tar}: holds no images; download it again")
+    unknown = [member.wnid for member in members if member.wnid not in label]
+    if unknown:
+        raise InputError(f"{tar}: holds {unknown[0]}, which is not in {origin / 'wnids.txt'}")
     return PictureSlices(
         str(tar),
         [f"{split}/{member.wnid}/{member.name}" for member in members],
@@ -74,11 +78,14 @@ def _pictures(origin: Path, split: str, members: Sequence[_Member], label: dict[
 
 
 def _check_end(tar: Path) -> None:
-    """A tar ends in two blocks of zeros; `tarfile` takes one that was cut short for a smaller one."""
+    """Raise `InputError` for a tar that is cut short: it lacks the two blocks of zeros at the end.
+
+    `tarfile` would read it as a smaller tar.
+    """
     with tar.open("rb") as file:
         file.seek(max(0, tar.stat().st_size - 1024))
         if file.read() != bytes(1024):
-            raise InputError(f"{tar}: is cut short; fetch it again")
+            raise InputError(f"{tar}: is cut short; download it again")
 
 
 def _train(path: Path) -> Iterator[_Member]:
@@ -95,7 +102,7 @@ def _train(path: Path) -> Iterator[_Member]:
                             place = part.offset_data + member.offset_data
                             yield _Member(wnid, Path(member.name).name, place, member.size)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a tar of tars ({error}); fetch it again") from None
+        raise InputError(f"{path}: cannot be read as a tar of tars ({error}); download it again") from None
 
 
 def _val(origin: Path) -> Iterator[_Member]:
@@ -105,19 +112,19 @@ def _val(origin: Path) -> Iterator[_Member]:
         with tarfile.open(path, "r:") as pictures:
             members = [member for member in pictures if member.isfile()]
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a tar ({error}); fetch it again") from None
+        raise InputError(f"{path}: cannot be read as a tar ({error}); download it again") from None
     if len(members) != len(wnids):
-        raise InputError(f"{path}: holds {len(members)} pictures, and {DEVKIT} labels {len(wnids)}; fetch it again")
+        raise InputError(f"{path}: holds {len(members)} images, and {DEVKIT} labels {len(wnids)}; download it again")
     for member in members:
         name = Path(member.name).name
         number = name.removesuffix(".JPEG").rpartition("_")[2]
         if not number.isdecimal() or not 1 <= int(number) <= len(wnids):
-            raise InputError(f"{path}: {name} is none of the pictures that {DEVKIT} labels")
+            raise InputError(f"{path}: {DEVKIT} has no label for {name}")
         yield _Member(wnids[int(number) - 1], name, member.offset_data, member.size)
 
 
 def _validation_wnids(devkit: Path) -> list[str]:
-    """The wnid of each validation picture, in the order of their numbers."""
+    """The wnid of each validation image, in the order of their numbers."""
     from scipy.io import loadmat
 
     try:
@@ -130,6 +137,6 @@ def _validation_wnids(devkit: Path) -> list[str]:
         wnid = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         return [wnid[int(line)] for line in lines]
     except FileNotFoundError:
-        raise InputError(f"{devkit}: is missing; {VAL} has no labels without it") from None
+        raise InputError(f"{devkit}: is missing; it holds the labels of {VAL}") from None
     except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{devkit}: is not ImageNet's devkit ({error!r}); fetch it again") from None
+        raise InputError(f"{devkit}: is not ImageNet's devkit ({error!r}); download it again") from None

@@ -1,4 +1,4 @@
-"""What of an unfinished .beton is safely on disk, so that a later process goes on from there."""
+"""A record of which parts of an unfinished .beton are on disk, so that a later process can resume."""
 
 import json
 import os
@@ -8,15 +8,17 @@ from typing import Any
 
 
 class Journal:
-    """JSON lines, one a shard, each flushed to disk after the data that it tells of.
+    """JSON lines, one per shard, each flushed to disk after the data that it describes.
 
-    A line that was cut short by a kill or a crash, and all after it, is as if it had never been written.
+    A line that a kill or a crash cut short is ignored, and so is everything after it.
     """
 
     def __init__(self, path: Path) -> None:
+        """The journal at `path`, which need not exist."""
         self.path = path
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """The complete entries, in the order in which they were appended."""
         if not self.path.exists():
             return
         for line in self.path.read_bytes().splitlines(keepends=True):
@@ -28,13 +30,14 @@ class Journal:
                 return
             yield entry
 
-    def rewind(self, lines: int) -> None:
-        """Forget all but the first lines."""
+    def truncate(self, entries: int) -> None:
+        """Remove all but the first entries."""
         if self.path.exists():
-            kept = b"".join(self.path.read_bytes().splitlines(keepends=True)[:lines])
+            kept = b"".join(self.path.read_bytes().splitlines(keepends=True)[:entries])
             os.truncate(self.path, len(kept))
 
     def append(self, entry: dict[str, Any]) -> None:
+        """Add an entry and flush it to disk."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
             file.flush()

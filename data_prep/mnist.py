@@ -20,17 +20,17 @@ LAYOUTS = [Layout("MNIST/raw", "", files) for files in (GZ, dict.fromkeys((name[
 
 
 def read(origin: Path) -> Dataset:
-    """60,000 training and 10,000 test pictures, in the official order."""
-    _, files, notes = read_files(origin, LAYOUTS)
+    """60,000 training and 10,000 test images, in the official order."""
+    _, files, exceptions = read_files(origin, LAYOUTS)
     train, train_labels, test, test_labels = (_idx(name, data) for name, data in files.items())
     splits = {}
     for name, grey, labels in (("train", train, train_labels), ("test", test, test_labels)):
         if grey.shape != (len(labels), 28, 28) or not labels.size or labels.max() > 9:
             raise InputError(
-                f"{origin}: the {name} files have shapes {grey.shape} and {labels.shape}; fetch them again"
+                f"{origin}: the {name} files have shapes {grey.shape} and {labels.shape}; download them again"
             )
         splits[name] = PixelArrays(name, np.broadcast_to(grey[..., None], (*grey.shape, 3)), labels)
-    return Dataset(tuple("0123456789"), splits, notes)
+    return Dataset(tuple("0123456789"), splits, exceptions)
 
 
 def _idx(name: str, data: bytes) -> np.ndarray:
@@ -38,9 +38,9 @@ def _idx(name: str, data: bytes) -> np.ndarray:
     try:
         body = gzip.decompress(data) if name.endswith(".gz") else data
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{name}: cannot be decompressed ({error}); fetch it again") from None
+        raise InputError(f"{name}: cannot be decompressed ({error}); download it again") from None
     axes = body[3] if body[:3] == b"\0\0\x08" and len(body) > 3 else 0
     shape = [int.from_bytes(body[i : i + 4]) for i in range(4, 4 + 4 * axes, 4)]
     if not axes or len(body) != 4 + 4 * axes + np.prod(shape, dtype=int):
-        raise InputError(f"{name}: is no idx file of bytes, or is cut short; fetch it again")
+        raise InputError(f"{name}: is not an idx file of bytes, or is cut short; download it again")
     return np.frombuffer(body, np.uint8, offset=4 + 4 * axes).reshape(shape)

@@ -1,4 +1,4 @@
-"""The files of a published dataset, wherever people have them: in a folder, a folder below it, or the tar."""
+"""The files of a published dataset: in a folder, in its official subfolder, or in the official tar."""
 
 import hashlib
 import tarfile
@@ -7,64 +7,67 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.progress import say
+from data_prep.progress import print_status
 from pipeline.errors import InputError
 
-Note = dict[str, str]  # an entry of the manifest's exceptions
+FileException = dict[str, str]  # an entry of the manifest's exceptions: {"file", "rule"}
 
 
 class Layout(NamedTuple):
     """One published form of a dataset."""
 
-    folder: str  # that the files lie in, below the place that is named, or ""
+    folder: str  # official name of the folder with the files, or ""
     archive: str  # name of the tar, or ""
     files: Mapping[str, str]  # name -> official MD5, or "" where none is known
     archive_md5: str = ""
 
 
-def read_files(origin: Path, layouts: Sequence[Layout]) -> tuple[Layout, dict[str, bytes], tuple[Note, ...]]:
-    """The first layout found at `origin`, its files' bytes, and a note for each that is not the official one."""
+def read_files(origin: Path, layouts: Sequence[Layout]) -> tuple[Layout, dict[str, bytes], tuple[FileException, ...]]:
+    """The first of the layouts found at `origin`, its files' bytes, and an exception for each unofficial file.
+
+    Raises `InputError` if there is none, or one is incomplete.
+    """
     for layout in layouts:
         archive = origin if origin.is_file() else origin / layout.archive
         places = (origin, origin / layout.folder)
         for place in places:
             if any((place / name).is_file() for name in layout.files):
                 files = {name: _read(place / name) for name in layout.files}
-                return layout, files, _notes(files, layout.files)
+                return layout, files, _md5_exceptions(files, layout.files)
         if layout.archive and archive.is_file():
             members = _untar(archive, layout)
             if members is not None:
-                notes = check_md5(archive, layout.archive_md5) if layout.archive_md5 else ()
-                return layout, members, _notes(members, layout.files) + notes
+                exceptions = check_md5(archive, layout.archive_md5) if layout.archive_md5 else ()
+                return layout, members, _md5_exceptions(members, layout.files) + exceptions
     forms = "; or ".join(", ".join(layout.files) for layout in layouts)
     tars = ", ".join(layout.archive for layout in layouts if layout.archive)
     raise InputError(f"{origin}: holds none of the files {forms}" + (f"; nor {tars}" if tars else ""))
 
 
 def find_file(origin: Path, folder: str, name: str) -> Path | None:
-    """The file `name` in `origin` or in its subfolder, if there is one."""
+    """The path of the file `name` in `origin` or in its subfolder `folder`, or None."""
     return next((place / name for place in (origin, origin / folder) if (place / name).is_file()), None)
 
 
-def check_md5(path: Path, official: str) -> tuple[Note, ...]:
-    """A note unless the file, of any size, is the official one."""
+def check_md5(path: Path, official: str) -> tuple[FileException, ...]:
+    """An exception unless the file has the official MD5. Files of any size; read in pieces."""
     with path.open("rb") as file:
-        return _note(path.name, hashlib.file_digest(file, _md5).hexdigest(), official)
+        return _md5_exception(path.name, hashlib.file_digest(file, _md5).hexdigest(), official)
 
 
 def _md5(data: bytes = b""):
-    return hashlib.md5(data, usedforsecurity=False)  # some systems forbid it for security
+    return hashlib.md5(data, usedforsecurity=False)  # FIPS systems forbid MD5 for security
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); every file of the set is needed") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror}); all files of the dataset are needed") from None
 
 
 def _untar(archive: Path, layout: Layout) -> dict[str, bytes] | None:
-    """The layout's files out of a tar, or None when it holds none of them."""
+    """The layout's files from a tar, or None if it holds none of them."""
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|*") as tar:
@@ -75,21 +78,21 @@ def _untar(archive: Path, layout: Layout) -> dict[str, bytes] | None:
                     assert body is not None
                     files[path.name] = body.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{archive}: cannot be read as a tar ({error}); fetch it again") from None
+        raise InputError(f"{archive}: cannot be read as a tar ({error}); download it again") from None
     missing = [name for name in layout.files if name not in files]
     if files and missing:
-        raise InputError(f"{archive}: lacks {layout.folder}/{missing[0]}; fetch it again")
+        raise InputError(f"{archive}: lacks {layout.folder}/{missing[0]}; download it again")
     return {name: files[name] for name in layout.files} if files else None
 
 
-def _notes(files: Mapping[str, bytes], official: Mapping[str, str]) -> tuple[Note, ...]:
+def _md5_exceptions(files: Mapping[str, bytes], official: Mapping[str, str]) -> tuple[FileException, ...]:
     sums = {name: _md5(data).hexdigest() for name, data in files.items() if official.get(name)}
-    return tuple(note for name, found in sums.items() for note in _note(name, found, official[name]))
+    return tuple(exception for name, md5 in sums.items() for exception in _md5_exception(name, md5, official[name]))
 
 
-def _note(name: str, found: str, official: str) -> tuple[Note, ...]:
-    if found == official:
+def _md5_exception(name: str, md5: str, official: str) -> tuple[FileException, ...]:
+    if md5 == official:
         return ()
-    rule = f"MD5 {found}, where the official file has {official}"
-    say(f"{name}: {rule}; read as it is")
+    rule = f"MD5 {md5}, where the official file has {official}"
+    print_status(f"warning: {name}: {rule}; it is read all the same")
     return ({"file": name, "rule": rule},)

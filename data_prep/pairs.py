@@ -1,6 +1,6 @@
 """MultiNLI (Williams et al. 2018) and SNLI (Bowman et al. 2015): sentence pairs as .jsonl, GLUE's .tsv or plain .tsv.
 
-The columns sentence1, sentence2 and gold_label (or label) are found by name. Files may be compressed (.gz).
+Columns are found by name: sentence1, sentence2, and gold_label or label. Files may be compressed (.gz).
 """
 
 import gzip
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.official import Note
+from data_prep.official import FileException
 from data_prep.samples import Dataset, FileSlice
 from pipeline.errors import InputError
 
@@ -22,7 +22,7 @@ SUFFIX = r"\.(jsonl|tsv|txt)(\.gz)?"
 
 
 class Pair(NamedTuple):
-    """Two sentences yet to be tokenised."""
+    """Two sentences that are not tokenised yet."""
 
     name: str
     label: int
@@ -44,12 +44,12 @@ class Pairs(Sequence[Pair]):
 
 
 def mnli(origin: Path) -> Dataset:
-    """train, dev_matched and dev_mismatched, those there are; also parts of them, named so."""
+    """Any of train, dev_matched and dev_mismatched, and parts of the latter two such as dev_matched_small."""
     return _read(origin, [r"(?:multinli_1\.0_)?(train|dev_(?:mis)?matched\w*)"], "train, dev_matched, dev_mismatched")
 
 
 def snli(origin: Path) -> Dataset:
-    """train, dev and test, those there are; files that name SNLI before others."""
+    """Any of train, dev and test; files whose name begins with snli take precedence."""
     return _read(origin, [r"snli_(?:1\.0_)?(train|dev|test)", "(train|dev|test)"], "snli_train, snli_dev, snli_test")
 
 
@@ -60,22 +60,25 @@ def _read(origin: Path, stems: Sequence[str], wanted: str) -> Dataset:
         matches = [(re.fullmatch(stem + SUFFIX, path.name), path) for path in sorted(origin.iterdir())]
         files = {match[1]: path for match, path in reversed(matches) if match}
         if files:
-            read = {split: _pairs(path) for split, path in sorted(files.items())}
-            notes = tuple(note for _, found in read.values() for note in found)
-            return Dataset(CLASSES, {split: Pairs(pairs) for split, (pairs, _) in read.items()}, notes, text=True)
+            splits = {split: _pairs(path) for split, path in sorted(files.items())}
+            exceptions = tuple(exception for _, more in splits.values() for exception in more)
+            pairs = {split: Pairs(pairs) for split, (pairs, _) in splits.items()}
+            return Dataset(CLASSES, pairs, exceptions, text=True)
     raise InputError(f"{origin}: holds none of {wanted} as .jsonl, .tsv or .txt (or .gz of them)")
 
 
-def _pairs(path: Path) -> tuple[list[Pair], tuple[Note, ...]]:
-    """The labelled pairs of a file, and how many had no gold label (annotators disagreed)."""
+def _pairs(path: Path) -> tuple[list[Pair], tuple[FileException, ...]]:
+    """The labelled pairs of a file, and an exception with the number of those that have no gold label."""
     pairs, unlabelled = [], 0
     for number, row in _rows(path):
         try:
             gold = row["gold_label"] if "gold_label" in row else row["label"]
             first, second = row["sentence1"], row["sentence2"]
         except (KeyError, TypeError):
-            raise InputError(f"{path}: line {number} lacks one of sentence1, sentence2, gold_label") from None
-        if gold == "-":
+            raise InputError(
+                f"{path}: line {number} lacks one of the columns sentence1, sentence2, gold_label"
+            ) from None
+        if gold == "-":  # the annotators disagreed
             unlabelled += 1
         elif gold in CLASSES:
             pairs.append(Pair(f"{path.name}:{number}", CLASSES.index(gold), first, second))
@@ -88,7 +91,7 @@ def _pairs(path: Path) -> tuple[list[Pair], tuple[Note, ...]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """The number of each line and its values by column; tabs separate, and quotes mean nothing."""
+    """The number of each line, from 1, and its values by column. Tabs separate values; quotes are ordinary text."""
     is_json, header = ".jsonl" in path.suffixes, None
     for number, line in enumerate(_lines(path), start=1):
         if is_json:
@@ -111,6 +114,6 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); fetch it again") from None
+        raise InputError(f"{path}: cannot be read ({error}); download it again") from None
     for line in io.StringIO(text, newline="\n"):
         yield line.rstrip("\r\n")

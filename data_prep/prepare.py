@@ -1,19 +1,26 @@
-"""From a source on disk to a folder of .beton files with a manifest: whole, or to be gone on with."""
+"""A source on disk -> a folder of one .beton per split and a manifest; an interrupted preparation is resumed."""
 
-import difflib
 import hashlib
-import importlib
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.progress import progress, say
+from data_prep.prep_dir import (
+    UNFINISHED,
+    clear_leftovers,
+    data_path,
+    journal_path,
+    prep_dir,
+    rename_finished,
+    translate_errors,
+)
+from data_prep.progress import print_status, progress
 from data_prep.samples import Dataset
-from data_prep.settings import PrepSettings
+from data_prep.settings import PrepSettings, rename_old_keys
+from data_prep.sources import check_origin, read_source
 from data_prep.subset import take_subset
-from data_prep.workplace import UNFINISHED, data_path, journal_path, permitted, publish, tidy, workplace
 from data_prep.write import BetonWriter
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
@@ -21,40 +28,10 @@ from pipeline.formats.blocks import hash_blocks, hash_bytes
 from pipeline.formats.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
 from pipeline.formats.text import TOKENIZER
 
-
-class Source(NamedTuple):
-    """Where the pictures come from. The function `reader` of `data_prep` lists them: origin -> Dataset."""
-
-    reader: str  # "module.function", imported when it is called
-    description: str
-    takes_origin: bool = True
-
-
-SOURCES = {
-    "digits": Source("digits.read", "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; needs no --from", False),
-    "image-folder": Source(
-        "image_folder.read", "any pictures in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
-    ),
-    "imagenet": Source(
-        "imagenet.read",
-        "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, or the official tars and devkit",
-    ),
-    "cifar10": Source("cifar.cifar10", "CIFAR-10, python or binary version, tar.gz or unpacked"),
-    "cifar100": Source(
-        "cifar.cifar100", "CIFAR-100 with its fine labels, python or binary version, tar.gz or unpacked"
-    ),
-    "mnist": Source("mnist.read", "MNIST in its four idx files, .gz or unpacked"),
-    "svhn": Source(
-        "svhn.read", "SVHN cropped digits: train_32x32.mat, test_32x32.mat, extra_32x32.mat, those there are"
-    ),
-    "stl10": Source("stl10.read", "STL-10 in its binary files, unpacked: train, test, folds and unlabelled"),
-    "mnli": Source("pairs.mnli", "MultiNLI sentence pairs: .jsonl or .tsv, WordPiece by DIR/vocab.txt or learnt"),
-    "snli": Source("pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv, WordPiece by DIR/vocab.txt or learnt"),
-}
 PACKAGES = ("widemix", "numpy", "pillow")
 
 
-@permitted()
+@translate_errors()
 def prepare(
     source: str,
     origin: Path | None,
@@ -66,53 +43,34 @@ def prepare(
 ) -> Manifest:
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
-    A folder that holds just this already is left alone; one that holds anything else is an `InputError`, unless
-    `force`. `processes` encode pictures, by default as many as there are usable CPUs. Raises `InputError` for what
-    the user can mend (paths, pictures, a full disk) and `RuntimeError` when a process is killed. Either way, and
-    after Ctrl-C or a kill, the folder is as it was, or the same call goes on where this one stopped.
+    If the folder already holds the same preparation, it is left unchanged. If it holds anything else, `InputError` is
+    raised, unless `force`. Images are encoded by `processes` processes, by default one per usable CPU.
+
+    Raises `InputError` for what the user can correct (paths, images, a full disk) and `RuntimeError` if a process is
+    killed. After an error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
     """
-    origin = checked_origin(source, origin)
-    done = already_there(source, origin, to, settings, force)
+    origin = check_origin(source, origin)
+    done = find_prepared(source, origin, to, settings, force)
     if done is not None:
-        tidy(to)
-        say(f"{to}: already prepared from {done.origin} with these settings")
+        clear_leftovers(to)
+        print_status(f"{to}: already prepared from {done.origin} with these settings")
         return done
     dataset = list_samples(source, origin, settings)
     encoding = encoding_for(dataset, origin, settings, processes)
-    with workplace(to, _plan(source, origin, settings, dataset, encoding), force):
+    with prep_dir(to, _plan(source, origin, settings, dataset, encoding), force):
         return _write(source, origin, to, settings, dataset, encoding)
 
 
-def _source(name: str) -> Source:
-    if name in SOURCES:
-        return SOURCES[name]
-    close = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SOURCES)}"
-    raise InputError(f"no source {name!r}; {hint}")
+def list_samples(source: str, origin: Path | None, settings: PrepSettings) -> Dataset:
+    """The samples of a source at a checked origin, reduced to the subset in `settings`; images are not read yet."""
+    return take_subset(read_source(source, origin), settings)
 
 
-def checked_origin(name: str, origin: Path | None) -> Path | None:
-    """Where to read the source from, as an absolute path; `InputError` for an unknown source or a wrong path."""
-    source = _source(name)
-    if not source.takes_origin:
-        if origin is not None:
-            raise InputError(f"{name} is not read from a folder; leave out --from {origin}")
-        return None
-    if origin is None:
-        raise InputError(f"{name} needs --from: {source.description}")
-    if not origin.exists():
-        raise InputError(f"{origin}: no such file or folder to read {name} from")
-    return origin.resolve()
+def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
+    """The manifest if `to` already holds this preparation, None if it is to be written.
 
-
-def list_samples(name: str, origin: Path | None, settings: PrepSettings) -> Dataset:
-    """The classes and samples of a source at a checked origin, cut as the settings say; no picture is read yet."""
-    module, function = SOURCES[name].reader.split(".")
-    return take_subset(getattr(importlib.import_module(f"data_prep.{module}"), function)(origin), settings)
-
-
-def already_there(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
-    """The manifest, if `to` holds just what is asked for; `InputError` if it must not be written to."""
+    Raises `InputError` if `to` must not be written to. Folders that older versions prepared are recognised.
+    """
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file, not a folder to write to")
     if not (to / NAME).exists():
@@ -124,30 +82,31 @@ def already_there(source: str, origin: Path | None, to: Path, settings: PrepSett
         return None
     try:
         manifest = read_manifest(to)
-        found = {"source": manifest.source, "from": manifest.origin, **PrepSettings().as_json(), **manifest.settings}
         for name in manifest.splits:
             split_path(to, name, manifest)
     except InputError as error:
         if force:
             return None
         raise InputError(f"{error}, with --force") from None
+    defaults = PrepSettings().as_json()  # for keys that the version which wrote the manifest did not have
+    earlier = {"source": manifest.source, "from": manifest.origin, **defaults, **rename_old_keys(manifest.settings)}
     wanted = {"source": source, "from": str(origin or source), **settings.as_json()}
-    differing = [name for name in wanted if found.get(name) != wanted[name]]
+    differing = [name for name in wanted if earlier.get(name) != wanted[name]]
     if not differing:
         return manifest
     if force:
         return None
     name = differing[0]
     raise InputError(
-        f"{to}: was prepared with {name} {found.get(name)}, not {wanted[name]}; "
-        "name another folder, or give --force to replace it"
+        f"{to}: was prepared with {name} {earlier.get(name)}, not {wanted[name]}; "
+        "name another folder, or add --force to replace it"
     )
 
 
 def _plan(
     source: str, origin: Path | None, settings: PrepSettings, dataset: Dataset, encoding: Encoding
 ) -> dict[str, Any]:
-    """All that the bytes depend on, but for the pictures' own: equal where one process goes on from another."""
+    """All that the output depends on except the images' content: equal if one process may resume another's work."""
     listing = {}
     for name, samples in dataset.splits.items():
         names = hashlib.blake2b(digest_size=16)
@@ -173,27 +132,9 @@ def _write(
 ) -> Manifest:
     splits: dict[str, Split] = {}
     exceptions = list(dataset.exceptions)
-    for name, samples in dataset.splits.items():
-        path = data_path(to, name)
-        with (
-            BetonWriter(path, journal_path(to, name), len(samples), encoding.layout) as writer,
-            closing(encoding.records(samples, writer.taken)) as encoded,
-            closing(progress(encoded, len(samples), name, encoding.unit, writer.taken)) as shown,
-        ):
-            for item in shown:
-                writer.add(item)
-            if not writer.count:
-                raise InputError(f"{origin}: not one picture of {name} can be decoded")
-            writer.finish()
-        exceptions += writer.exceptions
-        splits[name] = Split(
-            file=f"{name}.beton",
-            bytes=path.stat().st_size,
-            samples=writer.count,
-            per_class=count_labels(writer.labels, len(dataset.classes)),
-            fields=encoding.layout.types,
-            blocks=hash_blocks(path, writer.disk.hashes.known),
-        )
+    for name in dataset.splits:
+        splits[name], more = _write_split(name, origin, to, dataset, encoding)
+        exceptions += more
     for name, data in encoding.files.items():
         atomic_write(to / f"{name}{UNFINISHED}", data)
     manifest = Manifest(
@@ -206,5 +147,31 @@ def _write(
         exceptions=tuple(exceptions),
         files={name: hash_bytes(data) for name, data in encoding.files.items()},
     )
-    publish(to, manifest)
+    rename_finished(to, manifest)
     return manifest
+
+
+def _write_split(
+    name: str, origin: Path | None, to: Path, dataset: Dataset, encoding: Encoding
+) -> tuple[Split, list[dict[str, str]]]:
+    """Write one split's .beton; returns its manifest entry and its exceptions."""
+    path, samples = data_path(to, name), dataset.splits[name]
+    with (
+        BetonWriter(path, journal_path(to, name), len(samples), encoding.layout) as writer,
+        closing(encoding.records(samples, writer.taken)) as records,
+        closing(progress(records, len(samples), name, encoding.unit, writer.taken)) as counted,
+    ):
+        for record in counted:
+            writer.add(record)
+        if not writer.count:
+            raise InputError(f"{origin}: not one image of {name} can be decoded")
+        writer.finish()
+    split = Split(
+        file=f"{name}.beton",
+        bytes=path.stat().st_size,
+        samples=writer.count,
+        per_class=count_labels(writer.labels, len(dataset.classes)),
+        fields=encoding.layout.types,
+        blocks=hash_blocks(path, writer.disk.hashes.known),
+    )
+    return split, writer.exceptions

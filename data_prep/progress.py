@@ -1,4 +1,4 @@
-"""How far a long pass over samples is: a bar on a terminal, a line now and then elsewhere."""
+"""The progress of a long pass over samples: a bar on a terminal, otherwise a line every ten seconds."""
 
 import sys
 import time
@@ -8,19 +8,20 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-EVERY = 10.0  # seconds between lines where there is no terminal
+INTERVAL_S = 10.0  # between lines where there is no terminal
 
 Item = TypeVar("Item")
 
 
-def say(line: str) -> None:
+def print_status(line: str) -> None:
+    """Print a line to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def progress(items: Iterable[Item], total: int, name: str, unit: str = "images", done: int = 0) -> Generator[Item]:
-    """The items, while standard error shows how many of `total` have passed, at what rate, and the time left.
+    """Yield the items, and print to standard error how many of `total` have passed, the rate, and the time left.
 
-    `done` of them had passed before.
+    `done` of them passed in an earlier process; `unit` is the plural that messages use.
     """
     console = Console(stderr=True)
     if console.is_terminal:
@@ -46,11 +47,11 @@ def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, con
 
 
 def _lines(items: Iterable[Item], total: int, name: str, unit: str, done: int) -> Generator[Item]:
-    started = said = time.monotonic()
+    started = printed = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item
         now = time.monotonic()
-        if now - said >= EVERY:
-            said, rate = now, count / (now - started)
+        if now - printed >= INTERVAL_S:
+            printed, rate = now, count / (now - started)
             left = total - done - count
-            say(f"{name}: {total - left:,} of {total:,}, {rate:,.0f} {unit}/s, {left / rate:,.0f} s left")
+            print_status(f"{name}: {total - left:,} of {total:,}, {rate:,.0f} {unit}/s, {left / rate:,.0f} s left")

@@ -1,4 +1,4 @@
-"""Restart markers: JPEGs written anew, losslessly, so that a reader decodes only the segments that a crop touches."""
+"""Restart markers: JPEGs rewritten without loss, so that a reader decodes only the segments that a crop touches."""
 
 import ctypes
 import functools
@@ -9,84 +9,89 @@ from math import ceil
 import numpy as np
 
 from data_prep.jpeg import Frame, plain_frame
-from data_prep.progress import say
+from data_prep.progress import print_status
 from pipeline.formats.segments import NO_SEGMENTS, NUMBER
 from pipeline.native import BuildError
 from pipeline.native.library import open_library
 
-NARROWEST = 48  # pixels across a segment, which costs 2 to 3 bytes and has its DC prediction start anew
+MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")
-
-
-WRITTEN, WARNED, FAILED, TOO_LARGE, OTHER_COLOURS = range(5)  # what restart.c and shrink.c return
-ROOM = 65_536  # bytes that a JPEG may grow by, besides a quarter
+WRITTEN, WARNED, FAILED, TOO_LARGE, NOT_YCBCR = range(5)  # results of restart.c and shrink.c
+MAX_GROWTH = 65_536  # bytes by which a JPEG may grow, in addition to a quarter
 
 
 def interval_for(width: int, across: int) -> int:
-    """MCUs between restart markers, each `across` pixels: the least divisor of a row that spans 48 pixels or more."""
+    """MCUs between restart markers, for an image `width` pixels wide with MCUs of `across` pixels.
+
+    The smallest divisor of a row's MCUs that spans at least 48 pixels.
+    """
     row = ceil(width / across)
-    return next((part for part in range(ceil(NARROWEST / across), row) if row % part == 0), row)
+    return next((part for part in range(ceil(MIN_SEGMENT_WIDTH / across), row) if row % part == 0), row)
 
 
 class DamagedJpeg(Exception):
-    """The entropy-coded data end before the picture does, or cannot be read."""
+    """The entropy-coded data are cut short, or cannot be read."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled part, or None where it cannot be had, which is said once in each process that asks."""
+    """The compiled library, or None if it cannot be built; a note is then printed, once per process."""
     try:
         return open_library()
     except BuildError as error:
-        say(f"note: JPEGs are stored as they are, without restart markers: {error}")
+        print_status(f"note: JPEGs are stored unchanged, without restart markers: {error}")
         return None
 
 
 def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
-    """A plain JPEG with restart markers and Huffman tables of its own: (bytes, table of segments, rule).
+    """Add restart markers and optimised Huffman tables to a JPEG: (bytes, table of segments, rule).
 
-    Pixels stay what they are; comments and metadata go. A progressive one, and one of which libjpeg warns, is kept
-    as it is, by a rule; so is any, without a rule, where there is no compiled library. Raises `DamagedJpeg`.
+    The pixels do not change; comments and metadata are dropped. The JPEG is returned unchanged, with a rule that says
+    why, if it is progressive or libjpeg warns of it; and without a rule if there is no compiled library. Raises
+    `DamagedJpeg`.
     """
     compiled = library()
     if compiled is None:
         return data, NO_SEGMENTS, ""
-    outcome, anew, words = rewritten(compiled.restart_jpeg, data, interval_for(frame.width, frame.mcu[0]))
+    outcome, rewritten, message = call_codec(compiled.restart_jpeg, data, interval_for(frame.width, frame.mcu[0]))
     if outcome == WRITTEN and not frame.progressive:
-        return anew, segment_table(anew), ""
-    why = "progressive" if outcome == WRITTEN else words or "grows by a quarter"
+        return rewritten, segment_table(rewritten), ""
+    why = "progressive" if outcome == WRITTEN else message or "grows by a quarter"
     return data, NO_SEGMENTS, f"kept as it is: {why}"
 
 
-def rewritten(function: Callable[..., int], data: bytes, *settings: int) -> tuple[int, bytes, str]:
-    """What a compiled function makes of a JPEG: (outcome, bytes, libjpeg's words). Raises `DamagedJpeg`."""
-    written = np.empty(len(data) * 5 // 4 + ROOM, np.uint8)
+def call_codec(function: Callable[..., int], data: bytes, *settings: int) -> tuple[int, bytes, str]:
+    """Call `restart_jpeg` or `shrink_jpeg` of the compiled library: (result, bytes, libjpeg's message).
+
+    Raises `DamagedJpeg`.
+    """
+    output = np.empty(len(data) * 5 // 4 + MAX_GROWTH, np.uint8)
     size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
     outcome = function(
         data,
         ctypes.c_int64(len(data)),
         *settings,
-        ctypes.c_void_p(written.ctypes.data),
-        ctypes.c_int64(len(written)),
+        ctypes.c_void_p(output.ctypes.data),
+        ctypes.c_int64(len(output)),
         ctypes.byref(size),
         text,
     )
-    words = text.value.decode("ascii", "replace")
-    if outcome == FAILED or "remature end" in words:
-        raise DamagedJpeg(words)
-    fits = outcome in (WRITTEN, WARNED) and size.value <= len(written)
-    return outcome, written[: size.value].tobytes() if fits else b"", words
+    message = text.value.decode("ascii", "replace")
+    if outcome == FAILED or "remature end" in message:
+        raise DamagedJpeg(message)
+    fits = outcome in (WRITTEN, WARNED) and size.value <= len(output)
+    return outcome, output[: size.value].tobytes() if fits else b"", message
 
 
 def segment_table(data: bytes) -> bytes:
     """The table of a baseline JPEG with restart markers at the interval of its frame, or `NO_SEGMENTS`."""
     frame = plain_frame(data)
-    if frame is None or frame.progressive or not frame.common:
+    if frame is None or frame.progressive or not frame.common_sampling:
         return NO_SEGMENTS
     across, down = frame.mcu
     interval = interval_for(frame.width, across)
-    begins = [frame.scan, *(match.end() for match in MARKER.finditer(data, frame.scan))]
-    if len(begins) != ceil(frame.width / across) // interval * ceil(frame.height / down):
+    starts = [frame.scan, *(match.end() for match in MARKER.finditer(data, frame.scan))]
+    if len(starts) != ceil(frame.width / across) // interval * ceil(frame.height / down):
         return NO_SEGMENTS
     end = data.rindex(b"\xff\xd9")
-    return np.array([interval, across, down, *begins, end], NUMBER).tobytes()
+    return np.array([interval, across, down, *starts, end], NUMBER).tobytes()

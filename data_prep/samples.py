@@ -1,4 +1,4 @@
-"""What a source hands to the writer: pictures with labels, split by split, none of them read yet."""
+"""What a source returns: for each split a sequence of samples with labels, whose images are not read yet."""
 
 import os
 import stat
@@ -13,20 +13,20 @@ from pipeline.errors import InputError
 
 
 class FileSlice(NamedTuple):
-    """Where the bytes of a picture lie: `size` bytes from `offset`, or the rest of the file."""
+    """Part of a file: `size` bytes from byte `offset` on; -1 for all up to the end."""
 
     path: str
     offset: int = 0
     size: int = -1
 
     def read(self) -> bytes:
-        """The bytes, or `InputError`, for fewer than there should be and for what is no file, too."""
+        """The bytes. Raises `InputError` if there are fewer, or if the path is not a regular file."""
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for who may write to a FIFO
+            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a FIFO's writer
             try:
                 status = os.fstat(file)
                 if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"{self.path}: is no file")
+                    raise InputError(f"{self.path}: is not a regular file")
                 size = self.size if self.size >= 0 else max(0, status.st_size - self.offset)
                 data = os.pread(file, size, self.offset)
             finally:
@@ -34,31 +34,31 @@ class FileSlice(NamedTuple):
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
         if len(data) < size:
-            raise InputError(f"{self.path}: ends at {self.offset + len(data)} bytes, within a picture")
+            raise InputError(f"{self.path}: ends at {self.offset + len(data)} bytes, within a sample")
         return data
 
 
 class Sample(NamedTuple):
-    """A picture yet to be encoded: on disk, or uint8 pixels [height, width, 3] that are stored raw."""
+    """An image that is not encoded yet: part of a file, or uint8 pixels [height, width, 3] that are stored raw."""
 
-    name: str  # what messages and the manifest call it
+    name: str  # in messages and in the manifest
     label: int
     picture: FileSlice | np.ndarray
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A source that has been listed: class names in label order, the samples of each split, what was odd."""
+    """The contents of a source: class names in label order, and the samples of each split."""
 
     classes: tuple[str, ...]
-    splits: Mapping[str, Sequence[Any]]  # of Sample, or of Pair
-    exceptions: tuple[dict[str, str], ...] = ()  # files that are not what they should be: {"file", "rule"}
-    text: bool = False  # the samples are sentence pairs (`data_prep.pairs.Pair`), not pictures
+    splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `data_prep.pairs.Pair`
+    exceptions: tuple[dict[str, str], ...] = ()  # unexpected files: {"file": name, "rule": what is unusual}
+    text: bool = False  # whether the samples are sentence pairs
 
 
 @dataclass(frozen=True)
 class PictureFiles(Sequence[Sample]):
-    """Files under `root` by name; samples are made when asked for, so a million of them stay small."""
+    """Image files under `root`. `Sample`s are made on access, which keeps a million of them small."""
 
     root: Path
     names: Sequence[str]  # relative to root
@@ -74,7 +74,7 @@ class PictureFiles(Sequence[Sample]):
 
 @dataclass(frozen=True)
 class PictureSlices(Sequence[Sample]):
-    """Pictures within one file, such as a tar."""
+    """Images within one file, such as a tar."""
 
     path: str
     names: Sequence[str]
@@ -92,7 +92,7 @@ class PictureSlices(Sequence[Sample]):
 
 @dataclass(frozen=True)
 class PixelArrays(Sequence[Sample]):
-    """Pictures that lie in memory: uint8 [n, height, width, 3], stored raw."""
+    """Images in memory: uint8 [n, height, width, 3], stored raw."""
 
     name: str
     pixels: np.ndarray

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.official import Note, check_md5, find_file
+from data_prep.official import FileException, check_md5, find_file
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -21,32 +21,32 @@ CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "
 
 
 def read(origin: Path) -> Dataset:
-    """train (5,000) and test (8,000); fold0 to fold9 of train where fold_indices.txt is there; unlabeled (100,000).
+    """train (5,000) and test (8,000), and if their files exist, fold0 to fold9 of train and unlabeled (100,000).
 
-    Unlabelled pictures have the label -1.
+    Unlabelled images have the label -1. The folds are listed in fold_indices.txt.
     """
-    found = {name: path for name in MD5 if (path := find_file(origin, FOLDER, name)) is not None}
-    missing = [name for name in list(MD5)[:4] if name not in found]
+    files = {name: path for name in MD5 if (path := find_file(origin, FOLDER, name)) is not None}
+    missing = [name for name in list(MD5)[:4] if name not in files]
     if missing:
         tar = "; unpack stl10_binary.tar.gz first" if (origin / "stl10_binary.tar.gz").exists() else ""
         raise InputError(f"{origin}: lacks {', '.join(missing)}{tar}")
-    notes: tuple[Note, ...] = sum((check_md5(path, MD5[name]) for name, path in found.items()), ())
-    train, test = (_labelled(split, found[f"{split}_X.bin"], found[f"{split}_y.bin"]) for split in ("train", "test"))
+    exceptions: tuple[FileException, ...] = sum((check_md5(path, MD5[name]) for name, path in files.items()), ())
+    train, test = (_labelled(split, files[f"{split}_X.bin"], files[f"{split}_y.bin"]) for split in ("train", "test"))
     splits = {"train": train, "test": test}
     folds = find_file(origin, FOLDER, "fold_indices.txt")
     if folds is not None:
         splits |= _folds(folds, train)
-    if "unlabeled_X.bin" in found:
-        pixels = _pixels(found["unlabeled_X.bin"])
+    if "unlabeled_X.bin" in files:
+        pixels = _pixels(files["unlabeled_X.bin"])
         splits["unlabeled"] = PixelArrays("unlabeled", pixels, np.full(len(pixels), -1))
-    return Dataset(CLASSES, splits, notes)
+    return Dataset(CLASSES, splits, exceptions)
 
 
 def _pixels(path: Path) -> np.ndarray:
-    """uint8 [n, 96, 96, 3], mapped; the file holds each channel by columns."""
+    """uint8 [n, 96, 96, 3], memory-mapped; the file stores each channel by columns."""
     size = path.stat().st_size
     if not size or size % PIXELS:
-        raise InputError(f"{path}: has {size} bytes, not a multiple of {PIXELS}; fetch it again")
+        raise InputError(f"{path}: has {size} bytes, not a multiple of {PIXELS}; download it again")
     return np.memmap(path, np.uint8, "r", shape=(size // PIXELS, 3, 96, 96)).transpose(0, 3, 2, 1)
 
 
@@ -54,7 +54,7 @@ def _labelled(split: str, pixels: Path, labels: Path) -> PixelArrays:
     numbers = np.fromfile(labels, np.uint8).astype(np.int64) - 1
     pictures = _pixels(pixels)
     if len(numbers) != len(pictures) or numbers.min() < 0 or numbers.max() > 9:
-        raise InputError(f"{labels}: must hold a label of 1 to 10 for each of the {len(pictures)} pictures")
+        raise InputError(f"{labels}: must hold a label of 1 to 10 for each of the {len(pictures)} images")
     return PixelArrays(split, pictures, numbers)
 
 

@@ -1,7 +1,7 @@
-"""Parts of a training split for data-scaling studies: seeded, stratified by class, and nested.
+"""Subsets of a training split for data-scaling studies: seeded, stratified by class, and nested.
 
-One order of all training samples decides: a fraction is the head of it, the held-out part its tail. So of two
-fractions with one seed the smaller lies within the larger, and neither ever touches the held-out part.
+All training samples are put in one order. A fraction is its head, the held-out part its tail. Of two fractions with
+the same seed the smaller therefore lies within the larger, and neither overlaps the held-out part.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from pipeline.errors import InputError
 
 
 @dataclass(frozen=True)
-class Chosen(Sequence[Sample]):
-    """Some of the samples, in their own order."""
+class Subset(Sequence[Sample]):
+    """The samples at `indices`."""
 
     samples: Sequence[Sample]
     indices: Sequence[int]
@@ -29,11 +29,14 @@ class Chosen(Sequence[Sample]):
 
 
 def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
-    """The dataset with `train` cut to `fraction` or `per_class`, and `holdout` of it as a split of that name."""
-    if not settings.cut:
+    """The dataset with `train` reduced to `fraction` or `per_class`, and a share of it as the split `holdout`.
+
+    Raises `InputError` if a class or the whole split has too few samples.
+    """
+    if not settings.reduces_train:
         return dataset
     if "train" not in dataset.splits:
-        raise InputError("fraction, per_class and holdout cut the split train, and the source has none")
+        raise InputError("fraction, per_class and holdout need a split train, and the source has none")
     train = dataset.splits["train"]
     order = stratified_order(train, settings.seed)
     held = round(settings.holdout * len(order))
@@ -43,20 +46,21 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
     else:
         kept = kept[: round(settings.fraction * len(kept))]
     if not kept:
-        cuts = f"fraction {settings.fraction} and holdout {settings.holdout}"
-        raise InputError(f"{cuts} leave none of {len(train)} training samples")
+        shares = f"fraction {settings.fraction} and holdout {settings.holdout}"
+        raise InputError(f"{shares} leave none of {len(train)} training samples")
     if settings.holdout and not tail:
-        raise InputError(f"holdout {settings.holdout} of {len(train)} training samples is none at all")
-    splits = {**dataset.splits, "train": Chosen(train, sorted(kept))}
+        raise InputError(f"holdout {settings.holdout} of {len(train)} training samples is less than one")
+    splits = {**dataset.splits, "train": Subset(train, sorted(kept))}
     if tail:
-        splits["holdout"] = Chosen(train, sorted(tail))
+        splits["holdout"] = Subset(train, sorted(tail))
     return replace(dataset, splits=splits)
 
 
 def stratified_order(samples: Sequence[Sample], seed: int) -> list[int]:
-    """All indices, shuffled by (seed, name), so that every head takes one share of each class, to within a sample.
+    """All indices in an order whose every head holds the same share of each class, to within one sample.
 
-    Names alone decide, not the generator of some library version, nor what else there is.
+    Within a class the order is that of a hash of (seed, name), which depends neither on a library's random generator
+    nor on the other samples.
     """
     by_class = defaultdict(list)
     for index, sample in enumerate(samples):
@@ -75,5 +79,5 @@ def _per_class(samples: Sequence[Sample], order: Sequence[int], count: int, clas
         by_class[samples[index].label].append(index)
     for label, members in by_class.items():
         if len(members) < count:
-            raise InputError(f"per_class {count}: class {classes[label]} has {len(members)} samples to take from")
+            raise InputError(f"per_class {count}: class {classes[label]} has {len(members)} samples")
     return [index for members in by_class.values() for index in members[:count]]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.io import loadmat
 
-from data_prep.official import Note, check_md5, find_file
+from data_prep.official import FileException, check_md5, find_file
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -18,17 +18,17 @@ FILES = {
 
 
 def read(origin: Path) -> Dataset:
-    """The splits whose files are there, of train (73,257), test (26,032) and extra (531,131)."""
+    """Those of train (73,257), test (26,032) and extra (531,131) whose files exist."""
     splits: dict[str, PixelArrays] = {}
-    notes: tuple[Note, ...] = ()
+    exceptions: tuple[FileException, ...] = ()
     for split, (name, md5) in FILES.items():
         path = find_file(origin, "svhn", name)
         if path is not None:
             splits[split] = _split(path, split)
-            notes += check_md5(path, md5)
+            exceptions += check_md5(path, md5)
     if not splits:
         raise InputError(f"{origin}: holds none of {', '.join(name for name, _ in FILES.values())}")
-    return Dataset(tuple("0123456789"), splits, notes)
+    return Dataset(tuple("0123456789"), splits, exceptions)
 
 
 def _split(path: Path, split: str) -> PixelArrays:

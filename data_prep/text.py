@@ -1,4 +1,4 @@
-"""Tokenized sentence pairs as records for the writer."""
+"""Tokenised sentence pairs as records for the writer."""
 
 import json
 from collections.abc import Sequence
@@ -11,26 +11,27 @@ from pipeline.formats.text import ARGUMENTS, FIELDS, SAMPLE, TOKEN
 
 
 class EncodedPair(NamedTuple):
-    """A pair ready to be written: [CLS] first [SEP] second [SEP] [PAD] ..."""
+    """A sentence pair ready to be written: [CLS] first [SEP] second [SEP] [PAD] ..."""
 
     name: str
     data: bytes  # of int32 tokens
-    rule: str
+    rule: str  # always ""
     length: int  # tokens before the padding
-    second: int  # tokens before those of the second sentence
+    second: int  # tokens before the second sentence
     label: int
 
     @property
     def parts(self) -> tuple[bytes, ...]:
+        """The data of its fields: the tokens."""
         return (self.data,)
 
     def row(self, positions: Sequence[int]) -> tuple:
-        """The record in the file's table of samples, for parts at these positions."""
+        """The record in the file's table of samples, with the parts at these positions (bytes)."""
         return positions[0], self.length, self.second, self.label
 
 
 def text_layout(tokens: int) -> Layout:
-    """The layout of a file whose token arrays have that length."""
+    """The layout of a file with arrays of `tokens` tokens."""
     kind = json.dumps(TOKEN.descr).encode("ascii")
     arguments = np.zeros(1, ARGUMENTS)
     arguments["shape"][0, 0], arguments["type_length"] = tokens, len(kind)

@@ -1,4 +1,4 @@
-"""Sentence pairs -> token arrays, by a WordPiece vocabulary that is given or learnt from the training pairs."""
+"""Sentence pairs -> token arrays, by a WordPiece vocabulary that is given, or learnt from the training pairs."""
 
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -12,28 +12,31 @@ from data_prep.text import EncodedPair
 from pipeline.errors import InputError
 from pipeline.formats.text import TOKEN
 
-BATCH = 1000  # pairs tokenised at a time, by all threads
-ALPHABET = 1000  # characters, the most frequent ones
+BATCH = 1000  # pairs per call of the tokenizer, which uses all threads
+ALPHABET = 1000  # most frequent characters that are kept
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def load_tokenizer(vocabulary: Path, length: int) -> Any:
-    """BERT's lower-case WordPiece over the words of a vocab.txt, one a line. Pairs are cut to `length` tokens."""
+    """BERT's lower-case WordPiece tokenizer over a vocab.txt, one word per line; truncates pairs to `length` tokens.
+
+    Raises `InputError` if the vocabulary cannot be read, or the package tokenizers is missing.
+    """
     if vocabulary.exists() and not vocabulary.is_file():
-        raise InputError(f"{vocabulary}: is no file")
+        raise InputError(f"{vocabulary}: is not a regular file")
     try:
-        return _cut(_wordpiece()(str(vocabulary), lowercase=True), length)
-    except Exception as error:  # the library raises plain Exception for a missing or damaged file
+        return _truncating(_wordpiece()(str(vocabulary), lowercase=True), length)
+    except Exception as error:  # tokenizers raises Exception itself for a missing or damaged file
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{vocabulary}: is no WordPiece vocabulary, a word a line ({error})") from None
+        raise InputError(f"{vocabulary}: is not a WordPiece vocabulary with one word per line ({error})") from None
 
 
 def learn_tokenizer(pairs: Sequence[Pair], words: int, length: int) -> Any:
-    """The same over a vocabulary of at most `words`, learnt from the sentences of the pairs, the same every time.
+    """The same over a vocabulary of at most `words` words learnt from the pairs, which is deterministic.
 
-    The library numbers its first pieces in the order of a hash table, and ties follow the numbers. Naming them all
-    beforehand, as special words, fixes both; a fresh tokenizer over the result knows them as plain words.
+    The library numbers the characters in the order of a hash table, and breaks ties by those numbers. Passing all
+    of them as special tokens fixes their order; the tokenizer that is returned treats them as ordinary words.
     """
     wordpiece = _wordpiece()
     learner = wordpiece(lowercase=True)
@@ -46,11 +49,11 @@ def learn_tokenizer(pairs: Sequence[Pair], words: int, length: int) -> Any:
     learner.train_from_iterator(
         sentences, vocab_size=words, special_tokens=first, limit_alphabet=ALPHABET, show_progress=False
     )
-    return _cut(wordpiece(learner.get_vocab(), lowercase=True), length)
+    return _truncating(wordpiece(learner.get_vocab(), lowercase=True), length)
 
 
 def encode_pairs(samples: Sequence[Pair], start: int, tokenizer: Any, length: int) -> Generator[EncodedPair]:
-    """The pairs from number `start` on, in order: [CLS] first [SEP] second [SEP], padded to `length`."""
+    """Encode the pairs from number `start` on, in order, padded to `length` tokens."""
     padding = tokenizer.token_to_id("[PAD]")
     for first in range(start, len(samples), BATCH):
         pairs = [samples[i] for i in range(first, min(first + BATCH, len(samples)))]
@@ -58,7 +61,7 @@ def encode_pairs(samples: Sequence[Pair], start: int, tokenizer: Any, length: in
         for pair, encoding in zip(pairs, encodings, strict=True):
             tokens = np.full(length, padding, TOKEN)
             tokens[: len(encoding.ids)] = encoding.ids
-            second = encoding.type_ids.index(1)  # its [SEP] at least
+            second = encoding.type_ids.index(1)  # at least its [SEP]
             yield EncodedPair(pair.name, tokens.tobytes(), "", len(encoding.ids), second, pair.label)
 
 
@@ -66,11 +69,11 @@ def _wordpiece() -> Any:
     try:
         from tokenizers import BertWordPieceTokenizer
     except ImportError:
-        raise InputError("text needs the package tokenizers; pip install tokenizers") from None
+        raise InputError("sentence pairs need the package tokenizers; run `pip install tokenizers`") from None
     return BertWordPieceTokenizer
 
 
-def _cut(tokenizer: Any, length: int) -> Any:
+def _truncating(tokenizer: Any, length: int) -> Any:
     missing = [word for word in SPECIAL[:4] if tokenizer.token_to_id(word) is None]
     if missing:
         raise InputError(f"the vocabulary lacks {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""A prepared folder copied to a node's own disk: once a node, verified, and reused by whoever comes next."""
+"""Copies a prepared folder to a node's own disk: once per node, verified, and reused by later jobs."""
 
 import fcntl
 import hashlib
@@ -10,20 +10,21 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from data_prep.progress import progress, say
+from data_prep.progress import print_status, progress
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path, try_lock
-from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, of_blocks
+from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 
 
 def stage(folder: Path, local: Path) -> Path:
-    """The folder's copy under `local`, made if it is not there yet; every process of a node may call this at once.
+    """The path of the folder's copy in `local`, which is made if it does not exist.
 
-    The first one copies, the others wait for it. The copy is named by its content, so that jobs with other data do
-    not meet it; it appears whole, every block equal to the manifest's hash. An interrupted one is gone on with.
-    Raises `InputError` when the disk has too little room or the source is damaged.
+    All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
+    hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
+    against the manifest's hash. An interrupted copy is resumed. Raises `InputError` if the disk has too little space,
+    or the source is damaged.
     """
     manifest = read_manifest(folder)
     for name in manifest.splits:
@@ -34,9 +35,9 @@ def stage(folder: Path, local: Path) -> Path:
     copy = local / f"{folder.resolve().name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
         local.mkdir(parents=True, exist_ok=True)
-        with _alone(local / f".{copy.name}.lock"):
-            if _is_whole(copy, manifest):
-                say(f"{copy}: already there")
+        with _locked(local / f".{copy.name}.lock"):
+            if _is_complete(copy, manifest):
+                print_status(f"{copy}: already there")
             else:
                 _copy(folder, copy, manifest, text)
     except OSError as error:
@@ -45,49 +46,49 @@ def stage(folder: Path, local: Path) -> Path:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process of this node holds the lock. The kernel frees it when a holder is killed."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock file, after waiting for other processes. The kernel releases it if its holder is killed."""
     with lock.open("a") as file:
         if not try_lock(file.fileno()):
-            say(f"{lock}: waiting for the process that copies")
+            print_status(f"{lock}: waiting for the process that copies")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _is_whole(copy: Path, manifest: Manifest) -> bool:
+def _is_complete(copy: Path, manifest: Manifest) -> bool:
     try:
-        found = read_manifest(copy)
+        copied = read_manifest(copy)
         for name in manifest.splits:
             split_path(copy, name, manifest)
         if not all((copy / name).is_file() for name in manifest.files):
             return False
     except InputError:
         return False
-    return found == manifest
+    return copied == manifest
 
 
 def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
-    """Copy to a folder beside, verify there, and rename it."""
-    beside = copy.with_name(f"{copy.name}.unfinished")
-    if copy.exists():  # somebody cut a file of it short
-        copy.rename(beside)
-    beside.mkdir(exist_ok=True)
-    there = sum(path.stat().st_blocks * 512 for path in beside.iterdir())
-    needed = sum(split.bytes for split in manifest.splits.values()) - there
-    free = shutil.disk_usage(beside).free
+    """Copy to a temporary folder next to it, verify that, and rename it."""
+    unfinished = copy.with_name(f"{copy.name}.unfinished")
+    if copy.exists():  # a file of it was truncated or removed
+        copy.rename(unfinished)
+    unfinished.mkdir(exist_ok=True)
+    copied = sum(path.stat().st_blocks * 512 for path in unfinished.iterdir())
+    needed = sum(split.bytes for split in manifest.splits.values()) - copied
+    free = shutil.disk_usage(unfinished).free
     if needed > free:
         sizes = f"{free / 2**20:,.0f} MiB free, a copy of {folder} needs {needed / 2**20:,.0f}"
         raise InputError(f"{copy.parent}: has {sizes}")
-    say(f"{copy}: copying from {folder}")
+    print_status(f"{copy}: copying from {folder}")
     for name, split in manifest.splits.items():
-        _copy_split(folder / split.file, beside / split.file, name, split)
+        _copy_split(folder / split.file, unfinished / split.file, name, split)
     for name, digest in manifest.files.items():
         data = FileSlice(str(folder / name)).read()
         if hash_bytes(data) != digest:
             raise InputError(f"{folder / name}: is damaged; prepare the folder again")
-        atomic_write(beside / name, data)
-    atomic_write(beside / NAME, text)
-    beside.rename(copy)
+        atomic_write(unfinished / name, data)
+    atomic_write(unfinished / NAME, text)
+    unfinished.rename(copy)
     fsync_path(copy.parent)
 
 
@@ -95,25 +96,25 @@ def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
     with target.open("r+b" if target.exists() else "w+b") as file:
         file.truncate(split.bytes)
         count = len(split.blocks)
-        with of_blocks(lambda block: _copy_block(source, target, file.fileno(), block, split), count) as copied:
+        with map_blocks(lambda block: _copy_block(source, target, file.fileno(), block, split), count) as copied:
             for _ in progress(copied, count, name, "blocks"):
                 pass
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what is verified comes from the disk
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
     if hash_blocks(target) != split.blocks:
-        raise InputError(f"{target}: differs from what was written to it; the disk is failing, stage to another")
+        raise InputError(f"{target}: differs from what was written to it; the disk is failing, use another one")
 
 
 def _copy_block(source: Path, target: Path, descriptor: int, block: int, split: Split) -> None:
-    """Copy a block unless an earlier process has; `InputError` where the source's is damaged."""
-    wanted, place = split.blocks[block], block * BLOCK
+    """Copy a block unless an interrupted process has copied it. Raises `InputError` if the source is damaged."""
+    wanted, begin = split.blocks[block], block * BLOCK
     if hash_block(target, block) == wanted:
         return
     digest = blake3()
     with source.open("rb") as file:
-        file.seek(place)
-        for start in range(place, min(place + BLOCK, split.bytes), PIECE):
-            piece = file.read(min(PIECE, place + BLOCK - start))
+        file.seek(begin)
+        for start in range(begin, min(begin + BLOCK, split.bytes), PIECE):
+            piece = file.read(min(PIECE, begin + BLOCK - start))
             digest.update(piece)
             os.pwrite(descriptor, piece, start)
     if digest.hexdigest(length=HASH) != wanted:

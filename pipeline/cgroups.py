@@ -1,6 +1,6 @@
-"""What the kernel leaves this process of the machine's CPUs and memory: affinity, and the limits of cgroups.
+"""The CPUs and memory that this process may use: CPU affinity and cgroup limits.
 
-Containers and batch systems cut a machine by either; `os.cpu_count` knows of neither.
+Containers and batch systems set both; `os.cpu_count` ignores both.
 """
 
 import os
@@ -12,18 +12,18 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """How many threads or processes can be busy at once: the allowed CPUs, fewer where a cgroup's quota is lower."""
+    """The number of threads or processes that can run at once: the allowed CPUs, or fewer by a cgroup's quota."""
     quota = cpu_quota()
     return allowed_cpus() if quota is None else max(1, min(allowed_cpus(), int(quota)))
 
 
 def allowed_cpus() -> int:
-    """The CPUs that this process may run on."""
+    """The number of CPUs in this process's affinity mask."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
-    """CPUs' worth of time that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
+    """The CPU quota of this process's cgroups (version 1 or 2), in CPUs; None without a limit."""
     quotas = []
     for folder in _cgroups("cpu", root, own):
         words = [
@@ -37,7 +37,7 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
 
 
 def cpu_share(seconds: float = 0.5) -> float:
-    """The share of a CPU that a busy thread gets: less than 1 where others use the node, or a limit holds it back."""
+    """The share of a CPU that a busy thread gets within `seconds`; below 1 if the node is shared or limited."""
     began, used = time.perf_counter(), time.thread_time()
     while time.perf_counter() - began < seconds:
         pass
@@ -45,14 +45,14 @@ def cpu_share(seconds: float = 0.5) -> float:
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
-    """Bytes that the cgroups of this process leave it, versions 1 and 2; None without a limit."""
+    """The memory limit of this process's cgroups (version 1 or 2), in bytes; None without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     words = [word for folder in _cgroups("memory", root, own) for name in names for word in _words(folder / name)]
     return min((int(word) for word in words if word != "max"), default=None)
 
 
 def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """The folders that limit this process: its own cgroup and all above it."""
+    """The folders of this process's cgroup and of all its parents."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -60,7 +60,7 @@ def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
-            base = root / controller if controllers else root  # version 1 has a tree for each controller
+            base = root / controller if controllers else root  # version 1 has one tree per controller
             inside = base / path.lstrip("/")
             yield from (folder for folder in (inside, *inside.parents) if folder.is_relative_to(base))
 

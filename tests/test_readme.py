@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.prepare import SOURCES
+from data_prep.sources import SOURCES
 from pipeline.estimate.tables import named_table
 from pipeline.models.cost import model_cost
 from pipeline.models.mixer.section import MixerSection

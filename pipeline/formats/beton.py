@@ -1,8 +1,8 @@
-"""FFCV's .beton format, version 2, as numpy types, and an opening that refuses what is damaged.
+"""FFCV's .beton format, version 2, as numpy types, and functions that open a file and refuse a damaged one.
 
-Layout: header, field descriptors, one metadata record a sample, pages of data, allocation table. FFCV's own
-`Reader` trusts all of it and importing it costs 4 s a process (a numba dictionary is compiled at import), so
-the types stand here; `tests/data_prep/test_beton.py` holds them equal to FFCV's.
+Layout: header, field descriptors, one metadata record per sample, pages of data, allocation table. FFCV's own
+`Reader` checks none of it, and importing it takes 4 s per process (a numba dictionary is compiled at import).
+`tests/data_prep/test_ffcv_reads.py` checks that these types equal FFCV's.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.errors import InputError
 
 VERSION = 2
-ALIGNED = 4  # bytes; every part of a sample but its first lies at a multiple of that
+ALIGNED = 4  # bytes; every part of a sample except the first begins at a multiple of this
 INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
 TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
 JPEG, RAW = 0, 1
@@ -39,29 +39,29 @@ ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
 SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see pipeline/formats/segments.py
-ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD)  # the fields of a sample that have an allocation each
+ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD)  # types of fields whose data are in the pages
 
-Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each
+Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each field
 
 
 @dataclass(frozen=True)
 class Beton:
-    """An opened file of pictures and labels. `bytes` maps the file; `offset` and `size` say where sample i lies."""
+    """An open file of images and labels. The image of sample i is `bytes[offset[i] : offset[i] + size[i]]`."""
 
     path: Path
-    bytes: np.ndarray  # uint8 [file size], mapped, read-only
+    bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
     mode: np.ndarray  # uint8 [n], JPEG or RAW
     width: np.ndarray  # int64 [n], pixels
     height: np.ndarray  # int64 [n], pixels
     offset: np.ndarray  # int64 [n], bytes from the start of the file
     size: np.ndarray  # int64 [n], bytes
     label: np.ndarray  # int64 [n]
-    segments: np.ndarray  # int64 [n], where the table of the picture's segments lies (pipeline/formats/segments.py)
-    segments_size: np.ndarray  # int64 [n], bytes of that table; 0 where the file has none
+    segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see segments.py
+    segments_size: np.ndarray  # int64 [n], bytes of that table; 0 if the file has none
 
     @property
     def stop(self) -> np.ndarray:
-        """Where each sample ends: int64 [n], bytes from the start of the file."""
+        """The end of each sample: int64 [n], bytes from the start of the file."""
         return np.maximum(self.offset + self.size, self.segments + self.segments_size)
 
     def __len__(self) -> int:
@@ -69,23 +69,23 @@ class Beton:
 
 
 class Tables(NamedTuple):
-    """What a file of any fields says of its samples, checked as far as that goes without knowing the fields."""
+    """The tables of a file with any fields, after the checks that do not depend on the fields."""
 
-    bytes: np.ndarray  # uint8 [file size], mapped, read-only
-    arguments: np.ndarray  # uint8 [fields, 1024], of each field
-    samples: np.ndarray  # one record a sample
+    bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
+    arguments: np.ndarray  # uint8 [fields, 1024], FFCV's arguments of each field
+    samples: np.ndarray  # [n], one record per sample
     offset: np.ndarray  # int64 [n, fields that have data], bytes from the start of the file
     size: np.ndarray  # int64 [n, fields that have data], bytes
 
 
 def open_beton(path: Path) -> Beton:
-    """Map a .beton of (image, label) or (image, label, segments) samples.
+    """Memory-map a .beton with the fields (image, label) or (image, label, segments).
 
-    `InputError` unless every table and sample lies inside the file.
+    Raises `InputError` unless every table and sample lies inside the file.
     """
     tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
     if tables.arguments.any():
-        raise InputError(f"{path}: has fields with settings of their own; prepare it again")
+        raise InputError(f"{path}: has fields with arguments, which images and labels do not take; prepare it again")
     image, segments, segments_size = tables.samples["f0"], *_segments(path, tables)
     beton = Beton(
         path=path,
@@ -111,19 +111,22 @@ def open_beton(path: Path) -> Beton:
 
 
 def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """Places and sizes of the tables of segments: int64 [n] each, zeros in a file that has none."""
+    """Offsets and sizes in bytes of the tables of segments: int64 [n] each, zeros in a file that has none."""
     if tables.offset.shape[1] == 1:
         none = np.zeros(len(tables.offset), np.int64)
         return none, none
     offset, size = tables.offset[:, 1], tables.size[:, 1]
-    found = tables.samples["f2"]
-    misplaced = (found["ptr"].astype(np.int64) != offset) | (found["size"].astype(np.int64) != size)
+    field = tables.samples["f2"]
+    misplaced = (field["ptr"].astype(np.int64) != offset) | (field["size"].astype(np.int64) != size)
     refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12))
     return offset, size
 
 
 def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
-    """Map a file whose fields and sample records are one of the given pairs, or `InputError`."""
+    """Memory-map a file whose fields are one of the keys of `layouts`, and whose sample records are its value.
+
+    Raises `InputError` for other fields, and for tables that do not fit the file or each other.
+    """
     try:
         mapped = np.memmap(path, np.uint8, "r")
     except FileNotFoundError:
@@ -133,24 +136,24 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
 
     header = _table(path, mapped, HEADER, 0, 1)[0]
     if header["version"] != VERSION:
-        raise InputError(f"{path}: version {header['version']} of FFCV's format; this reads version {VERSION}")
+        raise InputError(f"{path}: version {header['version']} of FFCV's format; only version {VERSION} can be read")
     page = int(header["page_size"])
     if page == 0 or page & (page - 1):  # FFCV finds pages by shifts
-        raise InputError(f"{path}: has pages of {page} bytes, no power of two; prepare it again")
+        raise InputError(f"{path}: has pages of {page} bytes, which is not a power of two; prepare it again")
     described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
-    found = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
-    if found not in layouts:
+    fields = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
+    if fields not in layouts:
         wanted = " and ".join(name for name, _ in next(iter(layouts)))
-        raise InputError(f"{path}: holds {', '.join(name for name, _ in found)}, not {wanted}")
+        raise InputError(f"{path}: holds {', '.join(name for name, _ in fields)}, not {wanted}")
 
     count = int(header["num_samples"])
-    samples = _table(path, mapped, layouts[found], HEADER.itemsize + described.nbytes, count)
-    parts = sum(kind in ALLOCATING for _, kind in found)
+    samples = _table(path, mapped, layouts[fields], HEADER.itemsize + described.nbytes, count)
+    parts = sum(kind in ALLOCATING for _, kind in fields)
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
     if int(header["table"]) + table.nbytes != len(mapped):
         raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
     numbers = np.repeat(np.arange(count, dtype=np.uint64), parts)
-    if not np.array_equal(table["sample_id"], numbers):  # FFCV's own files, in the order of its processes
+    if not np.array_equal(table["sample_id"], numbers):  # in FFCV's own files they are in the order of its processes
         table = table[np.lexsort((table["ptr"], table["sample_id"]))]
     if not np.array_equal(table["sample_id"], numbers):
         raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
@@ -161,7 +164,7 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
 
 
 def refuse(path: Path, bad: np.ndarray) -> None:
-    """`InputError` naming the first sample for which `bad`, bool [n] or [n, parts], holds."""
+    """Raise `InputError` with the first sample for which `bad`, bool [n] or [n, parts], is true."""
     if bad.any():
         first = int(np.nonzero(bad)[0][0])
         raise InputError(f"{path}: sample {first} does not lie inside the file; prepare it again")
@@ -178,9 +181,9 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
 
 
 def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int, page: int) -> None:
-    """Every part lies between `start` and `stop`, on one page, and begins where the one before ends, or a page does.
+    """Raise `InputError` unless every part lies between `start` and `stop` and on one page, without gaps or overlaps.
 
-    A sum of offset and size could overflow.
+    A gap is allowed before a page. The sum of offset and size is not compared with `stop`, since it could overflow.
     """
     refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
     refuse(path, offset // page != (offset + size - 1) // page)

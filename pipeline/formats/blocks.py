@@ -1,4 +1,4 @@
-"""Hashes of a file's blocks: a manifest tells them, and whoever reads or copies the file can check each by itself."""
+"""Hashes of a file's blocks of 64 MiB. A manifest lists them, so that each block can be checked on its own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,26 +10,26 @@ from blake3 import blake3
 
 from pipeline.cgroups import usable_cpus
 
-BLOCK = 64 << 20  # bytes that one hash covers
+BLOCK = 64 << 20  # bytes per hash
 PIECE = 4 << 20  # bytes read at a time
-HASH = 16  # bytes of a BLAKE3
+HASH = 16  # bytes of a hash (BLAKE3-128)
 
 
 class BlockHashes:
-    """The hashes of what is on its way to a file, taken in passing: they tell of what should be on disk.
+    """The hashes of a file's blocks, computed from the data before they are written.
 
-    `known` by number: blocks of which all was written once, in order. The others are left to `hash_blocks`, which
-    reads them: all before `start`, where the first one begins that is followed, and those that are written again.
+    `known` holds, by number, the hash in hex of each block that was written in order and only once. `hash_blocks`
+    reads the others: all before byte `start`, where the first such block begins, and those that were written again.
     """
 
     def __init__(self) -> None:
         self.known: dict[int, str] = {}
         self.start = 0
-        self._end: int | None = None  # of what was written so far
-        self._digest: blake3 | None = None  # of the block there, if it was followed from its first byte
+        self._end: int | None = None  # position after the data so far
+        self._digest: blake3 | None = None  # of the block at `_end`, if its data were added from its first byte on
 
     def add(self, position: int, data: memoryview) -> None:
-        """Data that are written at `position`; what is jumped over stays zero."""
+        """Add data that will be written at byte `position`. A gap before it counts as zeros."""
         if self._end is None:
             self._end, self.start = position, -(-position // BLOCK) * BLOCK
             self._digest = None if position % BLOCK else blake3()
@@ -37,10 +37,10 @@ class BlockHashes:
             for block in range(position // BLOCK, -(-(position + len(data)) // BLOCK)):
                 self.known.pop(block, None)
             return
-        self._follow(memoryview(bytes(position - self._end)))
-        self._follow(data)
+        self._update(memoryview(bytes(position - self._end)))
+        self._update(data)
 
-    def _follow(self, data: memoryview) -> None:
+    def _update(self, data: memoryview) -> None:
         assert self._end is not None
         while data:
             piece = data[: BLOCK - self._end % BLOCK]
@@ -54,17 +54,17 @@ class BlockHashes:
 
 
 def hash_blocks(path: Path, known: Mapping[int, str] | None = None) -> tuple[str, ...]:
-    """BLAKE3-128 of each 64 MiB block of a file. Those that are `known`, by their numbers, are not read."""
-    told, count = known or {}, -(-path.stat().st_size // BLOCK)
-    with of_blocks(lambda block: told.get(block) or hash_block(path, block), count) as found:
-        return tuple(found)
+    """BLAKE3-128 in hex of each 64 MiB block of a file. Blocks whose hash is `known`, by number, are not read."""
+    known, count = known or {}, -(-path.stat().st_size // BLOCK)
+    with map_blocks(lambda block: known.get(block) or hash_block(path, block), count) as hashes:
+        return tuple(hashes)
 
 
 @contextmanager
-def of_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[Any]]:
-    """What the function makes of each block's number, by as many threads as there are usable CPUs.
+def map_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[Any]]:
+    """Call the function with each block number, on one thread per usable CPU; yields the results in order.
 
-    Whatever ends the context, Ctrl-C too, waits for the blocks under way only.
+    When the context ends, by an error or Ctrl-C too, only the calls that have begun are waited for.
     """
     pool = ThreadPoolExecutor(usable_cpus())
     try:
@@ -74,12 +74,12 @@ def of_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[A
 
 
 def hash_bytes(data: bytes) -> str:
-    """BLAKE3-128 in hex."""
+    """BLAKE3-128 of the data, in hex."""
     return blake3(data).hexdigest(length=HASH)
 
 
 def hash_block(path: Path, block: int) -> str:
-    """BLAKE3-128 of the block of that number, in hex."""
+    """BLAKE3-128 of the block with that number, in hex."""
     digest = blake3()
     with path.open("rb") as file:
         file.seek(block * BLOCK)

@@ -1,4 +1,4 @@
-"""manifest.json: what a prepared folder holds, so that nothing else is ever trained on."""
+"""manifest.json: the contents of a prepared folder, against which every reader checks the files."""
 
 import json
 from pathlib import Path
@@ -12,18 +12,18 @@ from pipeline.formats.blocks import BLOCK
 
 NAME = "manifest.json"
 
-FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # in the folder itself
+FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # of a file in the folder itself
 
 
 class Split(BaseModel):
-    """One .beton: its size, fields and samples, and the BLAKE3-128 of each 64 MiB block."""
+    """One .beton: its size in bytes, fields and samples, and the BLAKE3-128 of each 64 MiB block."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: FileName
     bytes: int
     samples: int
-    per_class: tuple[int, ...]  # samples, in label order; those without a label (-1) are in none
-    fields: dict[str, str]  # name -> FFCV's type
+    per_class: tuple[int, ...]  # samples in label order; samples without a label (-1) are not counted
+    fields: dict[str, str]  # name -> name of FFCV's type
     blocks: tuple[str, ...]
 
     @model_validator(mode="after")
@@ -34,27 +34,29 @@ class Split(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The prepared folder: splits by name, class names in label order, and how it came about."""
+    """A prepared folder: splits by name, class names in label order, and what it was prepared from and with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: Literal[2] = 2
     source: str
-    origin: str  # where the source was read from
+    origin: str  # path that the source was read from
     classes: tuple[str, ...]
     splits: dict[str, Split]
-    settings: dict[str, Any]  # of the preparation: sizes, quality, ...
-    versions: dict[str, str]  # of the packages that touched the pixels
-    files: dict[FileName, str] = {}  # BLAKE3-128 of what else belongs to the folder, such as tokenizer.json
-    exceptions: tuple[dict[str, str], ...] = ()  # pictures that took a rule: {"file", "rule"}
+    settings: dict[str, Any]  # `PrepSettings` by name
+    versions: dict[str, str]  # of the packages that the bytes depend on
+    files: dict[FileName, str] = {}  # name -> BLAKE3-128 of other files, such as tokenizer.json
+    exceptions: tuple[dict[str, str], ...] = ()  # samples that a rule applied to: {"file", "rule"}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared folder, or `InputError`."""
+    """The manifest of a prepared folder. Raises `InputError` if there is none, or it cannot be read."""
     path = folder / NAME
-    if path.exists() and not path.is_file():  # reading a FIFO would wait for ever
-        raise InputError(f"{path}: is no file; prepare the folder again")
+    if path.exists() and not path.is_file():  # reading a FIFO would wait forever
+        raise InputError(f"{path}: is not a regular file; prepare the folder again")
     try:
-        return Manifest.model_validate(json.loads(path.read_bytes()))  # whose names may hold bytes that are no UTF-8
+        return Manifest.model_validate(
+            json.loads(path.read_bytes())
+        )  # not parsed by pydantic: names may hold bytes that are not UTF-8
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
         raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
@@ -71,7 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
-    """Where a split's .beton lies, refused unless its size is the manifest's."""
+    """The path of a split's .beton. Raises `InputError` unless the file has the size in the manifest."""
     if name not in manifest.splits:
         raise InputError(f"{folder}: no split {name!r}; it has {', '.join(manifest.splits)}")
     split = manifest.splits[name]
@@ -85,21 +87,22 @@ def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
 
 
 def count_labels(labels: np.ndarray, classes: int) -> tuple[int, ...]:
-    """How many of the labels, int [n], are each class's."""
+    """The number of labels, int [n], of each of `classes` classes. Negative labels are not counted."""
     return tuple(np.bincount(labels[labels >= 0], minlength=classes).tolist())
 
 
 def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
-    """`InputError` unless the labels of a file, int [n], are as many, of each class too, as the manifest says."""
+    """Raise `InputError` unless the labels of a file, int [n], have the counts per class in the manifest."""
     if len(labels) != split.samples:
         raise InputError(f"{path}: holds {len(labels)} samples, the manifest says {split.samples}")
     if labels.min() < -1 or labels.max() >= len(split.per_class):
-        raise InputError(f"{path}: has labels beyond its {len(split.per_class)} classes; prepare it again")
+        raise InputError(f"{path}: has labels outside of its {len(split.per_class)} classes; prepare it again")
     counts = count_labels(labels, len(split.per_class))
-    for label, (found, wanted) in enumerate(zip(counts, split.per_class, strict=True)):
-        if found != wanted:
-            raise InputError(f"{path}: holds {found} samples of class {label}, the manifest says {wanted}")
+    for label, (count, wanted) in enumerate(zip(counts, split.per_class, strict=True)):
+        if count != wanted:
+            raise InputError(f"{path}: holds {count} samples of class {label}, the manifest says {wanted}")
 
 
 def manifest_json(manifest: Manifest) -> str:
+    """The text of manifest.json."""
     return json.dumps(manifest.model_dump(mode="json"), indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""Tokenized sentence pairs in FFCV's format: int32 tokens of one length, how many count, where the second begins."""
+"""Tokenised sentence pairs in FFCV's format."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.formats.beton import ARRAY_FIELD, INT_FIELD, open_tables, refuse
 
-TOKENIZER = "tokenizer.json"  # beside the data
+TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")
 FIELDS = (("tokens", ARRAY_FIELD), ("length", INT_FIELD), ("second", INT_FIELD), ("label", INT_FIELD))
 SAMPLE = np.dtype([("f0", "<u8"), ("f1", "<i8"), ("f2", "<i8"), ("f3", "<i8")], align=True)
@@ -16,33 +16,33 @@ ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
 
 @dataclass(frozen=True)
 class TextBeton:
-    """An opened file of token arrays and labels."""
+    """An open file of token arrays and labels."""
 
     path: Path
-    bytes: np.ndarray  # uint8 [file size], mapped, read-only
-    tokens: int  # in each array
+    bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
+    tokens: int  # length of each array, with padding
     offset: np.ndarray  # int64 [n], bytes from the start of the file
     size: np.ndarray  # int64 [n], bytes
     length: np.ndarray  # int64 [n], tokens before the padding
-    second: np.ndarray  # int64 [n], tokens before those of the second sentence
+    second: np.ndarray  # int64 [n], tokens before the second sentence
     label: np.ndarray  # int64 [n]
 
     @property
     def stop(self) -> np.ndarray:
-        """Where each sample ends: int64 [n], bytes from the start of the file."""
+        """The end of each sample: int64 [n], bytes from the start of the file."""
         return self.offset + self.size
 
     def __len__(self) -> int:
         return len(self.label)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The tokens of a pair, int32 [tokens], padding included."""
+        """The tokens of a pair, int32 [tokens], with padding."""
         start = self.offset[index]
         return self.bytes[start : start + self.size[index]].view(TOKEN)
 
 
 def open_text(path: Path) -> TextBeton:
-    """Map a .beton of token arrays; `InputError` unless every table and sample lies inside the file."""
+    """Memory-map a .beton of token arrays. Raises `InputError` unless every table and sample lies inside the file."""
     tables = open_tables(path, {FIELDS: SAMPLE})
     tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))

@@ -80,7 +80,7 @@ def test_cifar10_in_every_form(tmp_path, cifar_data, form, where, capsys):
     origin = {"folder": f"a/{inner}", "above": "a", "tar": tar, "above tar": "."}[where]
     dataset = cifar.cifar10(tmp_path / origin)
     assert_is_cifar10(dataset, cifar_data)
-    # Every file with a known sum is said not to be the official one.
+    # There is an exception for every file whose official sum is known.
     known = 7 if form == "python" else int("tar" in where)
     assert len(dataset.exceptions) == known
     assert capsys.readouterr().err.count("where the official file has") == known
@@ -121,7 +121,7 @@ class Attack:
     [
         ("data_batch_3", None, "data_batch_3: cannot be read"),
         ("data_batch_3", b"", "data_batch_3: is not one of CIFAR's pickles"),
-        ("data_batch_3", pickle.dumps(Attack()), r"it asks for (__builtin__|builtins)\.print"),
+        ("data_batch_3", pickle.dumps(Attack()), r"it needs (__builtin__|builtins)\.print"),
         ("data_batch_3", pickle.dumps([1]), "it holds a list"),
         ("data_batch_3", pickle.dumps({"labels": [1]}), "data_batch_3: is not a batch"),
         ("test_batch", pickle.dumps({"labels": [10], "data": np.zeros((1, 3072), np.uint8)}), "outside of 0 to 9"),

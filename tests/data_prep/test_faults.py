@@ -44,7 +44,7 @@ PREPARE = """
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
     write.SHARD = int(sys.argv[3])
-    encode.WORTH = 1e-9
+    encode.MIN_SECONDS_PER_PROCESS = 1e-9
     journal.Journal.append = append_and_wait
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin by ignoring it
@@ -112,7 +112,7 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
     workers[0].kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert errors.splitlines() == ["a process that encodes pictures was killed (out of memory?); start again"]
+    assert errors.splitlines() == ["a process that encodes images was killed (out of memory?); start again"]
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
 
@@ -120,16 +120,16 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
 def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkeypatch):
     """And does not leave the rest of the answer to be waited for."""
 
-    def kill_and_wait(lines, _timeout):
-        ready = wait(lines)  # the first of an answer is there: 16 pictures are more than any pipe holds
+    def kill_and_wait(pipes, _timeout):
+        ready = wait(pipes)  # the first of an answer is there: 16 pictures are more than any pipe holds
         for worker in multiprocessing.active_children():
             worker.kill()
             worker.join()
         return ready
 
     monkeypatch.setattr(encode, "wait", kill_and_wait)
-    monkeypatch.setattr(encode, "WORTH", 1e-9)
-    with pytest.raises(RuntimeError, match="a process that encodes pictures was killed"):
+    monkeypatch.setattr(encode, "MIN_SECONDS_PER_PROCESS", 1e-9)
+    with pytest.raises(RuntimeError, match="a process that encodes images was killed"):
         prepare(
             "image-folder",
             slow_folder,
@@ -142,7 +142,7 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
 
 
 def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
-    """To the bytes of an undisturbed run."""
+    """To the bytes of an uninterrupted run."""
     picture(0, 1000, 750).save(tmp_path / "medium.jpg")
     folder = many(tmp_path, tmp_path / "medium.jpg", 300)
     process = launch(tmp_path, folder, shard=20_000)
@@ -154,13 +154,13 @@ def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
-    said = "a process that encodes pictures was killed (out of memory?); start again"
+    said = "a process that encodes images was killed (out of memory?); start again"
     assert errors.splitlines()[-1] == said
-    assert "the same command goes on with the rest" in errors
+    assert "the same command resumes from them" in errors
     settings = PrepSettings(max_size=64)
     prepare("image-folder", folder, tmp_path / "new/out", settings, processes=2)
-    prepare("image-folder", folder, tmp_path / "undisturbed", settings, processes=1)
-    for file in (tmp_path / "undisturbed").iterdir():
+    prepare("image-folder", folder, tmp_path / "uninterrupted", settings, processes=1)
+    for file in (tmp_path / "uninterrupted").iterdir():
         assert (tmp_path / "new/out" / file.name).read_bytes() == file.read_bytes()
 
 
@@ -169,7 +169,7 @@ def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers(monkeypat
     pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
     samples = PixelArrays("large", pixels, np.arange(200))
     encoded: list[encode.Encoded] = []
-    monkeypatch.setattr(encode, "WORTH", 1e-9)
+    monkeypatch.setattr(encode, "MIN_SECONDS_PER_PROCESS", 1e-9)
     reading = threading.Thread(target=lambda: encoded.extend(encode.encode_all(samples, 0, RAW, 2)), daemon=True)
     reading.start()
     reading.join(timeout=60)

@@ -49,7 +49,7 @@ def test_image_folder_labels_by_the_union_of_class_folders(tmp_path, fill):
     [
         ((), "none of the folders train, val and test"),
         (("train/",), "holds no class folders"),
-        (("train/a/",), "holds no pictures"),
+        (("train/a/",), "holds no images"),
     ],
 )
 def test_empty_folders_are_refused(tmp_path, make, word):
@@ -63,10 +63,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, fill):
     fill("train/n00000001/a.JPEG")
     os.mkfifo(tmp_path / "train/n00000001/b.JPEG")
     samples = imagenet.read(tmp_path).splits["train"]
-    with pytest.raises(InputError, match=r"b\.JPEG: is no file"):
+    with pytest.raises(InputError, match=r"b\.JPEG: is not a regular file"):
         samples[1].picture.read()
     os.mkfifo(tmp_path / "wnids.txt")
-    with pytest.raises(InputError, match=r"wnids\.txt: is no file"):
+    with pytest.raises(InputError, match=r"wnids\.txt: is not a regular file"):
         imagenet.read(tmp_path)
 
 
@@ -97,8 +97,8 @@ def test_imagenet_21k_has_no_splits(tmp_path, fill):
     [
         ("", "train/tench", "not a WordNet id"),
         ("n00000001\n", "train/n00000002", r"is not in .*wnids\.txt"),
-        ("n00000001\nn00000001\n", "train/n00000001", "n00000001 stands twice"),
-        ("tench n00000001\n", "train/n00000001", "'tench' is no WordNet id"),
+        ("n00000001\nn00000001\n", "train/n00000001", "n00000001 is listed twice"),
+        ("tench n00000001\n", "train/n00000001", "'tench' is not a WordNet id"),
     ],
 )
 def test_imagenet_refuses_other_names(tmp_path, wnids, folder, word, fill):

@@ -62,7 +62,7 @@ def test_cut_mnist_files_are_named(tmp_path, mnist_data):
     whole = path.read_bytes()
     for cut in (0, 3, 4, 10, 16, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is no idx file"):
+        with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is not an idx file"):
             mnist.read(tmp_path / "m")
 
 

@@ -72,7 +72,7 @@ def test_every_form(tmp_path, read, name, write, split):
     assert dataset.exceptions == ({"file": name, "rule": "left out 1 pairs without a gold label"},)
 
 
-def test_snli_beside_mnli_is_told_apart(tmp_path):
+def test_snli_and_mnli_in_one_folder_are_distinguished(tmp_path):
     (tmp_path / "train.tsv").write_text(plain(ROWS[:1]))
     (tmp_path / "snli_dev.tsv").write_text(plain(ROWS[2:]))
     assert list(pairs.mnli(tmp_path).splits) == ["train"]
@@ -171,7 +171,10 @@ def test_dry_run_of_pairs(tmp_path, folder):
 def test_a_wrong_vocabulary_is_named(tmp_path, folder, words):
     if words is not None:
         (tmp_path / "words.txt").write_text(words)
-    with pytest.raises(InputError, match=r"words\.txt: is no WordPiece vocabulary|the vocabulary lacks \[PAD\]"):
+    with pytest.raises(
+        InputError,
+        match=r"words\.txt: is not a WordPiece vocabulary with one word per line|the vocabulary lacks \[PAD\]",
+    ):
         prepare("mnli", folder, tmp_path / "out", PrepSettings(vocab=str(tmp_path / "words.txt")))
     assert not (tmp_path / "out").exists()
 
@@ -181,7 +184,7 @@ def test_a_wrong_vocabulary_is_named(tmp_path, folder, words):
 def test_what_is_no_file_is_not_waited_for(tmp_path, folder, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(InputError, match=rf"{name}: is no file"):
+    with pytest.raises(InputError, match=rf"{name}: is not a regular file"):
         prepare("mnli", folder, tmp_path / "out", PrepSettings())
 
 

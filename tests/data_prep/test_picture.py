@@ -36,8 +36,8 @@ def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, picture):
     encoded = encode_file(tmp_path / "a.jpg", PLAIN(max_size=40))
     data = (tmp_path / "a.jpg").read_bytes()
     assert encoded == ("a.jpg", 3, JPEG, 40, 30, data, "", b"", (str(tmp_path / "a.jpg"), 0, len(data)))
-    assert encoded.light() == encoded._replace(data=b"")
-    assert encoded.light().parts == encoded.parts == (data,)
+    assert encoded.for_transfer() == encoded._replace(data=b"")
+    assert encoded.for_transfer().parts == encoded.parts == (data,)
 
 
 @pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
@@ -190,7 +190,7 @@ def test_a_jpeg_with_more_after_its_end_is_encoded_anew(tmp_path, picture):
         (lambda d: d[:4], False),
     ],
 )
-def test_plain_jpegs_are_told_by_their_markers(picture, change, plain):
+def test_plain_jpegs_are_recognised_by_their_markers(picture, change, plain):
     buffer = io.BytesIO()
     picture(0).save(buffer, "JPEG")
     assert (plain_frame(change(buffer.getvalue())) is not None) is plain
@@ -227,7 +227,7 @@ def test_bad_pictures_are_named_or_left_out(tmp_path, picture):
         (tmp_path / name).write_bytes(data)
         for keep in ({}, {"max_size": 8}, {"raw": True}):
             with pytest.raises(InputError, match=name):
-                encode_file(tmp_path / name, PrepSettings(on_bad="error", **keep))
+                encode_file(tmp_path / name, PrepSettings(on_corrupt="error", **keep))
         encoded = encode_file(tmp_path / name)
         assert encoded.data == b""
         assert encoded.rule.startswith("left out: ")
@@ -235,7 +235,7 @@ def test_bad_pictures_are_named_or_left_out(tmp_path, picture):
 
 def test_a_missing_file_is_never_left_out(tmp_path):
     with pytest.raises(InputError, match=r"gone\.jpg: cannot be read"):
-        encode_file(tmp_path / "gone.jpg", PrepSettings(on_bad="skip"))
+        encode_file(tmp_path / "gone.jpg", PrepSettings(on_corrupt="skip"))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"quality": 0},
         {"quality": 101},
         {"max_size": -1},
-        {"on_bad": "ignore"},
+        {"on_corrupt": "ignore"},
         {"side": "left"},
         {"fraction": 0.0},
         {"fraction": 1.01},

@@ -5,12 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
-from data_prep.prepare import SOURCES, prepare
+from data_prep.dry_run import dry_run
+from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from data_prep.sources import SOURCES, register_source
+from pipeline.cli import main
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 from pipeline.formats.blocks import hash_blocks
@@ -143,20 +147,68 @@ def test_a_bad_picture_stops_it_and_leaves_nothing(tmp_path, folder, processes):
     path = folder / "val/cat/0.JPEG"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(InputError, match=r"val/cat/0\.JPEG"):
-        prepare("image-folder", folder, tmp_path / "a" / "out", PrepSettings(on_bad="error"), processes=processes)
+        prepare("image-folder", folder, tmp_path / "a" / "out", PrepSettings(on_corrupt="error"), processes=processes)
     assert not (tmp_path / "a").exists()
 
 
 def test_a_split_without_a_good_picture_is_refused(tmp_path, folder):
     for path in (folder / "val").rglob("*.JPEG"):
         path.write_bytes(b"")
-    with pytest.raises(InputError, match="not one picture of val"):
+    with pytest.raises(InputError, match="not one image of val"):
         prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1)
 
 
 def test_every_source_is_described():
     assert {"digits", "image-folder", "imagenet"} <= set(SOURCES)
     assert all(source.description and "\n" not in source.description for source in SOURCES.values())
+
+
+SQUARES = """
+    import numpy as np
+    from data_prep.samples import Dataset, PixelArrays
+
+    def read(origin):
+        pixels = np.full((int((origin / "count.txt").read_text()), 4, 4, 3), 7, np.uint8)
+        return Dataset(("square",), {"train": PixelArrays("train", pixels, np.zeros(len(pixels), int))})
+"""
+
+
+def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, capsys):
+    """It is imported by its full name, prepared, estimated, and listed in the help and in errors."""
+    (tmp_path / "their_package.py").write_text(textwrap.dedent(SQUARES))
+    (tmp_path / "count.txt").write_text("5")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("data_prep.sources.SOURCES", sources := dict(SOURCES))
+    register_source("squares", "their_package.read", "grey squares: DIR/count.txt")
+    assert list(sources) == [*SOURCES, "squares"]
+    with pytest.raises(ValueError, match=r"'squares' is already registered, with the reader their_package\.read"):
+        register_source("squares", "elsewhere.read", "others")
+    with pytest.raises(InputError, match="squares needs --from: grey squares"):
+        prepare("squares", None, tmp_path / "out", SETTINGS)
+    with pytest.raises(InputError, match=r"no source 'sqares'; did you mean squares\?"):
+        prepare("sqares", tmp_path, tmp_path / "out", SETTINGS)
+    monkeypatch.setattr("sys.argv", ["widemix", "prep", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "squares       grey squares: DIR/count.txt" in capsys.readouterr().out
+    estimates, _ = dry_run("squares", tmp_path, tmp_path / "out", SETTINGS)
+    assert [(estimate.split, estimate.samples) for estimate in estimates] == [("train", 5)]
+    assert prepare("squares", tmp_path, tmp_path / "out", SETTINGS).splits["train"].samples == 5
+    assert (open_beton(tmp_path / "out" / "train.beton").label == 0).all()
+
+
+def test_folders_of_older_versions_are_recognised(tmp_path, folder):
+    """Their manifests say `on_bad` for `on_corrupt`."""
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    manifest = (out / "manifest.json").read_text()
+    assert manifest.count('"on_corrupt"') == 1
+    (out / "manifest.json").write_text(manifest.replace('"on_corrupt"', '"on_bad"'))
+    before = contents(out)
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == before
+    with pytest.raises(InputError, match="on_corrupt skip, not error"):
+        prepare("image-folder", folder, out, PrepSettings(on_corrupt="error"), processes=1)
 
 
 def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
@@ -194,5 +246,5 @@ def test_what_may_not_be_entered_is_named(tmp_path, folder, closed, request):
             path.chmod(0o711)
     (tmp_path / closed).chmod(0)
     request.getfixturevalue("nobody")
-    with pytest.raises(InputError, match=rf"{closed}.*(may not be entered|cannot be (read|written to))"):
+    with pytest.raises(InputError, match=rf"{closed}.*(no permission to enter|cannot be (read|written to))"):
         prepare("image-folder", folder, tmp_path / "to" / "out", SETTINGS, processes=1)

@@ -163,13 +163,13 @@ def test_what_is_damaged_is_found_as_jpegtran_finds_it(picture, options):
         data = bytearray(whole)
         at = numbers.randrange(plain_frame(whole).scan, len(data) - 2)
         data[at : at + numbers.randrange(3)] = numbers.choice([b"", b"\xff", b"\xff\xd1", numbers.randbytes(1)])
-        told = subprocess.run(["jpegtran", "-copy", "none", "-optimize"], input=data, capture_output=True)
+        jpegtran = subprocess.run(["jpegtran", "-copy", "none", "-optimize"], input=data, capture_output=True)
         try:
             after, _, rule = transcoded(bytes(data))
         except DamagedJpeg as damage:
             rule = f"left out: {damage}"
-        assert rule.partition(": ")[2] in told.stderr.decode()
-        assert rule if told.stderr else np.array_equal(pixels(told.stdout), pixels(after))
+        assert rule.partition(": ")[2] in jpegtran.stderr.decode()
+        assert rule if jpegtran.stderr else np.array_equal(pixels(jpegtran.stdout), pixels(after))
         found.add(rule.partition(":")[0])
     assert found == {"", "kept as it is", "left out"}
 
@@ -220,7 +220,7 @@ def test_tables_are_read_as_they_were_written(stored):
     assert (beton.segments % 4 == 0).all()
     for i in (0, 1, 3):
         segments = segments_of(beton, i)
-        assert [*segments[:3], *segments.places] == np.frombuffer(encoded[i].segments, NUMBER).tolist()
+        assert [*segments[:3], *segments.offsets] == np.frombuffer(encoded[i].segments, NUMBER).tolist()
         assert beton.bytes[beton.offset[i] :][: beton.size[i]].tobytes() == encoded[i].data
 
 
@@ -248,8 +248,8 @@ def test_without_a_compiler_originals_stay_as_they_are(tmp_path, folder, picture
         prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     finally:
         restart.library.cache_clear()
-    said = [line for line in capsys.readouterr().err.splitlines() if "C compiler" in line]
-    assert said == ["note: JPEGs are stored as they are, without restart markers: there is no C compiler"]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "C compiler" in line]
+    assert notes == ["note: JPEGs are stored unchanged, without restart markers: there is no C compiler"]
     assert read_manifest(tmp_path / "out").versions["jpeg"] == "none"
     beton, names = open_beton(tmp_path / "out/train.beton"), sorted((folder / "train").glob("*/*"))
     for i, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""An unfinished preparation goes on where it stopped, and ends in the bytes of an undisturbed one."""
+"""An interrupted preparation resumes, and ends in the bytes of an uninterrupted one."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-RAW = PrepSettings(raw=True, on_bad="error")
+RAW = PrepSettings(raw=True, on_corrupt="error")
 
 # A process that prepares in children, kills each before a random line of data_prep that it executes, and has the next
 # go on: moments as random as those of a clock, but the same on every machine.
@@ -85,9 +85,9 @@ def pictures(tmp_path, picture):
 
 
 @pytest.fixture
-def undisturbed(tmp_path, pictures):
-    prepare("image-folder", pictures, tmp_path / "undisturbed", RAW, processes=1)
-    return contents(tmp_path / "undisturbed")
+def uninterrupted(tmp_path, pictures):
+    prepare("image-folder", pictures, tmp_path / "uninterrupted", RAW, processes=1)
+    return contents(tmp_path / "uninterrupted")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_killed_at_random_moments(tmp_path, pictures):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, undisturbed, small_shards, encoded):
+def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, uninterrupted, small_shards, encoded):
     out = tmp_path / "out"
     mend = damage(pictures / "train/b/101.bmp")
     with pytest.raises(InputError, match=r"train/b/101\.bmp"):
@@ -133,25 +133,25 @@ def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, undi
     mend()
     encoded.clear()
     prepare("image-folder", pictures, out, RAW, processes=1)
-    assert contents(out) == undisturbed
+    assert contents(out) == uninterrupted
     again = set(before) & set(encoded)
     assert len(before) > 70
     assert len(again) <= 20_000 // 3_600 + 1
 
 
-def test_a_source_file_that_went_and_came_back(tmp_path, pictures, undisturbed, small_shards):
+def test_a_source_file_that_went_and_came_back(tmp_path, pictures, uninterrupted, small_shards):
     out = tmp_path / "out"
     mend = damage(pictures / "val/b/7.bmp")
     with pytest.raises(InputError, match=r"val/b/7\.bmp"):
         prepare("image-folder", pictures, out, RAW, processes=1)
     (pictures / "val/b/7.bmp").unlink()
-    with pytest.raises(InputError, match="an unfinished preparation of other pictures"):
+    with pytest.raises(InputError, match="an interrupted preparation of other samples"):
         prepare("image-folder", pictures, out, RAW, processes=1)
     mend()
-    with pytest.raises(InputError, match="an unfinished preparation with quality 90, not 50"):
-        prepare("image-folder", pictures, out, PrepSettings(raw=True, on_bad="error", quality=50), processes=1)
+    with pytest.raises(InputError, match="an interrupted preparation with quality 90, not 50"):
+        prepare("image-folder", pictures, out, PrepSettings(raw=True, on_corrupt="error", quality=50), processes=1)
     prepare("image-folder", pictures, out, RAW, processes=1)
-    assert contents(out) == undisturbed
+    assert contents(out) == uninterrupted
 
 
 def test_force_starts_anew(tmp_path, pictures, small_shards, encoded):
@@ -168,7 +168,7 @@ def test_force_starts_anew(tmp_path, pictures, small_shards, encoded):
 
 
 @pytest.mark.parametrize("what", ["journal", "beton"])
-def test_files_torn_by_a_crash(tmp_path, pictures, undisturbed, small_shards, what):
+def test_files_torn_by_a_crash(tmp_path, pictures, uninterrupted, small_shards, what):
     out = tmp_path / "out"
     path = out / f"train.{what}.unfinished"
     for share in (0.0, 0.3, 0.7, 0.999):
@@ -178,33 +178,33 @@ def test_files_torn_by_a_crash(tmp_path, pictures, undisturbed, small_shards, wh
         os.truncate(path, int(path.stat().st_size * share))
         mend()
         prepare("image-folder", pictures, out, RAW, processes=1)
-        assert contents(out) == undisturbed
+        assert contents(out) == uninterrupted
         for file in out.iterdir():
             file.unlink()
 
 
-def test_a_disk_that_was_full(tmp_path, pictures, undisturbed, small_shards, encoded):
+def test_a_disk_that_was_full(tmp_path, pictures, uninterrupted, small_shards, encoded):
     small = tmp_path / "small"
     small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small]).returncode:
         pytest.skip("needs root and the right to mount a small tmpfs")
     try:
-        with pytest.raises(InputError, match="the disk is full; make room"):
+        with pytest.raises(InputError, match="the disk is full; free some space"):
             prepare("image-folder", pictures, small / "out", RAW, processes=1)
         assert "manifest.json" not in contents(small / "out")
         subprocess.run(["mount", "-o", "remount,size=3m", small], check=True)
         before = len(encoded)
         prepare("image-folder", pictures, small / "out", RAW, processes=1)
-        assert contents(small / "out") == undisturbed
+        assert contents(small / "out") == uninterrupted
         assert 0 < len(encoded) - before < 170
     finally:
         subprocess.run(["umount", small], check=True)
 
 
-def test_nothing_is_told_of_what_comes_after_a_page_that_failed(
-    tmp_path, pictures, undisturbed, small_shards, encoded, monkeypatch
+def test_the_journal_has_no_entry_after_a_page_that_failed(
+    tmp_path, pictures, uninterrupted, small_shards, encoded, monkeypatch
 ):
-    """A disk that is full for one page and has room for the next: what the journal tells of must all be there."""
+    """A disk that is full for one page and has space for the next: all that the journal lists must be on disk."""
     write_page, calls = disk.DiskFile._write, []
 
     def fail_once(self, position, parts):
@@ -215,16 +215,16 @@ def test_nothing_is_told_of_what_comes_after_a_page_that_failed(
 
     monkeypatch.setattr(disk.DiskFile, "_write", fail_once)
     out = tmp_path / "out"
-    with pytest.raises(InputError, match="the disk is full; make room"):
+    with pytest.raises(InputError, match="the disk is full; free some space"):
         prepare("image-folder", pictures, out, RAW, processes=1)
     assert len(calls) == 5
     before = len(encoded)
     prepare("image-folder", pictures, out, RAW, processes=1)
-    assert contents(out) == undisturbed
+    assert contents(out) == uninterrupted
     assert 0 < len(encoded) - before < 170
 
 
-def test_two_at_once_are_refused(tmp_path, pictures, undisturbed, monkeypatch):
+def test_two_at_once_are_refused(tmp_path, pictures, uninterrupted, monkeypatch):
     out = tmp_path / "out"
     refused = []
 
@@ -239,4 +239,4 @@ def test_two_at_once_are_refused(tmp_path, pictures, undisturbed, monkeypatch):
     monkeypatch.setattr(encode, "encode", meanwhile)
     prepare("image-folder", pictures, out, RAW, processes=1)
     assert refused
-    assert contents(out) == undisturbed
+    assert contents(out) == uninterrupted

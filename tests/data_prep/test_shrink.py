@@ -108,7 +108,7 @@ def test_others_go_by_pillow(jpeg, tmp_path):
     assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
 
 
-def test_damage_is_said(jpeg):
+def test_damage_is_reported(jpeg):
     data = jpeg(300, 200)
     with pytest.raises(DamagedJpeg, match="remature end"):
         shrink(data[: len(data) // 2] + b"\xff\xd9", max_size=90)

@@ -99,7 +99,7 @@ def test_a_part_that_is_none_is_refused():
     for settings, words in (
         (PrepSettings(fraction=0.01), "fraction 0.01 and holdout 0.0 leave none of 10"),
         (PrepSettings(holdout=0.99), "fraction 1.0 and holdout 0.99 leave none of 10"),
-        (PrepSettings(holdout=0.01), "holdout 0.01 of 10 training samples is none at all"),
+        (PrepSettings(holdout=0.01), "holdout 0.01 of 10 training samples is less than one"),
     ):
         with pytest.raises(InputError, match=words):
             take_subset(dataset([10]), settings)

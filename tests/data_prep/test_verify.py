@@ -17,7 +17,7 @@ from pipeline.data.split import open_split
 from pipeline.errors import InputError
 from pipeline.formats.beton import ALLOCATION, FIELD, HEADER, open_beton
 from pipeline.formats.beton import SEGMENTED as SAMPLE
-from pipeline.formats.blocks import of_blocks
+from pipeline.formats.blocks import map_blocks
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 
@@ -77,7 +77,7 @@ def test_what_is_no_file_is_not_read(prepared, kind):
     with pytest.raises(InputError, match=r"train\.beton: is missing"):
         open_split(section, "train", open_beton)
     special(prepared / "manifest.json", kind)
-    with pytest.raises(InputError, match=r"manifest\.json: (is no file|cannot be read)"):
+    with pytest.raises(InputError, match=r"manifest\.json: (is not a regular file|cannot be read)"):
         verify(prepared)
 
 
@@ -102,7 +102,7 @@ def test_what_is_ended_early_reads_no_further_blocks():
         begun.append(block)
         time.sleep(0.01)
 
-    with of_blocks(one, 1000) as found:
+    with map_blocks(one, 1000) as found:
         next(found)
     assert len(begun) < 1000
 
@@ -120,7 +120,7 @@ def flip(path, at, rng):
 
 def samples_named(lines):
     named = set()
-    for runs in re.findall(r"in it samples ([\d, to]+)", " ".join(lines)):
+    for runs in re.findall(r"it holds samples ([\d, to]+)", " ".join(lines)):
         for run in runs.split(", "):
             first, _, last = run.partition(" to ")
             named |= set(range(int(first), int(last or first) + 1))

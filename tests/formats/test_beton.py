@@ -85,8 +85,8 @@ def test_every_cut_is_refused(tmp_path, whole):
         (ALLOCATION, -72, 1, "ptr", PAGE + 17, "samples 0 and 1 overlap"),
         (ALLOCATION, -72, 1, "size", 19, "samples 1 and 2 overlap"),
         (ALLOCATION, -72, 1, "size", 7, "samples 1 and 2 .* lie apart"),
-        (HEADER, 0, 0, "page_size", PAGE + 4096, "no power of two"),
-        (FIELD, HEADER.itemsize, 0, "arguments", 1, "settings of their own"),
+        (HEADER, 0, 0, "page_size", PAGE + 4096, "not a power of two"),
+        (FIELD, HEADER.itemsize, 0, "arguments", 1, "fields with arguments"),
         (ALLOCATION, -72, 1, "size", 0, "sample 1 does not lie"),
     ],
 )

@@ -1,0 +1,82 @@
+"""The sources that `widemix prep` reads: one entry of `SOURCES` each.
+
+The help, the errors and the dry run of `widemix prep` use this table. Other packages add to it by `register_source`.
+"""
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.samples import Dataset
+from pipeline.errors import InputError
+
+
+class Source(NamedTuple):
+    """A dataset that can be prepared."""
+
+    reader: str  # full dotted name of a function (origin: Path | None) -> Dataset; imported at its first use
+    description: str  # one line
+    takes_origin: bool = True  # whether it is read from --from; otherwise `reader` is called with None
+
+
+SOURCES = {
+    "digits": Source(
+        "data_prep.digits.read",
+        "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; takes no --from",
+        takes_origin=False,
+    ),
+    "image-folder": Source(
+        "data_prep.image_folder.read", "images in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+    ),
+    "imagenet": Source(
+        "data_prep.imagenet.read",
+        "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, or the official tars and devkit",
+    ),
+    "cifar10": Source("data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
+    "cifar100": Source(
+        "data_prep.cifar.cifar100", "CIFAR-100 with fine labels, python or binary version, .tar.gz or unpacked"
+    ),
+    "mnist": Source("data_prep.mnist.read", "MNIST: the four idx files, .gz or unpacked"),
+    "svhn": Source(
+        "data_prep.svhn.read", "SVHN cropped digits: any of train_32x32.mat, test_32x32.mat, extra_32x32.mat"
+    ),
+    "stl10": Source("data_prep.stl10.read", "STL-10: the binary files, unpacked; train, test, folds and unlabeled"),
+    "mnli": Source("data_prep.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+    "snli": Source("data_prep.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+}
+
+
+def register_source(name: str, reader: str, description: str, *, takes_origin: bool = True) -> None:
+    """Add a source of another package to `SOURCES`; see `Source`. Raises `ValueError` if the name is taken."""
+    if name in SOURCES:
+        raise ValueError(f"source {name!r} is already registered, with the reader {SOURCES[name].reader}")
+    SOURCES[name] = Source(reader, description, takes_origin)
+
+
+def check_origin(name: str, origin: Path | None) -> Path | None:
+    """The absolute path to read a source from; raises `InputError` for an unknown source or a wrong path."""
+    source = _find(name)
+    if not source.takes_origin:
+        if origin is not None:
+            raise InputError(f"{name} is not read from a folder; leave out --from {origin}")
+        return None
+    if origin is None:
+        raise InputError(f"{name} needs --from: {source.description}")
+    if not origin.exists():
+        raise InputError(f"{origin}: no such file or folder to read {name} from")
+    return origin.resolve()
+
+
+def read_source(name: str, origin: Path | None) -> Dataset:
+    """The classes and samples of a source at a checked origin; images are not read yet."""
+    module, _, function = SOURCES[name].reader.rpartition(".")
+    return getattr(importlib.import_module(module), function)(origin)
+
+
+def _find(name: str) -> Source:
+    if name in SOURCES:
+        return SOURCES[name]
+    close = difflib.get_close_matches(name, SOURCES, n=1, cutoff=0.4)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(SOURCES)}"
+    raise InputError(f"no source {name!r}; {hint}")
