@@ -19,8 +19,8 @@ def add_prep(commands) -> None:
     parser = commands.add_parser(
         "prep",
         help="prepare a dataset, once",
-        description="Read a dataset and write one .beton file per split, and manifest.json last. Each file appears "
-        "whole or not at all. If the command is interrupted, the same command resumes it.",
+        description="Read a dataset and write one .beton file per split, and manifest.json last.\n"
+        "Each file appears whole or not at all. If the command is interrupted, the same command resumes it.",
         epilog="sources:\n" + "\n".join(f"  {name:<14}{source.description}" for name, source in SOURCES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -48,13 +48,14 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     add("--raw", action="store_true", help="store pixels instead of JPEGs: larger files that are read faster")
     markers = "add restart markers to JPEGs, so that a reader decodes only the part that a crop needs (default: on)"
     add("--restart-markers", action=argparse.BooleanOptionalAction, default=True, help=markers)
-    corrupt = "stop at an image that cannot be decoded, or leave it out and list it in the manifest (default: skip)"
+    corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
+    corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
 
 
 def _add_subset_options(parser: argparse.ArgumentParser) -> None:
-    description = "Subsets of the training split. They are chosen by --seed and hold the same share of every class; "
-    description += "with one seed, a smaller subset is part of each larger one."
+    description = "Subsets of the training split, chosen by --seed with the same share of every class.\n"
+    description += "With one seed, a smaller subset is part of each larger one."
     add = parser.add_argument_group("subsets", description).add_argument
     add("--fraction", metavar="SHARE", default="100%", help="share to keep, such as 0.1 or 10%% (default: all)")
     add("--per-class", type=int, default=0, metavar="N", help="samples of each class to keep (default: all)")
@@ -123,8 +124,8 @@ def add_verify(commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="check a prepared folder",
-        description="Check every byte of a prepared folder against the hashes in its manifest. Prints the damaged "
-        "blocks and the samples in them, and then exits with 1.",
+        description="Check every byte of a prepared folder against the hashes in its manifest. Prints each damaged "
+        "block and the samples in it, and exits with 1 if there is any.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
     parser.set_defaults(command=_verify)
