@@ -1,7 +1,8 @@
-"""What is compiled from C: decoding JPEGs by libjpeg-turbo, resizing and turning as Pillow does, without the GIL.
+"""C code that runs without the GIL: decodes JPEGs with libjpeg-turbo, resizes and transforms images as Pillow does.
 
-Every `*.c` of this folder goes into one library, `load()`ed by ctypes: built by the set-up step, or at first use on
-another kind of machine. Where it cannot be built there is a plain way in Python with the same results, slower.
+All `*.c` files of this folder are compiled into one library, which `load` opens with ctypes. It is built by the
+set-up step, or at its first use on another kind of machine. If it cannot be built, slower Python code gives the same
+results.
 """
 
 from pipeline.native.build import BuildError, compiled

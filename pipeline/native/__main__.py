@@ -1,4 +1,4 @@
-"""Build the library: what the set-up step calls."""
+"""Builds the library; the set-up step runs this."""
 
 import sys
 

@@ -1,33 +1,34 @@
-/* Towards a picture's grey or its blur, or away from it: base + factor (value - base), 64 values at a time.
+/* Blends an image with its grey or blurred version: base + factor (value - base), 64 values at a time.
  *
- * How far a value moves depends on how far it is from the base alone, so it is looked up: `tables` uint8 [2][256] are
- * by how much it ends above the base if it was above, and below it if it was below. Each function says whether it has
- * done its work: it needs a processor that finds 64 values of a table at once. */
+ * The change of a value depends only on its difference from the base, so it is looked up: tables uint8 [2][256] hold
+ * the distance from the base after blending, for values above it and for values below it. The functions return false
+ * (or 0) and do nothing on processors that cannot look up 64 values at once. */
 #include <stdbool.h>
 
 #include "tables.h"
 
 #ifdef __AVX512VBMI__
-static inline __m512i away(__m512i values, __m512i bases, const table_lanes *above, const table_lanes *below) {
-    __m512i up = found(_mm512_subs_epu8(values, bases), above), down = found(_mm512_subs_epu8(bases, values), below);
-    return _mm512_subs_epu8(_mm512_adds_epu8(bases, up), down); /* one of them is zero */
+static inline __m512i blend(__m512i values, __m512i bases, const table_lanes *above, const table_lanes *below) {
+    __m512i up = look_up_64(_mm512_subs_epu8(values, bases), above),
+            down = look_up_64(_mm512_subs_epu8(bases, values), below);
+    return _mm512_subs_epu8(_mm512_adds_epu8(bases, up), down); /* one of the two is zero */
 }
 
 #define GROUP 48 /* bytes of 16 pixels */
 
-/* From 16 pixels of three bytes: pairs of R and G and of G and B; and back from one number a pixel. */
-static uint8_t red_green[64], green_blue[64], thrice[64];
+/* Byte orders: from 16 pixels of three bytes to pairs (R, G) and (G, B); from one number per pixel to three bytes. */
+static uint8_t red_green[64], green_blue[64], luma_to_rgb[64];
 
-__attribute__((constructor)) static void make_orders(void) {
+__attribute__((constructor)) static void make_shuffles(void) {
     for (int i = 0; i < 16; i++) {
         red_green[4 * i] = 3 * i;
         red_green[4 * i + 2] = green_blue[4 * i] = 3 * i + 1;
         green_blue[4 * i + 2] = 3 * i + 2;
-        thrice[3 * i] = thrice[3 * i + 1] = thrice[3 * i + 2] = 4 * i;
+        luma_to_rgb[3 * i] = luma_to_rgb[3 * i + 1] = luma_to_rgb[3 * i + 2] = 4 * i;
     }
 }
 
-/* Pillow's `L`, (19595 R + 38470 G + 7471 B + 2^15) >> 16; the green's weight is halved to fit into 16 bits. */
+/* Pillow's `L`, (19595 R + 38470 G + 7471 B + 2^15) >> 16. The weight of G is split in two, to fit into 16 bits. */
 static inline __m512i luma(__m512i pixels) {
     const __mmask64 low = 0x5555555555555555;
     __m512i first = _mm512_maskz_permutexvar_epi8(low, _mm512_loadu_si512(red_green), pixels);
@@ -37,7 +38,7 @@ static inline __m512i luma(__m512i pixels) {
     return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(first, second), _mm512_set1_epi32(1 << 15)), 16);
 }
 
-/* Of all pixels; 0 where the work is not done. */
+/* The sum of the luma of all pixels; `size` is their number of bytes, values uint8 R, G, B. */
 int64_t sum_luma(const uint8_t *values, int64_t size) {
     __m512i sums = _mm512_setzero_si512();
     for (int64_t i = 0; i < size; i += GROUP) {
@@ -48,28 +49,29 @@ int64_t sum_luma(const uint8_t *values, int64_t size) {
     return _mm512_reduce_add_epi64(sums);
 }
 
-/* 16 pixels towards their own grey, or away from it. */
-static inline __m512i colored(__m512i pixels, const table_lanes *above, const table_lanes *below) {
-    return away(pixels, _mm512_permutexvar_epi8(_mm512_loadu_si512(thrice), luma(pixels)), above, below);
+/* 16 pixels blended with their luma. */
+static inline __m512i blend_with_luma(__m512i pixels, const table_lanes *above, const table_lanes *below) {
+    return blend(pixels, _mm512_permutexvar_epi8(_mm512_loadu_si512(luma_to_rgb), luma(pixels)), above, below);
 }
 
+/* Blend each pixel with its luma, in place; `size` bytes R, G, B. */
 int32_t color_by_table(uint8_t *values, int64_t size, const uint8_t *tables) {
     table_lanes above = load_table(tables), below = load_table(tables + 256);
     int64_t i = 0;
-    for (; i + 64 <= size; i += GROUP) { /* a masked store would make the next load wait for it */
-        __m512i made = colored(_mm512_loadu_si512(values + i), &above, &below);
+    for (; i + 64 <= size; i += GROUP) { /* a masked store would delay the next load */
+        __m512i made = blend_with_luma(_mm512_loadu_si512(values + i), &above, &below);
         _mm256_storeu_si256((__m256i *)(values + i), _mm512_castsi512_si256(made));
         _mm_storeu_si128((__m128i *)(values + i + 32), _mm512_extracti32x4_epi32(made, 2));
     }
     for (; i < size; i += GROUP) {
         __mmask64 group = first_bytes(size - i < GROUP ? size - i : GROUP);
-        __m512i made = colored(_mm512_maskz_loadu_epi8(group, values + i), &above, &below);
+        __m512i made = blend_with_luma(_mm512_maskz_loadu_epi8(group, values + i), &above, &below);
         _mm512_mask_storeu_epi8(values + i, group, made);
     }
     return true;
 }
 
-/* Sums of a value and its neighbours three bytes to either side: of those at even and at odd places. */
+/* Sums of each value and its neighbours three bytes before and after; separately for even and odd positions. */
 static void add_neighbours(const uint8_t *row, int64_t size, __m512i *sums) {
     const __m512i low = _mm512_set1_epi16(255);
     for (int64_t i = 3; i < size - 3; i += 64, sums += 2) {
@@ -85,15 +87,16 @@ static void add_neighbours(const uint8_t *row, int64_t size, __m512i *sums) {
     }
 }
 
-/* Nine values and four times the middle one by 13, rounded, as Pillow's kernel gives it: exact up to 13 x 255. */
-static inline __m512i smoothed(__m512i above, __m512i here, __m512i below, __m512i middle) {
-    __m512i sum = _mm512_add_epi16(_mm512_add_epi16(above, here), _mm512_add_epi16(below, _mm512_slli_epi16(middle, 2)));
+/* Nine values plus four times the middle one, by 13 and rounded, as Pillow's SMOOTH kernel; exact to 13 x 255. */
+static inline __m512i smooth(__m512i above, __m512i here, __m512i below, __m512i middle) {
+    __m512i sum =
+        _mm512_add_epi16(_mm512_add_epi16(above, here), _mm512_add_epi16(below, _mm512_slli_epi16(middle, 2)));
     sum = _mm512_add_epi16(_mm512_add_epi16(sum, sum), _mm512_set1_epi16(13));
     return _mm512_srli_epi16(_mm512_mulhi_epu16(sum, _mm512_set1_epi16((short)40330)), 4);
 }
 
-/* Each value of picture [height][size] and a mean of 3 x 3 around it; the outermost pixels stay. `scratch` has room
- * for three rows of sums, 2 size + 128 bytes each. */
+/* Blend each value of picture, uint8 [height][size] with size = 3 width bytes, with the smoothed 3 x 3 pixels around
+ * it, in place. The outermost pixels do not change. `scratch` holds three rows of sums, 2 size + 128 bytes each. */
 int32_t sharpen_by_table(uint8_t *picture, int64_t height, int64_t size, const uint8_t *tables, uint8_t *scratch) {
     table_lanes over = load_table(tables), under = load_table(tables + 256);
     const __m512i low = _mm512_set1_epi16(255);
@@ -110,10 +113,10 @@ int32_t sharpen_by_table(uint8_t *picture, int64_t height, int64_t size, const u
         for (int64_t i = 3; i < size - 3; i += 64, above += 2, here += 2, below += 2) {
             __mmask64 rest = first_bytes(size - 3 - i);
             __m512i values = _mm512_maskz_loadu_epi8(rest, row + i);
-            __m512i even = smoothed(above[0], here[0], below[0], _mm512_and_si512(values, low));
-            __m512i odd = smoothed(above[1], here[1], below[1], _mm512_srli_epi16(values, 8));
+            __m512i even = smooth(above[0], here[0], below[0], _mm512_and_si512(values, low));
+            __m512i odd = smooth(above[1], here[1], below[1], _mm512_srli_epi16(values, 8));
             __m512i means = _mm512_or_si512(even, _mm512_slli_epi16(odd, 8));
-            _mm512_mask_storeu_epi8(row + i, rest, away(values, means, &over, &under));
+            _mm512_mask_storeu_epi8(row + i, rest, blend(values, means, &over, &under));
         }
     }
     return true;

@@ -1,7 +1,7 @@
-"""Compiling the C part: once for these sources, this compiler and this kind of machine, and kept on disk.
+"""Compiles the C code, once for each version of the sources, compiler and kind of machine, and keeps it on disk.
 
-The name of the file says all that it was made from, so that nodes of several kinds may share a home folder. It is
-renamed into place when it is whole: ranks that start at once build it side by side, and the last one's stays.
+The file name contains a hash of all three, so that different nodes may share a home folder. The file is renamed into
+place when it is complete; if several ranks build it at once, the last one replaces the others.
 """
 
 import atexit
@@ -14,27 +14,27 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-# No contraction to fused multiply-adds: the same numbers on every machine, and Pillow's.
-# -Bsymbolic: a function of ours calls ours, whatever other libraries of this process (FFCV) call theirs.
+# No contraction to fused multiply-adds: the same results on every machine, and Pillow's.
+# -Bsymbolic: our functions call each other, even if another library of the process (FFCV) has the same names.
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-shared", "-fPIC", "-Wl,-Bsymbolic")
 _NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
 _LIBRARIES = ("-ljpeg", "-lpthread", "-lm")
 
 
 class BuildError(RuntimeError):
-    """The C part could not be compiled: one line, which says why."""
+    """The C code could not be compiled; the message is one line with the reason."""
 
 
 def compiled() -> Path:
-    """The compiled library of these sources for this machine, made where it is missing, or `BuildError`."""
+    """The path of the library for this machine, which is built if it is missing. Raises `BuildError`."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
     stem = f"native-{platform.machine()}-{_digest(*_sources(), _cpu())}"
     folder = cache_folder()
-    if compiler is None:  # a compute node without one, beside a set-up that had one
-        made = sorted(folder.glob(f"{stem}-*.so"))
-        if not made:
+    if compiler is None:  # a compute node without one may use what a login node built
+        built = sorted(folder.glob(f"{stem}-*.so"))
+        if not built:
             raise BuildError("there is no C compiler (cc); apt-get install gcc libjpeg-dev")
-        return made[-1]
+        return built[-1]
     target = folder / f"{stem}-{_digest(_output(compiler, '--version').encode())[:8]}.so"
     if not target.exists():
         _compile(compiler, target)
@@ -42,26 +42,29 @@ def compiled() -> Path:
 
 
 def cache_folder() -> Path:
-    """Where compiled code of this user stays; else a folder of this process alone, since code on disk is run."""
+    """The user's folder for compiled code; if it is not writable, a temporary one that only this process uses.
+
+    No shared temporary folder: other users could put code into it.
+    """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix"
     try:
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):
             return home
     except OSError:
-        pass  # a home that is not there or may not be written, as in some containers
-    alone = Path(tempfile.mkdtemp(prefix="widemix-"))
-    atexit.register(shutil.rmtree, alone, ignore_errors=True)
-    return alone
+        pass  # no home, or a read-only one, as in some containers
+    temporary = Path(tempfile.mkdtemp(prefix="widemix-"))
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    return temporary
 
 
 def _compile(compiler: str, target: Path) -> None:
     descriptor, name = tempfile.mkstemp(prefix=".native-", suffix=".so", dir=target.parent)
     os.close(descriptor)
     native = [_NATIVE[platform.machine()]] if platform.machine() in _NATIVE else []
-    words = [*_FLAGS, *native, "-o", name, *map(str, sorted(SOURCES.glob("*.c"))), *_LIBRARIES]
+    arguments = [*_FLAGS, *native, "-o", name, *map(str, sorted(SOURCES.glob("*.c"))), *_LIBRARIES]
     try:
-        _output(compiler, *words)
+        _output(compiler, *arguments)
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -84,7 +87,7 @@ def _sources() -> list[bytes]:
 
 
 def _cpu() -> bytes:
-    """What this kind of processor can do, which is what the compiler makes use of."""
+    """The instruction sets of this processor, which `-march=native` depends on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), "").encode()

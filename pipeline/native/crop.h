@@ -1,3 +1,4 @@
+/* Decodes a rectangle of a JPEG. */
 #ifndef CROP_H
 #define CROP_H
 
@@ -5,14 +6,16 @@
 
 #include "scratch.h"
 
+/* A rectangle of pixels in memory. */
 struct pixels {
     const uint8_t *first; /* R, G, B, unused */
-    size_t stride;        /* bytes from row to row */
-    int height, width;
+    size_t stride;        /* bytes between the starts of two rows */
+    int height, width;    /* pixels */
 };
 
-/* The rows and columns [top, top + height), [left, left + width) of a JPEG of full_height x full_width pixels, the
- * very pixels that decoding it whole gives. False, with `why`, where the data are damaged. */
+/* Decode the rows [top, top + height) and the columns [left, left + width) of a JPEG, which has `size` bytes and
+ * full_height x full_width pixels. The pixels equal those of decoding the whole image. `pixels` points into `scratch`,
+ * and is valid until its next use. Returns false, with the reason in `scratch->message`, for damaged data. */
 bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, int full_height, int full_width, int top,
                int left, int height, int width, struct pixels *pixels);
 

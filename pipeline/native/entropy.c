@@ -5,36 +5,35 @@
 
 #include <jpegint.h>
 
-#define HEAD 3     /* numbers of a table of segments before the places */
-#define LOOKS 3    /* that 56 bits are enough for, when the last finds a code of 16 with 15 more */
-#define SLACK 1024 /* zero bytes after a segment: more than one block can take, so that only blocks are checked */
+#define HEAD 3               /* numbers before the offsets in a table of segments */
+#define LOOKUPS_PER_REFILL 3 /* that 56 bits suffice for, if the last finds a code of 16 bits with 15 more */
+#define SLACK 1024 /* zero bytes after a segment: more than a block can use, so the end is checked per block */
 
-static _Noreturn void give_up(struct entropy *entropy, const char *why) {
-    snprintf(entropy->why, JMSG_LENGTH_MAX, "%s", why);
+static _Noreturn void fail(struct entropy *entropy, const char *message) {
+    snprintf(entropy->message, JMSG_LENGTH_MAX, "%s", message);
     longjmp(*entropy->damaged, 1);
 }
 
-/* Where coefficient k of the zigzag goes; what damaged data puts after the 63rd goes there. */
+/* The position of coefficient k of the zigzag order. Those that damaged data have after the 63rd go there too. */
 static const uint8_t ORDER[BLOCK + 80] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,
-    7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46,
-    53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,
+    14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60,
+    61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
+    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
     63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63,
-    63, 63, 63, 63,
 };
 
-/* A symbol too long for the tables. */
+/* A symbol whose code is longer than the index of the tables. */
 static __attribute__((noinline)) uint8_t long_symbol(struct entropy *entropy, uint64_t bits, const struct codes *codes,
                                                      int *length) {
     uint8_t symbol = symbol_of(codes, (uint32_t)(bits >> 48), length);
     if (!*length)
-        give_up(entropy, "Corrupt JPEG data: bad Huffman code");
+        fail(entropy, "Corrupt JPEG data: bad Huffman code");
     return symbol;
 }
 
 static inline int take_dc(struct entropy *entropy, struct stream *from, const struct dc *table) {
-    uint32_t bits = (uint32_t)(from->bits >> (64 - DC_LOOK));
+    uint32_t bits = (uint32_t)(from->bits >> (64 - DC_LOOKUP_BITS));
     int length = table->length[bits], size = table->size[bits];
     if (!length)
         size = long_symbol(entropy, from->bits, &table->codes, &length) & 15;
@@ -44,10 +43,10 @@ static inline int take_dc(struct entropy *entropy, struct stream *from, const st
 
 static inline void check_end(struct entropy *entropy, const struct stream *from) {
     if ((from->next - entropy->end) * 8 > from->count)
-        give_up(entropy, "Corrupt JPEG data: premature end of data segment");
+        fail(entropy, "Corrupt JPEG data: premature end of data segment");
 }
 
-/* One block's numbers into 64 zeros. */
+/* Decode a block into `block`, which is zero. */
 static inline __attribute__((always_inline)) void read_block(struct entropy *entropy, struct stream *from,
                                                              const struct dc *dc, const struct ac *ac, int *level,
                                                              JCOEF *block) {
@@ -56,11 +55,11 @@ static inline __attribute__((always_inline)) void read_block(struct entropy *ent
     block[0] = (JCOEF)*level;
     for (unsigned k = 0; k < 63;) {
         refill(from);
-        for (int looks = 0; looks < LOOKS && k < 63; looks++) {
-            look seen = ac->look[from->bits >> (64 - AC_LOOK)];
-            if (__builtin_expect(seen & UNSEEN, 0)) {
-                int length = seen & 63;
-                uint8_t symbol = (uint8_t)(seen >> 16);
+        for (int looks = 0; looks < LOOKUPS_PER_REFILL && k < 63; looks++) {
+            ac_entry entry = ac->entries[from->bits >> (64 - AC_LOOKUP_BITS)];
+            if (__builtin_expect(entry & INCOMPLETE, 0)) {
+                int length = entry & 63;
+                uint8_t symbol = (uint8_t)(entry >> 16);
                 if (!length)
                     symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
                 use(from, length);
@@ -69,22 +68,22 @@ static inline __attribute__((always_inline)) void read_block(struct entropy *ent
                 block[ORDER[k]] = (JCOEF)number;
                 break;
             }
-            unsigned first = k + (seen >> 16 & 255);
-            block[ORDER[first]] = (JCOEF)(seen >> 32);
-            k = first + (seen >> 24 & 255);
-            block[ORDER[k]] = (JCOEF)(seen >> 48);
-            if (k >= 63 && first >= 63) { /* what follows is the next block's */
-                block[63] = (JCOEF)(seen >> 32);
-                use(from, seen >> 8 & 63);
+            unsigned first = k + (entry >> 16 & 255);
+            block[ORDER[first]] = (JCOEF)(entry >> 32);
+            k = first + (entry >> 24 & 255);
+            block[ORDER[k]] = (JCOEF)(entry >> 48);
+            if (k >= 63 && first >= 63) { /* the second coefficient belongs to the next block */
+                block[63] = (JCOEF)(entry >> 32);
+                use(from, entry >> 8 & 63);
                 break;
             }
-            use(from, seen & 63);
+            use(from, entry & 63);
         }
     }
     check_end(entropy, from);
 }
 
-/* The same without a block: only its end is found. */
+/* The same without storing the coefficients. */
 static inline __attribute__((always_inline)) void skim_block(struct entropy *entropy, struct stream *from,
                                                              const struct dc *dc, const struct ac *ac, int *level) {
     refill(from);
@@ -92,13 +91,13 @@ static inline __attribute__((always_inline)) void skim_block(struct entropy *ent
     for (unsigned k = 0; k < 63;) {
         if (from->count < 32)
             refill(from);
-        uint32_t seen = ac->skim[from->bits >> (64 - AC_LOOK)];
-        if (__builtin_expect(seen && k + (seen >> 16) < 63, 1)) {
-            use(from, seen & 63);
-            k += seen >> 8 & 255;
+        uint32_t entry = ac->skim[from->bits >> (64 - AC_LOOKUP_BITS)];
+        if (__builtin_expect(entry && k + (entry >> 16) < 63, 1)) {
+            use(from, entry & 63);
+            k += entry >> 8 & 255;
             continue;
         }
-        int length; /* a long code, or the block may end before the last of these */
+        int length; /* a long code, or the block may end within this entry */
         uint8_t symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
         use(from, length + (symbol & 15));
         k += steps_of(symbol);
@@ -106,7 +105,7 @@ static inline __attribute__((always_inline)) void skim_block(struct entropy *ent
     check_end(entropy, from);
 }
 
-/* The next MCU of the segment. */
+/* Decode the next MCU of the segment. */
 static void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     struct stream stream = entropy->stream;
     for (int b = 0; b < jpeg->blocks_in_MCU; b++) {
@@ -118,7 +117,7 @@ static void read_mcu(struct entropy *entropy, j_decompress_ptr jpeg, JBLOCKROW *
     entropy->stream = stream;
 }
 
-/* Past the few MCUs of a short segment that come before a crop: less work than the tables that `skim` looks into. */
+/* Skip MCUs by decoding them: for the few in a short segment, that is less work than making the tables of `skim`. */
 static __attribute__((noinline)) void read_past(struct entropy *entropy, j_decompress_ptr jpeg, unsigned mcus) {
     JBLOCK block;
     JBLOCKROW blocks[D_MAX_BLOCKS_IN_MCU];
@@ -128,7 +127,7 @@ static __attribute__((noinline)) void read_past(struct entropy *entropy, j_decom
         read_mcu(entropy, jpeg, blocks);
 }
 
-/* Past the next MCUs. */
+/* Skip MCUs. */
 static __attribute__((noinline)) void skim(struct entropy *entropy, j_decompress_ptr jpeg, unsigned mcus) {
     struct stream stream = entropy->stream;
     for (int c = 0; c < jpeg->comps_in_scan; c++)
@@ -143,12 +142,12 @@ static __attribute__((noinline)) void skim(struct entropy *entropy, j_decompress
     entropy->stream = stream;
 }
 
-/* Bits of the segment that are yet to come; below zero where more were taken than there are. */
+/* Unread bits of the segment; negative if more were read than there are. */
 static ptrdiff_t unread(const struct entropy *entropy) {
     return (entropy->end - entropy->stream.next) * 8 + entropy->stream.count;
 }
 
-/* Where the next marker begins, stuffed bytes being none; the end of the data where there is none. */
+/* The position of the next marker, or the end of the data. */
 static const uint8_t *next_marker(const uint8_t *from, const uint8_t *end) {
     while (from + 1 < end && (from = memchr(from, 0xFF, (size_t)(end - from - 1)))) {
         if (from[1] != 0 && from[1] != 0xFF)
@@ -158,9 +157,9 @@ static const uint8_t *next_marker(const uint8_t *from, const uint8_t *end) {
     return end;
 }
 
-/* Copy the present segment without its stuffed bytes, and begin to read it. */
+/* Copy the current segment without stuffed bytes, and start to read it. */
 static void open_segment(struct entropy *entropy) {
-    uint8_t *to = entropy->plain;
+    uint8_t *to = entropy->unstuffed;
     const uint8_t *from = entropy->segment, *end = entropy->data_end, *found;
     while (from < end && (found = memchr(from, 0xFF, (size_t)(end - from))) && found + 1 < end && found[1] == 0) {
         memcpy(to, from, (size_t)(found + 1 - from));
@@ -173,30 +172,30 @@ static void open_segment(struct entropy *entropy) {
     memset(to, 0, SLACK);
     entropy->marker = stop;
     entropy->end = to;
-    entropy->stream = (struct stream){.next = entropy->plain};
+    entropy->stream = (struct stream){.next = entropy->unstuffed};
     memset(entropy->level, 0, sizeof entropy->level);
-    entropy->opened = true;
+    entropy->is_open = true;
 }
 
 static void next_segment(struct entropy *entropy, j_decompress_ptr jpeg) {
     const uint8_t *marker = entropy->marker;
-    if (entropy->places) {
-        if (entropy->number + 1 >= entropy->segments)
-            give_up(entropy, "has fewer segments than MCUs to fill");
-        marker = entropy->start + entropy->places[entropy->number + 1] - 2;
-    } else if (!entropy->opened) {
+    if (entropy->segment_offsets) {
+        if (entropy->number + 1 >= entropy->segment_count)
+            fail(entropy, "has fewer segments than MCUs to fill");
+        marker = entropy->file_start + entropy->segment_offsets[entropy->number + 1] - 2;
+    } else if (!entropy->is_open) {
         marker = next_marker(entropy->segment, entropy->data_end);
     }
     if (marker < entropy->segment || marker + 2 > entropy->data_end || marker[0] != 0xFF ||
         marker[1] != 0xD0 + entropy->number++ % 8)
-        give_up(entropy, "Corrupt JPEG data: a restart marker is missing");
+        fail(entropy, "Corrupt JPEG data: a restart marker is missing");
     entropy->segment = marker + 2;
     entropy->left = jpeg->restart_interval;
-    entropy->opened = false;
-    entropy->waiting = 0;
+    entropy->is_open = false;
+    entropy->mcus_skipped = 0;
 }
 
-/* libjpeg's method. MCUs that the crop does not need wait, and are skimmed only where one of their segment is. */
+/* libjpeg's method. MCUs that the crop does not need are only counted, until one of their segment is needed. */
 static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     struct entropy *entropy = jpeg->client_data;
     const struct jpeg_decomp_master *master = jpeg->master;
@@ -206,28 +205,28 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     entropy->column = column + 1 == jpeg->MCUs_per_row ? 0 : column + 1;
     entropy->left--;
     if (!blocks || column < master->first_iMCU_col || column > master->last_iMCU_col) {
-        entropy->waiting++;
+        entropy->mcus_skipped++;
         return TRUE;
     }
-    if (!entropy->opened)
+    if (!entropy->is_open)
         open_segment(entropy);
-    if (entropy->waiting)
-        (entropy->places ? read_past : skim)(entropy, jpeg, entropy->waiting);
-    entropy->waiting = 0;
+    if (entropy->mcus_skipped)
+        (entropy->segment_offsets ? read_past : skim)(entropy, jpeg, entropy->mcus_skipped);
+    entropy->mcus_skipped = 0;
     read_mcu(entropy, jpeg, blocks);
-    if (entropy->places && !entropy->left && unread(entropy) >= 8)
-        give_up(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
+    if (entropy->segment_offsets && !entropy->left && unread(entropy) >= 8)
+        fail(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
     return TRUE;
 }
 
-void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers) {
+void entropy_set_segments(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers) {
     bool known = numbers > HEAD + 1 && table[0];
-    entropy->start = jpeg;
-    entropy->places = known ? table + HEAD : NULL;
-    entropy->segments = known ? (unsigned)(numbers - HEAD - 1) : 0;
+    entropy->file_start = jpeg;
+    entropy->segment_offsets = known ? table + HEAD : NULL;
+    entropy->segment_count = known ? (unsigned)(numbers - HEAD - 1) : 0;
 }
 
-bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
+bool entropy_attach(struct entropy *entropy, j_decompress_ptr jpeg) {
     if (jpeg->progressive_mode || jpeg->arith_code || jpeg->inputctl->has_multiple_scans || jpeg->comps_in_scan < 2)
         return false;
     for (int c = 0; c < jpeg->comps_in_scan; c++) {
@@ -236,21 +235,21 @@ bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg) {
         make_ac(&entropy->ac[ac], jpeg->ac_huff_tbl_ptrs[ac]);
     }
     size_t bytes = jpeg->src->bytes_in_buffer;
-    if (entropy->room < bytes + SLACK) {
-        free(entropy->plain);
-        entropy->room = bytes + bytes / 4 + SLACK;
-        entropy->plain = malloc(entropy->room);
-        if (!entropy->plain) {
-            entropy->room = 0;
-            give_up(entropy, "out of memory");
+    if (entropy->capacity < bytes + SLACK) {
+        free(entropy->unstuffed);
+        entropy->capacity = bytes + bytes / 4 + SLACK;
+        entropy->unstuffed = malloc(entropy->capacity);
+        if (!entropy->unstuffed) {
+            entropy->capacity = 0;
+            fail(entropy, "out of memory");
         }
     }
     entropy->segment = jpeg->src->next_input_byte;
     entropy->data_end = entropy->segment + bytes;
-    entropy->opened = false;
-    entropy->number = entropy->column = entropy->waiting = 0;
-    if (entropy->places && entropy->start + entropy->places[0] != entropy->segment)
-        entropy->places = NULL;
+    entropy->is_open = false;
+    entropy->number = entropy->column = entropy->mcus_skipped = 0;
+    if (entropy->segment_offsets && entropy->file_start + entropy->segment_offsets[0] != entropy->segment)
+        entropy->segment_offsets = NULL;
     entropy->left = jpeg->restart_interval;
     jpeg->client_data = entropy;
     jpeg->entropy->decode_mcu = decode_mcu;

@@ -1,5 +1,5 @@
-/* Huffman decoding of a baseline JPEG's single scan, in libjpeg's place: of the MCUs that a crop needs and of no
- * others. What lies before them is only skimmed for its length, or with restart markers not even looked at. */
+/* Huffman decoding of a baseline JPEG's single scan, in place of libjpeg's decoder: only of the MCUs that a crop needs.
+ * MCUs before them are skipped without storing coefficients; with restart markers, whole segments are not even read. */
 #ifndef ENTROPY_H
 #define ENTROPY_H
 
@@ -16,28 +16,32 @@
 struct entropy {
     struct ac ac[NUM_HUFF_TBLS];
     struct dc dc[NUM_HUFF_TBLS];
-    uint8_t *plain;                           /* the segment that is being decoded, stuffed bytes taken out */
-    size_t room;
-    const uint8_t *end;                       /* of it */
-    struct stream stream;                     /* in it */
-    int level[MAX_COMPS_IN_SCAN];             /* each component's last DC coefficient */
-    const uint8_t *segment, *data_end;        /* in the file: where the present restart segment begins */
-    bool opened;                              /* whether its bytes are in `plain`, and it ends at: */
+    uint8_t *unstuffed;                /* the current segment, without stuffed bytes */
+    size_t capacity;                   /* bytes of `unstuffed` */
+    const uint8_t *end;                /* of the segment in `unstuffed` */
+    struct stream stream;              /* the position in it */
+    int level[MAX_COMPS_IN_SCAN];      /* last DC coefficient of each component */
+    const uint8_t *segment, *data_end; /* in the file: start of the current segment, end of all */
+    bool is_open;                      /* whether the segment is in `unstuffed`; it then ends at `marker` */
     const uint8_t *marker;
-    unsigned number;                          /* the present segment's */
-    const uint8_t *start;                     /* of the file, from which is counted where the segments begin, */
-    const uint32_t *places;                   /* and where the last one ends; NULL where the markers must be sought */
-    unsigned segments;
-    unsigned column, left, waiting;           /* MCUs: done in the row, to come in the segment, passed over unread */
-    jmp_buf *damaged;
-    char *why;
+    unsigned number;                 /* of the current segment */
+    const uint8_t *file_start;       /* from which `segment_offsets` count */
+    const uint32_t *segment_offsets; /* starts of the segments and the end of the last; NULL: search for markers */
+    unsigned segment_count;
+    unsigned column;       /* of the current MCU in its row */
+    unsigned left;         /* MCUs of the segment that follow */
+    unsigned mcus_skipped; /* MCUs of the segment that were not read */
+    jmp_buf *damaged;      /* where errors jump to */
+    char *message;         /* JMSG_LENGTH_MAX bytes: the error */
 };
 
-/* Before the picture is begun: where its segments lie in it, as `prep` wrote it (pipeline/formats/segments.py), or none. */
-void entropy_knows(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
+/* Set the table of segments of the JPEG that is decoded next: `numbers` uint32 (pipeline/formats/segments.py), or 0
+ * numbers for none. Both must stay valid while it is decoded. */
+void entropy_set_segments(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
 
-/* Put this decoder in the place of libjpeg's, whose decompression has been started; false where it does not know how
- * (progressive, several scans, ...). Then libjpeg's own goes on. */
-bool entropy_takes_over(struct entropy *entropy, j_decompress_ptr jpeg);
+/* Replace libjpeg's entropy decoder, after jpeg_start_decompress. Returns false, and changes nothing, for a JPEG that
+ * this decoder does not support (progressive, several scans, ...). Jumps to `damaged` if out of memory; so does
+ * decoding for damaged data. */
+bool entropy_attach(struct entropy *entropy, j_decompress_ptr jpeg);
 
 #endif

@@ -1,4 +1,4 @@
-/* A JPEG's Huffman codes, and the bits that they are read from (T.81, annexes C and F). */
+/* A JPEG's Huffman codes, and a stream of bits to read them from (T.81, annexes C and F). */
 #ifndef HUFFMAN_H
 #define HUFFMAN_H
 
@@ -10,30 +10,28 @@
 #include <jpeglib.h>
 
 struct codes {
-    JHUFF_TBL made_of;
+    JHUFF_TBL source_table;
     bool made;
-    uint32_t limit[17]; /* one above the codes of up to this many bits, as 16 bits from the left */
-    int32_t offset[17]; /* from a code of this length to its place in the symbols */
+    uint32_t limit[17]; /* for each length: one above its largest code, left-aligned to 16 bits */
+    int32_t offset[17]; /* for each length: the index of a code's symbol, minus the code */
 };
 
 struct stream {
     const uint8_t *next;
-    uint64_t bits; /* what was taken and not yet used, from the left */
-    int count;     /* at least so many of them */
+    uint64_t bits; /* bits that were read and not used yet, left-aligned */
+    int count;     /* the number of valid bits, at least */
 };
 
-/* The number that `size` bits, at least one, stand for (T.81, table F.1 and figure F.12). */
-static inline int extend(int bits, int size) {
-    return bits - (((bits >> (size - 1)) - 1) & ((1 << size) - 1));
-}
+/* The number that is coded by `size` bits, at least 1 (T.81, table F.1 and figure F.12). */
+static inline int extend(int bits, int size) { return bits - (((bits >> (size - 1)) - 1) & ((1 << size) - 1)); }
 
-/* The code lengths and symbols of a JPEG's table (T.81, annex C), which libjpeg has found to be a code. False where
- * they are those of the picture before. */
+/* Make the codes of a JPEG's table (T.81, annex C), which libjpeg has validated. Returns false if they are the same as
+ * before. */
 static inline bool make_codes(struct codes *codes, const JHUFF_TBL *from) {
-    if (codes->made && !memcmp(codes->made_of.bits, from->bits, sizeof from->bits) &&
-        !memcmp(codes->made_of.huffval, from->huffval, sizeof from->huffval))
+    if (codes->made && !memcmp(codes->source_table.bits, from->bits, sizeof from->bits) &&
+        !memcmp(codes->source_table.huffval, from->huffval, sizeof from->huffval))
         return false;
-    codes->made_of = *from;
+    codes->source_table = *from;
     codes->made = true;
     uint32_t code = 0;
     int place = 0;
@@ -46,29 +44,29 @@ static inline bool make_codes(struct codes *codes, const JHUFF_TBL *from) {
     return true;
 }
 
-/* The symbol that 16 bits begin with, and its length; 0 bits where there is no such code. */
+/* The symbol at the start of 16 bits, and its code's length in bits; length 0 if there is no such code. */
 static inline uint8_t symbol_of(const struct codes *codes, uint32_t bits, int *length) {
     for (*length = 1; *length <= 16; ++*length)
         if (bits < codes->limit[*length])
-            return codes->made_of.huffval[((int32_t)(bits >> (16 - *length)) + codes->offset[*length]) & 255];
+            return codes->source_table.huffval[((int32_t)(bits >> (16 - *length)) + codes->offset[*length]) & 255];
     *length = 0;
     return 0;
 }
 
-/* What each `look` bits begin with: the code's length, 0 where it is longer than these bits, and its symbol. */
+/* For each `look` bits: the length of the code at their start, 0 if it is longer, and its symbol. */
 static inline void begin_codes(const struct codes *codes, int look, uint8_t *lengths, uint8_t *symbols) {
     uint32_t bits = 0;
     int place = 0;
     for (int length = 1; length <= look; length++)
-        for (int i = 0; i < codes->made_of.bits[length]; i++, bits += 1u << (look - length)) {
+        for (int i = 0; i < codes->source_table.bits[length]; i++, bits += 1u << (look - length)) {
             memset(lengths + bits, length, 1u << (look - length));
-            memset(symbols + bits, codes->made_of.huffval[place++], 1u << (look - length));
+            memset(symbols + bits, codes->source_table.huffval[place++], 1u << (look - length));
         }
     memset(lengths + bits, 0, (1u << look) - bits);
     memset(symbols + bits, 0, (1u << look) - bits);
 }
 
-/* At least 56 bits, with zeros after the end. */
+/* Read more bits, so that at least 56 are valid. Eight bytes after `next` must be readable. */
 static inline void refill(struct stream *from) {
     uint64_t word;
     memcpy(&word, from->next, 8);
@@ -80,11 +78,13 @@ static inline void refill(struct stream *from) {
     from->count |= 56;
 }
 
+/* Remove `bits` bits from the stream. */
 static inline void use(struct stream *from, int bits) {
     from->bits <<= bits;
     from->count -= bits;
 }
 
+/* Read a number of `size` bits. */
 static inline int take_number(struct stream *from, int size) {
     int number = size ? extend((int)(from->bits >> (64 - size)), size) : 0;
     use(from, size);

@@ -1,4 +1,4 @@
-"""The compiled library in this process."""
+"""Loads the compiled library."""
 
 import ctypes
 import functools
@@ -9,19 +9,19 @@ from pipeline.native.build import BuildError, compiled
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, or None where it cannot be had, which is said once. Its functions run without the GIL."""
+    """The library, or None with a printed note if it cannot be built. Its functions run without the GIL."""
     try:
         return open_library()
     except BuildError as error:
         print(
-            f"note: pictures are decoded by Pillow and turned by plain code, the same but slower: {error}",
+            f"note: images are decoded and transformed by slower Python code, with the same results: {error}",
             file=sys.stderr,
         )
         return None
 
 
 def open_library() -> ctypes.CDLL:
-    """The library, compiled where it is missing. `BuildError` where it cannot be compiled or loaded."""
+    """The library, which is compiled if it is missing. Raises `BuildError` if it cannot be compiled or loaded."""
     path = compiled()
     try:
         library = ctypes.CDLL(str(path))

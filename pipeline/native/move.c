@@ -1,9 +1,9 @@
-/* Rotate, shear and translate in place as Pillow 13 does (Geometry.c), bit for bit.
+/* Rotates, shears and translates an image in place, with the same bits as Pillow 13 (Geometry.c).
  *
- * Pillow takes the source point of each output pixel's centre in double precision, fills where it lies outside,
- * interpolates with edges repeated, clips, and cuts the fraction off. Since only the whole part shows, less precise
- * sums will do (rotate.c, slide.c), unless they come so close to a whole number that rounding decides: then the pixel
- * is made once more in Pillow's arithmetic.
+ * Pillow computes the source point of each output pixel's centre in double precision, fills pixels whose source is
+ * outside, interpolates with repeated edges, clips, and truncates to whole numbers. Because only the whole part
+ * remains, less precise sums suffice (rotate.c, shear.c), except where they are close to a whole number: those pixels
+ * are recomputed in Pillow's arithmetic.
  */
 #include "move.h"
 
@@ -15,14 +15,14 @@
 
 typedef double four __attribute__((vector_size(32)));
 
-static inline four reals(const uint8_t *pixel) { return (four){pixel[0], pixel[1], pixel[2], pixel[3]}; }
+static inline four doubles(const uint8_t *pixel) { return (four){pixel[0], pixel[1], pixel[2], pixel[3]}; }
 
 static inline four cubic_of(four v0, four v1, four v2, four v3, double x) {
     four p2 = -v0 + v2, p3 = 2 * (v0 - v1) + v2 - v3, p4 = -v0 + v1 - v2 + v3;
     return v1 + x * (p2 + x * (p3 + x * p4));
 }
 
-static inline uint8_t cut(double value) { return (uint8_t)(value <= 0.0 ? 0 : value >= 255.0 ? 255 : (int)value); }
+static inline uint8_t clip(double value) { return (uint8_t)(value <= 0.0 ? 0 : value >= 255.0 ? 255 : (int)value); }
 
 void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     double x = place(move, 0, row, column), y = place(move, 1, row, column), left = floor(x), top = floor(y);
@@ -34,16 +34,17 @@ void move_exactly(const struct move *move, int row, int column, uint8_t *to) {
     if (move->cubic) {
         four rows[4];
         for (int r = 0; r < 4; r++, pixel += stride)
-            rows[r] = cubic_of(reals(pixel), reals(pixel + depth), reals(pixel + 2 * depth),
-                               reals(pixel + 3 * depth), x);
+            rows[r] = cubic_of(doubles(pixel), doubles(pixel + depth), doubles(pixel + 2 * depth),
+                               doubles(pixel + 3 * depth), x);
         made = cubic_of(rows[0], rows[1], rows[2], rows[3], y);
     } else {
-        four a = reals(pixel), b = reals(pixel + depth), c = reals(pixel + stride), d = reals(pixel + stride + depth);
+        four a = doubles(pixel), b = doubles(pixel + depth), c = doubles(pixel + stride),
+             d = doubles(pixel + stride + depth);
         four above = a + (b - a) * x, below = c + (d - c) * x;
         made = above + (below - above) * y;
     }
     for (int c = 0; c < 3; c++)
-        to[c] = cut(made[c]);
+        to[c] = clip(made[c]);
 }
 
 static bool inside(const struct move *move, int row, int column) {
@@ -52,25 +53,25 @@ static bool inside(const struct move *move, int row, int column) {
     return x >= 0.0 && x < move->width && y >= 0.0 && y < move->height;
 }
 
-static inline double lesser(double one, double other) { return one < other ? one : other; }
-static inline double greater(double one, double other) { return one > other ? one : other; }
+static inline double lower_of(double one, double other) { return one < other ? one : other; }
+static inline double higher_of(double one, double other) { return one > other ? one : other; }
 
-/* The columns that read from inside: one run of a row, since coordinates rise or fall along it, rounded or not. */
-static void span(const struct move *move, int row, int *first, int *last) {
+/* The columns whose source is inside: one range, because coordinates are monotonic along a row, even when rounded. */
+static void source_columns(const struct move *move, int row, int *first, int *last) {
     double low = 0.0, high = move->width;
     for (int axis = 0; axis < 2; axis++) {
         const double *k = move->matrix + 3 * axis;
         double rest = k[1] * (row + 0.5) + k[2], size = axis ? move->height : move->width;
         if (k[0] != 0.0) {
             double one = -rest * move->inverse[axis], other = (size - rest) * move->inverse[axis];
-            low = greater(low, lesser(one, other));
-            high = lesser(high, greater(one, other));
+            low = higher_of(low, lower_of(one, other));
+            high = lower_of(high, higher_of(one, other));
         } else if (!(rest >= 0.0 && rest < size)) {
             high = 0.0;
         }
     }
-    int begin = (int)lesser(low, move->width), end = (int)lesser(greater(begin, high), move->width);
-    while (begin > 0 && inside(move, row, begin - 1)) /* what was computed above is rounded */
+    int begin = (int)lower_of(low, move->width), end = (int)lower_of(higher_of(begin, high), move->width);
+    while (begin > 0 && inside(move, row, begin - 1)) /* corrects for rounding above */
         begin--;
     while (begin < end && !inside(move, row, begin))
         begin++;
@@ -86,7 +87,7 @@ static void pad(const struct move *move, const uint8_t *picture) {
     int width = move->width, height = move->height, depth = move->depth;
     for (int y = 0; y < height; y++, picture += 3 * (size_t)width) {
         uint8_t *row = pixel_at(move, y, 0), *last = pixel_at(move, y, width - 1);
-        if (depth == SLID)
+        if (depth == RGB_BYTES)
             memcpy(row, picture, 3 * (size_t)width);
         else
             spread_row(picture, width, row);
@@ -106,8 +107,9 @@ static void fill_line(const struct move *move, int first, int last) {
         memcpy(move->line + move->depth * first, move->blank, (size_t)(move->depth * (last - first)));
 }
 
-/* Cut `buffer` into the arrays of a move, each with room to read and write whole vectors at its end. */
-static bool lay_out(struct move *move, struct buffer *buffer) {
+/* Place the arrays of `struct move` in `buffer`, each followed by space for whole vectors. Returns false if out of
+ * memory. */
+static bool allocate_arrays(struct move *move, struct buffer *buffer) {
     size_t width = (size_t)move->width;
     struct {
         void *array;
@@ -116,7 +118,7 @@ static bool lay_out(struct move *move, struct buffer *buffer) {
         {&move->padded, ((size_t)move->height + 2 * EDGE) * move->stride},
         {&move->line, 4 * width},
         {&move->blank, 4 * width},
-        {&move->doubt, 4 * width},
+        {&move->uncertain, 4 * width},
         {&move->across[0], 8 * width},
         {&move->across[1], 8 * width},
         {&move->at, 4 * width},
@@ -141,7 +143,7 @@ static bool lay_out(struct move *move, struct buffer *buffer) {
     size_t count = sizeof parts / sizeof *parts, total = 64;
     for (size_t i = 0; i < count; i++)
         total += (parts[i].size + 127) / 64 * 64;
-    uint8_t *free = room(buffer, total);
+    uint8_t *free = ensure_capacity(buffer, total);
     if (!free)
         return false;
     free += 64 - (uintptr_t)free % 64;
@@ -152,37 +154,38 @@ static bool lay_out(struct move *move, struct buffer *buffer) {
     return true;
 }
 
-/* Move picture [height, width, 3] by a matrix (a, b, c, d, e, f), bicubic or bilinear; `fill` is R | G << 8 | B << 16.
- * False when there is no memory. */
+/* Transform picture, uint8 [height][width][3], in place. Output (x, y) reads from (ax + by + c, dx + ey + f), in
+ * pixels; bicubic if `cubic`, otherwise bilinear. Pixels whose source is outside become `fill`, R | G << 8 | B << 16.
+ * Returns false if out of memory. */
 int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, double b, double c, double d, double e,
                     double f, int64_t cubic, int64_t fill) {
     const double matrix[] = {a, b, c, d, e, f};
     struct move move = {.height = (int)height, .width = (int)width, .matrix = matrix, .cubic = cubic};
-    bool slide = a == 1.0 && e == 1.0 && (d == 0.0 && f == 0.0 ? true : b == 0.0 && c == 0.0);
+    bool shear = a == 1.0 && e == 1.0 && (d == 0.0 && f == 0.0 ? true : b == 0.0 && c == 0.0);
     move.inverse[0] = 1 / a;
     move.inverse[1] = 1 / d;
-    move.depth = slide ? SLID : ROTATED;
+    move.depth = shear ? RGB_BYTES : RGBX_BYTES;
     move.stride = (size_t)move.depth * ((size_t)width + 2 * EDGE);
-    struct scratch *scratch = own_scratch();
-    if (!scratch || !lay_out(&move, &scratch->moving))
+    struct scratch *scratch = thread_scratch();
+    if (!scratch || !allocate_arrays(&move, &scratch->move_arrays))
         return false;
     bool large = ((size_t)height + 2 * EDGE) * move.stride > INT32_MAX;
     uint8_t *line = move.line;
     for (int x = 0; x < width; x++)
         memcpy(move.blank + move.depth * x, &fill, (size_t)move.depth);
     pad(&move, picture);
-    (slide ? begin_slide : begin_rotation)(&move);
+    (shear ? begin_shear : begin_rotation)(&move);
     for (int row = 0; row < height; row++, picture += 3 * (size_t)width) {
         int first, last;
-        span(&move, row, &first, &last);
-        move.line = slide ? picture : line;
+        source_columns(&move, row, &first, &last);
+        move.line = shear ? picture : line;
         if (!large)
-            (slide ? slide_row : rotate_row)(&move, row, first, last);
+            (shear ? shear_row : rotate_row)(&move, row, first, last);
         for (int x = first; large && x < last; x++)
             move_exactly(&move, row, x, move.line + move.depth * x);
         fill_line(&move, 0, first);
         fill_line(&move, last, (int)width);
-        if (!slide)
+        if (!shear)
             pack_row(line, (int)width, picture);
     }
     return true;

@@ -1,4 +1,4 @@
-/* Rows of pixels of three bytes and of four (R, G, B, unused), and from one to the other. */
+/* Conversion between rows of three-byte pixels (R, G, B) and four-byte pixels (R, G, B, unused). */
 #ifndef PIXELS_H
 #define PIXELS_H
 
@@ -7,7 +7,7 @@
 
 typedef uint8_t sixteen __attribute__((vector_size(16)));
 
-/* Four pixels at a time, as long as the 16 bytes that are read and written belong to the rows. */
+/* Convert `width` pixels of three bytes to four bytes. Four at a time, while 16 bytes fit into both rows. */
 static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
     const sixteen order = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
     int x = 0;
@@ -23,6 +23,7 @@ static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
     }
 }
 
+/* Convert `width` pixels of four bytes to three bytes. */
 static inline void pack_row(const uint8_t *from, int width, uint8_t *to) {
     const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
     int x = 0;

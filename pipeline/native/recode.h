@@ -1,5 +1,5 @@
-/* A baseline JPEG's Huffman symbols, read once and written again under codes made for them, with other restart markers.
- * Coefficients are neither unpacked nor kept: AC symbols stay what they are, DC differences but for those after a marker. */
+/* Re-encodes a baseline JPEG's Huffman symbols, with optimised tables and other restart markers. Coefficients are not
+ * decoded: AC symbols do not change, nor do DC differences, except those after a marker. */
 #ifndef RECODE_H
 #define RECODE_H
 
@@ -10,9 +10,10 @@
 
 #include <jpeglib.h>
 
-/* From a source whose header has been read to a target with a destination in memory, with a marker every `interval`
- * MCUs. False, and nothing is written, for all that is not one sound baseline scan of three components: libjpeg, which
- * can then read the source on, knows what to say of it. `*fits` is false where the destination is too small. */
+/* Re-encode `source`, whose header has been read, to `target`, whose destination is in memory, with a restart marker
+ * every `interval` MCUs. Returns false, having written nothing, unless the source is one intact baseline scan of three
+ * components; libjpeg can then continue with the source, and reports what is wrong with it. Sets `*fits` to false if
+ * the destination is too small. */
 bool recode(j_decompress_ptr source, j_compress_ptr target, int interval, bool *fits);
 
 #endif

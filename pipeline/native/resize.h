@@ -1,3 +1,4 @@
+/* Resizes a rectangle of pixels to a square. */
 #ifndef RESIZE_H
 #define RESIZE_H
 
@@ -5,8 +6,8 @@
 
 #include "crop.h"
 
-/* Resize to side x side, R, G, B, as Pillow 13 does (antialiased, bilinear or bicubic), mirrored where `flip`. False
- * where there is no memory. */
+/* Resize `from` to `picture`, uint8 [side][side][3] (R, G, B), with the pixels that Pillow 13 gives: antialiased,
+ * bicubic if `cubic`, otherwise bilinear. Mirrored horizontally if `flip`. Returns false if out of memory. */
 bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int side, bool cubic, bool flip);
 
 #endif

@@ -1,8 +1,8 @@
-/* A JPEG written anew with restart markers and Huffman tables made for it: from its symbols, else its coefficients. */
+/* Rewrites a JPEG with restart markers and optimised Huffman tables, from its symbols or else its coefficients. */
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "complaint.h"
+#include "jpeg_error.h"
 #include "recode.h"
 
 enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3 };
@@ -19,21 +19,23 @@ static void write_coefficients(j_decompress_ptr source, j_compress_ptr target, i
 
 /*
  * Write the JPEG of `size` bytes to `out`, of `capacity` bytes, with a restart marker every `interval` MCUs and without
- * its comments and metadata; its pixels stay what they are. Returns WRITTEN, with the bytes in `*out_size`; WARNED where
- * the entropy-coded data are not as they should be, and FAILED where they cannot be read, with libjpeg's words in
- * `text`, of JMSG_LENGTH_MAX (200) bytes; TOO_LARGE where `out` is too small.
+ * comments and metadata. The pixels do not change. Returns
+ *   WRITTEN, with the number of bytes in `*out_size`;
+ *   WARNED if libjpeg warns of the entropy-coded data, or FAILED if it cannot read them, with its message in `text`, of
+ *   JMSG_LENGTH_MAX (200) bytes;
+ *   TOO_LARGE if the result does not fit into `out`.
  */
 int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, int64_t capacity, int64_t *out_size,
                  char *text) {
     struct jpeg_decompress_struct source = {0};
     struct jpeg_compress_struct target = {0};
-    struct complaint complaint;
-    unsigned char *written = out; /* libjpeg takes memory of its own where that is too small */
+    struct jpeg_error jpeg_error;
+    unsigned char *written = out; /* libjpeg allocates memory itself if that is too small */
     unsigned long written_size = (unsigned long)capacity;
     volatile int outcome = FAILED;
 
-    source.err = target.err = complain_to(&complaint, text);
-    if (setjmp(complaint.escape) == 0) {
+    source.err = target.err = jpeg_error_init(&jpeg_error, text);
+    if (setjmp(jpeg_error.escape) == 0) {
         jpeg_create_decompress(&source);
         jpeg_create_compress(&target);
         jpeg_mem_src(&source, (unsigned char *)data, (unsigned long)size);

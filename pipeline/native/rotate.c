@@ -1,21 +1,21 @@
-/* A rotated row: coordinates in double precision, sums in single. */
+/* Rows of a rotation: coordinates in double precision, sums in single precision. */
 #include <math.h>
 #include <string.h>
 
-#include "lanes.h"
+#include "simd.h"
 #include "move.h"
 
-#define BITS 16        /* of a sum's fraction: what single precision has for 255 */
-#define DOUBT 4        /* of its units: seven roundings, each by half of one at most */
-#define CUBIC_DOUBT 32 /* weights, products and sums come to 28: values up to 382, sums of weights up to 1.5 */
+#define BITS 16            /* fractional bits of a sum: what single precision has for 255 */
+#define TOLERANCE 4        /* in units of 2 ** -BITS: seven roundings of at most half a unit */
+#define CUBIC_TOLERANCE 32 /* rounding adds up to 28: values up to 382, sums of weights up to 1.5 */
 #define COLORS 0xffffff
-#define BLOCK 16 /* pixels whose doubts are looked at together */
+#define BLOCK 16 /* pixels that are checked at once */
 
 typedef float floats __attribute__((vector_size(16 * TAPS)));
 typedef uint32_t pixels __attribute__((vector_size(16)));
-typedef float quad __attribute__((vector_size(16)));
+typedef float float_pixel __attribute__((vector_size(16)));
 
-static const several SPREAD = {
+static const int_vector SPREAD = {
     0, 0, 0, 0,
 #if TAPS > 1
     1, 1, 1, 1,
@@ -31,7 +31,7 @@ void begin_rotation(struct move *move) {
             move->across[axis][i] = move->matrix[3 * axis] * (i + 0.5);
 }
 
-/* Where each column's first tap lies, and how far to the next one across (x) and down (y) its point is. */
+/* The offset of each column's first tap, and the fractions x and y of its source point. */
 static void locate(const struct move *move, int row, int first, int last) {
     const double *k = move->matrix, end_x = k[2], end_y = k[5];
     const double start_x = k[1] * (row + 0.5), start_y = k[4] * (row + 0.5);
@@ -47,10 +47,10 @@ static void locate(const struct move *move, int row, int first, int last) {
     }
 }
 
-/* From here on with fused multiply-adds, which round less: a value in doubt is made again in Pillow's arithmetic. */
+/* From here on with fused multiply-adds, which round less: uncertain values are recomputed in Pillow's arithmetic. */
 #pragma GCC optimize("fp-contract=fast")
 
-static inline void weigh(float x, float *weights) { /* Pillow's cubic has a = -1 */
+static inline void compute_weights(float x, float *weights) { /* Pillow's cubic has a = -1 */
     weights[0] = x * (-1 + x * (2 - x));
     weights[1] = 1 + x * x * (x - 2);
     weights[2] = x * (1 + x * (1 - x));
@@ -59,14 +59,14 @@ static inline void weigh(float x, float *weights) { /* Pillow's cubic has a = -1
 
 static inline floats row_of(const uint8_t *pixels) { return __builtin_convertvector(widen(pixels), floats); }
 
-/* Pixels by their weights, of which there is one for each. */
+/* Each pixel times its weight. */
 static inline floats weighed(floats pixels, const float *weights) {
     floats each;
     memcpy(&each, weights, sizeof each);
     return pixels * __builtin_shuffle(each, SPREAD);
 }
 
-/* What a column's taps give, summed down, and across but for the last TAPS. */
+/* The weighted sum of a column's taps; the TAPS pixels of the result are not added up yet. */
 static inline floats taps(const struct move *move, int column) {
     const uint8_t *pixel = move->padded + move->at[column];
     const float *x = move->weights_x + 4 * column, *y = move->weights_y + 4 * column;
@@ -81,10 +81,10 @@ static inline floats taps(const struct move *move, int column) {
 }
 
 #if TAPS == 4
-/* The sums of four columns' taps: halves of two columns side by side, twice. */
+/* The sums of four columns' taps: adds halves of two columns at a time, twice. */
 static inline floats sums_of(floats a, floats b, floats c, floats d) {
-    const several low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const several even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
+    const int_vector low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const int_vector even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
     floats ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + 8);
     floats cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, low + 8);
     return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, even + 4);
@@ -93,8 +93,8 @@ static inline floats sums_of(floats a, floats b, floats c, floats d) {
 
 static void add_cubic(const struct move *move, int first, int last) {
     for (int i = first; i < last; i++) {
-        weigh(move->x[i], move->weights_x + 4 * i);
-        weigh(move->y[i], move->weights_y + 4 * i);
+        compute_weights(move->x[i], move->weights_x + 4 * i);
+        compute_weights(move->y[i], move->weights_y + 4 * i);
     }
     int i = first;
 #if TAPS == 4
@@ -105,27 +105,27 @@ static void add_cubic(const struct move *move, int first, int last) {
 #endif
     for (; i < last; i++) {
         floats made = taps(move, i);
-        quad parts[TAPS];
+        float_pixel parts[TAPS];
         memcpy(parts, &made, sizeof parts);
-        quad sum = parts[0];
+        float_pixel sum = parts[0];
         for (int k = 1; k < TAPS; k++)
             sum += parts[k];
         memcpy(move->sums + 4 * i, &sum, sizeof sum);
     }
 }
 
-static void cut(const float *restrict sums, int count, uint8_t *restrict line, uint8_t *restrict doubt) {
+static void clip(const float *restrict sums, int count, uint8_t *restrict line, uint8_t *restrict uncertain) {
     for (int i = 0; i < count; i++) {
         int32_t sum = (int32_t)(sums[i] * (1 << BITS)), value = sum >> BITS;
         value = value < 0 ? 0 : value;
         line[i] = (uint8_t)(value > 255 ? 255 : value);
-        bool near = ((sum + CUBIC_DOUBT) & ((1 << BITS) - 1)) < 2 * CUBIC_DOUBT;
-        bool shown = (uint32_t)(sum - CUBIC_DOUBT) < 255U << BITS; /* what is less is black, what is more white */
-        doubt[i] = near & shown;
+        bool near = ((sum + CUBIC_TOLERANCE) & ((1 << BITS) - 1)) < 2 * CUBIC_TOLERANCE;
+        bool shown = (uint32_t)(sum - CUBIC_TOLERANCE) < 255U << BITS; /* below it is clipped to 0, above it to 255 */
+        uncertain[i] = near & shown;
     }
 }
 
-/* Two pixels of a row and the two below them for each column, side by side. */
+/* For each column, two pixels of a row and the two below them. */
 static void gather(const struct move *move, int first, int last) {
     const uint8_t *restrict padded = move->padded, *restrict next = padded + move->stride;
     const int32_t *restrict at = move->at;
@@ -141,10 +141,11 @@ static inline float channel(uint32_t pixel, int shift) { return (float)(int32_t)
 static void add_linear(const struct move *move, int first, int last) {
     const uint32_t *restrict above = move->above, *restrict below = move->below;
     const float *restrict x = move->x, *restrict y = move->y;
-    uint32_t *restrict line = (uint32_t *)move->line, *restrict doubt = (uint32_t *)move->doubt;
+    uint32_t *restrict line = (uint32_t *)move->line, *restrict uncertain = (uint32_t *)move->uncertain;
     for (int i = first; i < last; i++) {
-        uint32_t a = above[2 * i], b = above[2 * i + 1], c = below[2 * i], d = below[2 * i + 1], pixel = 0, unsure = 0;
-        uint32_t change = (a ^ b) | (c ^ d) | (a ^ c); /* no change, no doubt: of four equal values it is exact */
+        uint32_t a = above[2 * i], b = above[2 * i + 1], c = below[2 * i], d = below[2 * i + 1], pixel = 0,
+                 uncertain_bits = 0;
+        uint32_t change = (a ^ b) | (c ^ d) | (a ^ c); /* four equal values are exact */
 #pragma GCC unroll 3
         for (int shift = 0; shift < 24; shift += 8) {
             float up = channel(a, shift), low = channel(c, shift);
@@ -152,15 +153,15 @@ static void add_linear(const struct move *move, int first, int last) {
             low += (channel(d, shift) - low) * x[i];
             uint32_t sum = (uint32_t)(int32_t)((up + (low - up) * y[i]) * (1 << BITS));
             pixel |= sum >> BITS << shift;
-            unsure |= ((sum + DOUBT) & ((1 << BITS) - 1)) < 2 * DOUBT ? change & 255U << shift : 0;
+            uncertain_bits |= ((sum + TOLERANCE) & ((1 << BITS) - 1)) < 2 * TOLERANCE ? change & 255U << shift : 0;
         }
         line[i] = pixel;
-        doubt[i] = unsure;
+        uncertain[i] = uncertain_bits;
     }
 }
 
-/* All 16 taps are the same pixel, as in an overexposed sky: what they give is known. */
-static bool flat(const uint8_t *pixel, size_t stride) {
+/* Whether all 16 taps are the same pixel, as in an overexposed sky: then it is the result. */
+static bool is_flat(const uint8_t *pixel, size_t stride) {
     pixels first, row, change = {0};
     memcpy(&first, pixel, sizeof first);
     first = (pixels){first[0], first[0], first[0], first[0]};
@@ -171,21 +172,21 @@ static bool flat(const uint8_t *pixel, size_t stride) {
     return !((change[0] | change[1] | change[2] | change[3]) & COLORS);
 }
 
-static void remake(const struct move *move, int row, int column) {
+static void recompute_pixel(const struct move *move, int row, int column) {
     const uint8_t *pixel = move->padded + move->at[column];
     uint8_t *to = move->line + 4 * column;
-    if (move->cubic && flat(pixel, move->stride))
+    if (move->cubic && is_flat(pixel, move->stride))
         memcpy(to, pixel, 4);
     else
         move_exactly(move, row, column, to);
 }
 
-static bool any_doubt(const struct move *move, int first, int last) {
+static bool any_uncertain(const struct move *move, int first, int last) {
     uint32_t any = 0;
     for (int i = first; i < last; i++) {
-        uint32_t doubt;
-        memcpy(&doubt, move->doubt + 4 * i, sizeof doubt);
-        any |= doubt;
+        uint32_t uncertain;
+        memcpy(&uncertain, move->uncertain + 4 * i, sizeof uncertain);
+        any |= uncertain;
     }
     return any & COLORS;
 }
@@ -194,16 +195,16 @@ void rotate_row(const struct move *move, int row, int first, int last) {
     locate(move, row, first, last);
     if (move->cubic) {
         add_cubic(move, first, last);
-        cut(move->sums + 4 * first, 4 * (last - first), move->line + 4 * first, move->doubt + 4 * first);
+        clip(move->sums + 4 * first, 4 * (last - first), move->line + 4 * first, move->uncertain + 4 * first);
     } else {
         gather(move, first, last);
         add_linear(move, first, last);
     }
     for (int i = first; i < last; i += BLOCK) {
         int end = last - i < BLOCK ? last : i + BLOCK;
-        if (any_doubt(move, i, end))
+        if (any_uncertain(move, i, end))
             for (int k = i; k < end; k++)
-                if (any_doubt(move, k, k + 1))
-                    remake(move, row, k);
+                if (any_uncertain(move, k, k + 1))
+                    recompute_pixel(move, row, k);
     }
 }

@@ -1,4 +1,4 @@
-/* What a thread works in: made at its first picture, kept from picture to picture, freed when the thread ends. */
+/* Buffers of a thread: allocated at its first image, reused for the next ones, freed when the thread ends. */
 #ifndef SCRATCH_H
 #define SCRATCH_H
 
@@ -19,25 +19,27 @@ struct buffer {
 struct scratch {
     struct jpeg_decompress_struct jpeg;
     struct jpeg_error_mgr errors;
-    jmp_buf damaged;                /* where libjpeg goes when it cannot go on */
-    char why[JMSG_LENGTH_MAX];      /* and what it says then */
+    jmp_buf damaged;               /* where libjpeg jumps after an error */
+    char message[JMSG_LENGTH_MAX]; /* the error, as text */
     struct entropy entropy;
-    struct buffer bytes, table;     /* the sample as it lies in the file, and where its segments are */
-    struct buffer pixels;           /* R, G, B, unused: the rows of the crop */
-    struct buffer passed;           /* the same after one of resizing's two passes */
-    struct buffer line;             /* one row of the second */
-    struct buffer weights[2];       /* across and down */
-    struct buffer places[2];
-    struct buffer reals;
-    struct buffer across, quads;    /* the weights across as they are read, and where their outputs begin */
-    struct buffer sums;             /* a row's, before they are rounded */
-    struct buffer moving;           /* all of what a picture is rotated, sheared or translated in */
+    struct buffer bytes, table; /* the sample's bytes, and its table of segments */
+    struct buffer pixels;       /* the rows of the crop: R, G, B, unused */
+    struct buffer first_pass;   /* the same after the first of the two passes of resizing */
+    struct buffer line;         /* a row of the second pass */
+    struct buffer weights[2];   /* horizontal, vertical */
+    struct buffer ranges[2];
+    struct buffer doubles;
+    struct buffer row_weights; /* horizontal weights, in the order of `resize_row` */
+    struct buffer row_groups;  /* its groups of outputs */
+    struct buffer row_sums;    /* sums of a row, before rounding */
+    struct buffer move_arrays; /* all arrays of `struct move` */
 };
 
-/* This thread's, made where it has none yet; NULL when there is no memory. */
-struct scratch *own_scratch(void);
+/* The buffers of the calling thread. Returns NULL if out of memory. */
+struct scratch *thread_scratch(void);
 
-/* At least `size` bytes, the old ones not kept; NULL when there is no memory. */
-void *room(struct buffer *buffer, size_t size);
+/* Make the buffer at least `size` bytes large and return its data; the old content is lost. Returns NULL if out of
+ * memory. */
+void *ensure_capacity(struct buffer *buffer, size_t size);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * A JPEG made smaller plane by plane: brightness and colours as they are coded, without the way to RGB and back.
+ * Shrinks a JPEG plane by plane: luma and chroma as they are stored, without conversion to RGB and back.
  *
- * That leaves out interpolating the colours to full size, converting them and averaging them again, and halves what
- * there is to resize. Lanczos with three lobes, as Pillow's; numbers of 16 bits, the same on every machine.
+ * That avoids upsampling, converting and downsampling the chroma, and halves the data to resize. The filter is Lanczos
+ * with three lobes, as Pillow's, in 16-bit integers, so that the result is the same on every machine.
  */
 #include <math.h>
 #include <stdbool.h>
@@ -10,22 +10,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "complaint.h"
+#include "jpeg_error.h"
 
-enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, OTHER_COLOURS = 4 };
+enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, NOT_YCBCR = 4 };
 
 #define LOBES 3
-#define STEPS 1024 /* of the table of weights, in each lobe; between them it is linear, to 1e-6 */
-#define FRACTION 6    /* bits of a level's fraction in sums; one more in what they are of */
+#define STEPS 1024 /* entries of the table per lobe; linear interpolation between them has an error of 1e-6 */
+#define FRACTION 6 /* fractional bits of a level in vertical sums; their inputs have one more */
 #define WHITE (255 << FRACTION)
-#define WEIGHT 14     /* bits of a weight's fraction: at an edge they are above 1 */
-#define LANES 32      /* values that are summed up side by side */
-#define TAPS 16       /* that are summed up side by side */
-#define SPARE 2       /* DCT scaling leaves at least this many times the pixels of a side that are asked for */
+#define WEIGHT 14   /* fractional bits of a weight; at an edge weights exceed 1 */
+#define LANES 32    /* values that are summed at once */
+#define TAPS 16     /* inputs of a sum that are added at once */
+#define MIN_SCALE 2 /* DCT scaling leaves at least this many times the final width and height */
 
 static double lanczos[LOBES * STEPS + 2];
 
-__attribute__((constructor)) static void tabulate(void) {
+__attribute__((constructor)) static void fill_lanczos(void) {
     lanczos[0] = 1.0;
     for (int i = 1; i < LOBES * STEPS; i++) {
         double x = M_PI * i / STEPS;
@@ -33,25 +33,25 @@ __attribute__((constructor)) static void tabulate(void) {
     }
 }
 
-struct levels { /* as they are coded, times 2 ** (FRACTION + 1) */
+struct levels { /* a decoded plane; levels times 2 ** (FRACTION + 1) */
     int16_t *first;
-    int width, height; /* that belong to the picture */
+    int width, height; /* pixels of the image */
     size_t stride;
 };
 
 struct plane {
     uint8_t *first;
-    int width, height; /* that belong to the picture; the rows are padded to `stride` */
+    int width, height; /* pixels of the image; rows are padded to `stride` bytes */
     size_t stride;
 };
 
 struct axis {
-    int taps, row;   /* of each place, and that with zeros to a multiple of TAPS */
+    int taps, row;   /* inputs per output; the same padded with zeros to a multiple of TAPS */
     int *first;      /* [side] */
     int16_t *weight; /* [side][row] */
 };
 
-static void *room(j_decompress_ptr jpeg, size_t size) {
+static void *allocate(j_decompress_ptr jpeg, size_t size) {
     return jpeg->mem->alloc_large((j_common_ptr)jpeg, JPOOL_IMAGE, size);
 }
 
@@ -61,16 +61,16 @@ static double weight_at(double x) {
     return i < LOBES * STEPS ? lanczos[i] + (step - i) * (lanczos[i + 1] - lanczos[i]) : 0.0;
 }
 
-/* The weights of `side` places, `scale` of the `size` given ones apart: whole numbers whose sum is 2 ** WEIGHT. */
-static struct axis weigh(j_decompress_ptr jpeg, int size, int side, double scale) {
+/* The weights of `side` outputs from `size` inputs; outputs are `scale` inputs apart. Integers with sum 2 ** WEIGHT. */
+static struct axis compute_weights(j_decompress_ptr jpeg, int size, int side, double scale) {
     double spread = scale < 1.0 ? 1.0 : scale;
     int taps = (int)ceil(2 * LOBES * spread) + 1;
     taps = taps < size ? taps : size;
     struct axis axis = {.taps = taps, .row = (taps + TAPS - 1) / TAPS * TAPS};
-    axis.first = room(jpeg, sizeof(int) * (size_t)side);
-    axis.weight = room(jpeg, sizeof(int16_t) * (size_t)side * (size_t)axis.row);
+    axis.first = allocate(jpeg, sizeof(int) * (size_t)side);
+    axis.weight = allocate(jpeg, sizeof(int16_t) * (size_t)side * (size_t)axis.row);
     memset(axis.weight, 0, sizeof(int16_t) * (size_t)side * (size_t)axis.row);
-    double *real = room(jpeg, sizeof(double) * (size_t)taps);
+    double *real = allocate(jpeg, sizeof(double) * (size_t)taps);
     for (int i = 0; i < side; i++) {
         double centre = (i + 0.5) * scale, sum = 0.0;
         int first = (int)floor(centre - LOBES * spread + 0.5), left = 1 << WEIGHT, most = 0;
@@ -88,7 +88,7 @@ static struct axis weigh(j_decompress_ptr jpeg, int size, int side, double scale
     return axis;
 }
 
-/* One line of sums: the weighted one of `taps` rows; `stride` is a multiple of LANES. */
+/* The weighted sum of `taps` rows. `stride` is a multiple of LANES. */
 static void down(const int16_t *rows, size_t stride, const int16_t *weight, int taps, int16_t *line) {
     for (size_t x = 0; x < stride; x += LANES) {
         int16_t sum[LANES] = {0};
@@ -106,7 +106,8 @@ static void down(const int16_t *rows, size_t stride, const int16_t *weight, int 
 static void across(const int16_t *line, const struct axis *axis, int width, uint8_t *to) {
     for (int x = 0; x < width; x++) {
         const int16_t *level = line + axis->first[x], *weight = axis->weight + (size_t)x * (size_t)axis->row;
-        int sum = 1 << (FRACTION + WEIGHT - 1), taps = axis->row / TAPS * TAPS; /* the compiler sees that these are all */
+        int sum = 1 << (FRACTION + WEIGHT - 1),
+            taps = axis->row / TAPS * TAPS; /* tells the compiler that it is a multiple */
         for (int t = 0; t < taps; t++)
             sum += level[t] * weight[t];
         sum >>= FRACTION + WEIGHT;
@@ -115,17 +116,18 @@ static void across(const int16_t *line, const struct axis *axis, int width, uint
 }
 
 static void resize(j_decompress_ptr jpeg, struct levels from, double scale_x, double scale_y, struct plane to) {
-    struct axis x = weigh(jpeg, from.width, to.width, scale_x), y = weigh(jpeg, from.height, to.height, scale_y);
-    int16_t *line = room(jpeg, sizeof(int16_t) * (from.stride + TAPS));
+    struct axis x = compute_weights(jpeg, from.width, to.width, scale_x),
+                y = compute_weights(jpeg, from.height, to.height, scale_y);
+    int16_t *line = allocate(jpeg, sizeof(int16_t) * (from.stride + TAPS));
     memset(line + from.stride, 0, sizeof(int16_t) * TAPS);
     for (int row = 0; row < to.height; row++) {
-        down(from.first + (size_t)y.first[row] * from.stride, from.stride, y.weight + (size_t)row * (size_t)y.row, y.taps,
-             line);
+        down(from.first + (size_t)y.first[row] * from.stride, from.stride, y.weight + (size_t)row * (size_t)y.row,
+             y.taps, line);
         across(line, &x, to.width, to.first + (size_t)row * to.stride);
     }
 }
 
-/* Repeat the last column and row in what is beyond them, which is coded with them. */
+/* Fill the padding, which is encoded too, with the last column and row. */
 static void pad(struct plane plane, int rows) {
     for (int y = 0; y < plane.height; y++) {
         uint8_t *row = plane.first + (size_t)y * plane.stride;
@@ -137,7 +139,7 @@ static void pad(struct plane plane, int rows) {
 
 static int rounded_up(int number, int step) { return (number + step - 1) / step * step; }
 
-/* All planes as they are coded. */
+/* Decode all planes, as they are stored. */
 static void decode(j_decompress_ptr jpeg, struct levels planes[3]) {
     JSAMPROW rows[3][MAX_SAMP_FACTOR * DCTSIZE];
     JSAMPARRAY asked[3] = {rows[0], rows[1], rows[2]};
@@ -148,8 +150,8 @@ static void decode(j_decompress_ptr jpeg, struct levels planes[3]) {
         planes[c].width = (int)info->downsampled_width;
         planes[c].height = (int)info->downsampled_height;
         planes[c].stride = stride;
-        planes[c].first = room(jpeg, sizeof(int16_t) * stride * (size_t)unit * jpeg->total_iMCU_rows);
-        uint8_t *strip = room(jpeg, stride * (size_t)unit);
+        planes[c].first = allocate(jpeg, sizeof(int16_t) * stride * (size_t)unit * jpeg->total_iMCU_rows);
+        uint8_t *strip = allocate(jpeg, stride * (size_t)unit);
         memset(strip, 0, stride * (size_t)unit);
         for (int y = 0; y < unit; y++)
             rows[c][y] = strip + (size_t)y * stride;
@@ -157,7 +159,8 @@ static void decode(j_decompress_ptr jpeg, struct levels planes[3]) {
     for (size_t line = 0; jpeg->output_scanline < jpeg->output_height; line++) {
         jpeg_read_raw_data(jpeg, asked, (JDIMENSION)(jpeg->max_v_samp_factor * jpeg->min_DCT_scaled_size));
         for (int c = 0; c < 3; c++) {
-            size_t size = planes[c].stride * (size_t)(jpeg->comp_info[c].v_samp_factor * jpeg->comp_info[c].DCT_scaled_size);
+            size_t size =
+                planes[c].stride * (size_t)(jpeg->comp_info[c].v_samp_factor * jpeg->comp_info[c].DCT_scaled_size);
             for (size_t i = 0; i < size; i++)
                 planes[c].first[line * size + i] = (int16_t)(rows[c][0][i] << (FRACTION + 1));
         }
@@ -177,19 +180,19 @@ static void encode(j_compress_ptr jpeg, const struct plane planes[3]) {
     jpeg_finish_compress(jpeg);
 }
 
-/* The strongest scaling within the inverse transform (1/2, 1/4, 1/8) that leaves SPARE times what is asked for; of a
- * few rows or columns none, as that takes what lies beyond the last one into it. */
-static int scaled(j_decompress_ptr jpeg, int width, int height) {
+/* The strongest scaling of the inverse DCT, in eighths (8, 4, 2, 1), that leaves MIN_SCALE times the final size. None
+ * for a few rows or columns, since scaling would mix padding into them. */
+static int dct_eighths(j_decompress_ptr jpeg, int width, int height) {
     int eighths = 8;
     while (width >= DCTSIZE && height >= DCTSIZE && eighths > 1 &&
-           (int)jpeg->image_width * eighths / 2 >= 8 * SPARE * width &&
-           (int)jpeg->image_height * eighths / 2 >= 8 * SPARE * height)
+           (int)jpeg->image_width * eighths / 2 >= 8 * MIN_SCALE * width &&
+           (int)jpeg->image_height * eighths / 2 >= 8 * MIN_SCALE * height)
         eighths /= 2;
     return eighths;
 }
 
-static bool make_smaller(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int width,
-                         int height) {
+static bool shrink_planes(j_decompress_ptr source, j_compress_ptr target, const uint8_t *data, int64_t size, int width,
+                          int height) {
     struct levels from[3];
     struct plane to[3];
     jpeg_mem_src(source, (unsigned char *)data, (unsigned long)size);
@@ -197,7 +200,7 @@ static bool make_smaller(j_decompress_ptr source, j_compress_ptr target, const u
     if (source->num_components != 3 || source->jpeg_color_space != JCS_YCbCr)
         return false;
     source->raw_data_out = TRUE;
-    source->scale_num = (unsigned)scaled(source, width, height);
+    source->scale_num = (unsigned)dct_eighths(source, width, height);
     source->scale_denom = 8;
     jpeg_start_decompress(source);
     decode(source, from);
@@ -208,7 +211,7 @@ static bool make_smaller(j_decompress_ptr source, j_compress_ptr target, const u
         double down = (double)info->v_samp_factor * info->DCT_scaled_size / (source->max_v_samp_factor * DCTSIZE);
         to[c] = (struct plane){NULL, (width + step - 1) / step, (height + step - 1) / step,
                                (size_t)(rounded_up(width, 2 * DCTSIZE) / step)};
-        to[c].first = room(source, to[c].stride * (size_t)rows);
+        to[c].first = allocate(source, to[c].stride * (size_t)rows);
         resize(source, from[c], across * step * source->image_width / width,
                down * step * source->image_height / height, to[c]);
         pad(to[c], rows);
@@ -219,22 +222,25 @@ static bool make_smaller(j_decompress_ptr source, j_compress_ptr target, const u
 }
 
 /*
- * Write the JPEG of `size` bytes, of three components, to `out` as one of `width` x `height` pixels, 4:2:0, at `quality`,
- * with a restart marker every `interval` MCUs, 0 for none. Neither side grows. Returns WRITTEN, with the bytes in `*out_size`; WARNED the same, of a JPEG of which libjpeg warns, with its
- * words in `text`, of JMSG_LENGTH_MAX (200) bytes; FAILED, with its words, where it cannot be read; TOO_LARGE where
- * `out`, of `capacity` bytes, is too small; OTHER_COLOURS where it does not hold brightness and two colours.
+ * Shrink the JPEG of `size` bytes to `width` x `height` pixels, neither larger than before, and write it to `out`, of
+ * `capacity` bytes, with 4:2:0 at `quality` (1 to 100) and a restart marker every `interval` MCUs (0: none). Returns
+ *   WRITTEN, with the number of bytes in `*out_size`;
+ *   WARNED, the same if libjpeg warns of the JPEG, with its message in `text`, of JMSG_LENGTH_MAX (200) bytes;
+ *   FAILED, with its message, if the JPEG cannot be read;
+ *   TOO_LARGE if the result does not fit into `out`;
+ *   NOT_YCBCR if the JPEG does not have three components Y, Cb and Cr.
  */
 int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int quality, int interval, uint8_t *out,
                 int64_t capacity, int64_t *out_size, char *text) {
     struct jpeg_decompress_struct source = {0};
     struct jpeg_compress_struct target = {0};
-    struct complaint complaint;
-    unsigned char *written = out; /* libjpeg takes memory of its own where that is too small */
+    struct jpeg_error jpeg_error;
+    unsigned char *written = out; /* libjpeg allocates memory itself if that is too small */
     unsigned long written_size = (unsigned long)capacity;
     volatile int outcome = FAILED;
 
-    source.err = target.err = complain_to(&complaint, text);
-    if (setjmp(complaint.escape) == 0) {
+    source.err = target.err = jpeg_error_init(&jpeg_error, text);
+    if (setjmp(jpeg_error.escape) == 0) {
         jpeg_create_decompress(&source);
         jpeg_create_compress(&target);
         jpeg_mem_dest(&target, &written, &written_size);
@@ -246,8 +252,8 @@ int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int qu
         jpeg_set_quality(&target, quality, TRUE);
         target.raw_data_in = TRUE;
         target.restart_interval = (unsigned)interval;
-        if (!make_smaller(&source, &target, data, size, width, height))
-            outcome = OTHER_COLOURS;
+        if (!shrink_planes(&source, &target, data, size, width, height))
+            outcome = NOT_YCBCR;
         else
             outcome = written != out ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
         *out_size = (int64_t)written_size;

@@ -5,7 +5,7 @@
 #define TEXT(name) #name
 #define TEXT_OF(macro) TEXT(macro)
 
-/* The JPEG library that this was compiled for, in words. */
+/* The name and version of the JPEG library that this was compiled for, as text. */
 const char *jpeg_library(void) {
 #ifdef LIBJPEG_TURBO_VERSION
     return "libjpeg-turbo " TEXT_OF(LIBJPEG_TURBO_VERSION);
