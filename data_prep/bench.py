@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _writers(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
     """The writers for one longest side in pixels, FFCV first. Each is called with a folder to write to."""
     plain, marked = (PrepSettings(max_size=size, quality=QUALITY, restart_markers=chosen) for chosen in (False, True))
-    kept = "original coding kept" if size == 512 else "encoded anew"
+    kept = "original coding kept" if size == 512 else "re-encoded"
     return {
         f"FFCV's DatasetWriter, {size} pixels": partial(_ffcv, size, named),
         f"ours, {size} pixels, {kept}": partial(_ours, plain, folder),

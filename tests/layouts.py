@@ -1,4 +1,4 @@
-"""A few samples of every source in its official layout: real ones where ../shared/data has them, else made up."""
+"""A few samples of every source in its official layout: real ones if ../shared/data has them, otherwise random."""
 
 import gzip
 import io
@@ -32,11 +32,11 @@ def imagenet21k(folder: Path) -> None:
 
 
 def _class_folders(folder: Path, real: Path, count: int) -> None:
-    found = sorted(real.glob("*/*.JPEG"))[:count]
-    for path in found:
+    files = sorted(real.glob("*/*.JPEG"))[:count]
+    for path in files:
         (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / path.parent.name / path.name)
-    for i in range(0 if found else count):
+    for i in range(0 if files else count):
         path = folder / f"n0000000{i % 2}" / f"{i}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(40, 50, 3)).save(path)
@@ -81,7 +81,7 @@ def cifar100(folder: Path) -> None:
 
 
 def _labelled(pixels: np.ndarray, labels: int) -> bytes:
-    """So many label bytes before each picture."""
+    """Records of `labels` label bytes and the pixels of a picture."""
     return np.hstack([noise(len(pixels), labels, below=10), pixels.reshape(len(pixels), -1)]).tobytes()
 
 
@@ -117,7 +117,7 @@ def mnli(folder: Path) -> None:
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
 
 
-# By the name of the prepared folder in recipes: what `widemix prep` is told, and what writes its input.
+# By the name of the prepared folder in recipes: the source for `widemix prep`, and what writes its input.
 LAYOUTS: dict[str, tuple[str, Callable[[Path], None] | None]] = {
     "digits": ("digits", None),
     "imagenet": ("imagenet", imagenet),

@@ -1,4 +1,4 @@
-"""What a dry run foretells against what then comes about."""
+"""The estimates of a dry run against the preparation that follows."""
 
 import shutil
 
@@ -11,7 +11,7 @@ from pipeline.errors import InputError
 
 
 @pytest.mark.parametrize("settings", [PrepSettings(raw=True), PrepSettings(fraction=0.5), PrepSettings(max_size=20)])
-def test_sizes_come_true(tmp_path, folder, picture, settings):
+def test_estimated_sizes_are_right(tmp_path, folder, picture, settings):
     for i in range(200):
         picture(i).save(folder / f"train/bee/more{i}.jpg")
     out = tmp_path / "a" / "out"
@@ -45,6 +45,6 @@ def test_pages_are_counted(tmp_path, folder, monkeypatch):
         ("imagenet", "x", "no such file"),
     ],
 )
-def test_wrong_words_are_refused_as_by_prepare(tmp_path, folder, source, origin, word):
+def test_wrong_arguments_are_refused_as_by_prepare(tmp_path, folder, source, origin, word):
     with pytest.raises(InputError, match=word):
         dry_run(source, tmp_path / origin, tmp_path / "out", PrepSettings())

@@ -83,7 +83,7 @@ def launch(tmp_path, folder, shard=write.SHARD):
 
 
 def workers_of(process):
-    """The two that it started to encode beside it."""
+    """The two processes that it started to encode."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if "--multiprocessing-fork" in child.cmdline()]
 
@@ -141,7 +141,7 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
     assert not (tmp_path / "out").exists()
 
 
-def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
+def test_after_a_killed_worker_the_same_command_resumes(tmp_path, picture):
     """To the bytes of an uninterrupted run."""
     picture(0, 1000, 750).save(tmp_path / "medium.jpg")
     folder = many(tmp_path, tmp_path / "medium.jpg", 300)
@@ -154,8 +154,8 @@ def test_after_a_killed_worker_the_same_command_goes_on(tmp_path, picture):
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
-    said = "a process that encodes images was killed (out of memory?); start again"
-    assert errors.splitlines()[-1] == said
+    expected = "a process that encodes images was killed (out of memory?); start again"
+    assert errors.splitlines()[-1] == expected
     assert "the same command resumes from them" in errors
     settings = PrepSettings(max_size=64)
     prepare("image-folder", folder, tmp_path / "new/out", settings, processes=2)

@@ -1,4 +1,4 @@
-"""Each rule for odd pictures against Pillow's own reading of them."""
+"""Each rule for unusual pictures against Pillow's own decoding."""
 
 import io
 from functools import partial
@@ -83,7 +83,7 @@ def test_quality_is_that_of_the_settings(tmp_path, picture):
         ("a.tif", "CMYK", "CMYK to RGB"),
     ],
 )
-def test_modes_become_what_pillow_makes_of_them(tmp_path, name, mode, rule, picture):
+def test_modes_are_converted_as_by_pillow(tmp_path, name, mode, rule, picture):
     picture(1, mode=mode).save(tmp_path / name)
     with Image.open(tmp_path / name) as image:
         assert image.mode == mode
@@ -123,7 +123,7 @@ def test_16_bits_keep_their_high_byte(tmp_path):
 
 
 @pytest.mark.parametrize("turn", range(2, 9))
-def test_turned_pictures_stand_upright(tmp_path, turn, picture):
+def test_rotated_pictures_are_stored_upright(tmp_path, turn, picture):
     exif = Image.Exif()
     exif[0x0112] = turn
     picture(4).save(tmp_path / "a.jpg", exif=exif)
@@ -167,7 +167,7 @@ def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, picture):
     assert encode_file(tmp_path / "a.jpg", PLAIN()).data == data
 
 
-def test_a_jpeg_with_more_after_its_end_is_encoded_anew(tmp_path, picture):
+def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, picture):
     picture(0).save(tmp_path / "a.jpg")
     (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes() + b"more")
     encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
@@ -196,7 +196,7 @@ def test_plain_jpegs_are_recognised_by_their_markers(picture, change, plain):
     assert (plain_frame(change(buffer.getvalue())) is not None) is plain
 
 
-def test_odd_chroma_sampling_is_encoded_anew(tmp_path, picture):
+def test_odd_chroma_sampling_is_re_encoded(tmp_path, picture):
     picture(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
     plain = (tmp_path / "a.jpg").read_bytes()
     components = plain.index(b"\xff\xc0") + 10  # id, sampling, table: three times

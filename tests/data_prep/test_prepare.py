@@ -1,4 +1,4 @@
-"""A whole preparation: what lands, what is refused before anything is created."""
+"""A whole preparation: the files that it writes, and what is refused before anything is created."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_what_lands(tmp_path, folder, picture):
+def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture):
     picture(0, mode="L").save(folder / "train/ant/grey.png")
     (folder / "val/bee/empty.jpg").touch()
     out = tmp_path / "a" / "b"
@@ -134,7 +134,7 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
         ("image-folder", "pictures", "pictures", "holds other files"),
     ],
 )
-def test_wrong_words_create_nothing(tmp_path, folder, source, origin, to, word):
+def test_wrong_arguments_create_nothing(tmp_path, folder, source, origin, to, word):
     (tmp_path / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError, match=word):
@@ -225,8 +225,8 @@ def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
 
 
 @pytest.fixture
-def nobody():
-    """For a test run by root: a user whom permissions bind."""
+def unprivileged():
+    """For tests that root runs: a user without root's permissions."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65_534)
@@ -238,13 +238,13 @@ def nobody():
 @pytest.mark.parametrize(
     "closed", ["pictures", "pictures/train", "pictures/train/ant", "pictures/train/ant/3.JPEG", "to"]
 )
-def test_what_may_not_be_entered_is_named(tmp_path, folder, closed, request):
+def test_missing_permissions_are_named(tmp_path, folder, closed, request):
     (tmp_path / "to").mkdir()
     (tmp_path / "to").chmod(0o777)
     for path in (tmp_path, *tmp_path.parents):  # pytest's own, for its user alone
         if path.name.startswith(("test_", "popen-", "pytest-")):
             path.chmod(0o711)
     (tmp_path / closed).chmod(0)
-    request.getfixturevalue("nobody")
+    request.getfixturevalue("unprivileged")
     with pytest.raises(InputError, match=rf"{closed}.*(no permission to enter|cannot be (read|written to))"):
         prepare("image-folder", folder, tmp_path / "to" / "out", SETTINGS, processes=1)

@@ -5,7 +5,7 @@ def test_lines_off_a_terminal(capsys, monkeypatch):
     clock = iter(range(0, 100, 4))
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     assert list(progress.progress(range(5), 5, "train")) == [0, 1, 2, 3, 4]
-    # The clock stands at 0, then at 4 after the first picture, 8 after the second, ...
+    # The clock is 0 at the start, 4 after the first image, 8 after the second, ...
     assert capsys.readouterr().err.splitlines() == ["train: 3 of 5, 0 images/s, 8 s left"]
 
 

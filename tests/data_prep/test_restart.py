@@ -132,13 +132,13 @@ def test_every_real_picture(tmp_path):
         frame = plain_frame(data)
         if frame is None or not frame.common:
             continue
-        anew, table, rule = with_markers(data, frame)
-        assert_same_pixels(data, anew)
+        rewritten, table, rule = with_markers(data, frame)
+        assert_same_pixels(data, rewritten)
         if frame.progressive:
-            assert (anew, table, rule) == (data, NO_SEGMENTS, "kept as it is: progressive")
+            assert (rewritten, table, rule) == (data, NO_SEGMENTS, "kept as it is: progressive")
             continue
         assert rule == ""
-        before, after, tables = before + len(data), after + len(anew), tables + len(table)
+        before, after, tables = before + len(data), after + len(rewritten), tables + len(table)
     assert (after + tables) / before < 1.01
 
 
@@ -147,9 +147,9 @@ def test_damage_between_the_markers_is_found(picture):
     middle = len(data) // 2
     with pytest.raises(DamagedJpeg, match="premature end"):
         transcoded(data[:middle] + b"\xff\xd9")
-    odd = data[:-2] + b"more" * 9 + data[-2:]
-    anew, table, rule = transcoded(odd)
-    assert (anew, table) == (odd, NO_SEGMENTS)
+    changed = data[:-2] + b"more" * 9 + data[-2:]
+    rewritten, table, rule = transcoded(changed)
+    assert (rewritten, table) == (changed, NO_SEGMENTS)
     assert rule.startswith("kept as it is: Corrupt JPEG data")
 
 
@@ -193,7 +193,7 @@ def test_the_rules_name_the_pictures(tmp_path, picture):
     assert_segments_fit(found["grey.jpg"].data, found["grey.jpg"].segments, (40, 30))
 
 
-def test_encoding_anew_has_markers_and_the_pixels_of_none(tmp_path, picture):
+def test_re_encoded_pictures_have_markers_and_unchanged_pixels(tmp_path, picture):
     picture(6, 700, 300).save(tmp_path / "a.png")
     sample = Sample("a.png", 0, FileSlice(str(tmp_path / "a.png")))
     marked, plain = (encode(sample, PrepSettings(restart_markers=chosen)) for chosen in (True, False))
@@ -237,13 +237,13 @@ def test_damaged_tables_are_refused(stored, number, value):
         segments_of(open_beton(beton.path), 0)
 
 
-def test_without_a_compiler_originals_stay_as_they_are(tmp_path, folder, picture, monkeypatch, capsys):
+def test_without_a_compiler_originals_are_kept(tmp_path, folder, picture, monkeypatch, capsys):
     def no_library():
         raise BuildError("there is no C compiler")
 
     restart.library.cache_clear()
     monkeypatch.setattr(restart, "open_library", no_library)
-    picture(0).save(folder / "train/ant/anew.png")
+    picture(0).save(folder / "train/ant/rewritten.png")
     try:
         prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     finally:

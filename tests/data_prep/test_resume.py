@@ -17,8 +17,8 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_corrupt="error")
 
-# A process that prepares in children, kills each before a random line of data_prep that it executes, and has the next
-# go on: moments as random as those of a clock, but the same on every machine.
+# A process that prepares in child processes, kills each before a random line of data_prep that it executes, and lets
+# the next one resume: as random as kills by a clock, but the same on every machine.
 KILLS = """
     import os, random, signal, sys
     from pathlib import Path
@@ -110,7 +110,7 @@ def encoded(monkeypatch):
 
 
 def damage(path):
-    """Truncates a picture; returns what mends it."""
+    """Truncate a picture; returns a function that repairs it."""
     data = path.read_bytes()
     path.write_bytes(data[:100])
     return lambda: path.write_bytes(data)
@@ -124,13 +124,13 @@ def test_killed_at_random_moments(tmp_path, pictures):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, uninterrupted, small_shards, encoded):
+def test_a_repaired_source_resumes_without_redoing_shards(tmp_path, pictures, uninterrupted, small_shards, encoded):
     out = tmp_path / "out"
-    mend = damage(pictures / "train/b/101.bmp")
+    repair = damage(pictures / "train/b/101.bmp")
     with pytest.raises(InputError, match=r"train/b/101\.bmp"):
         prepare("image-folder", pictures, out, RAW, processes=1)
     before = list(encoded)
-    mend()
+    repair()
     encoded.clear()
     prepare("image-folder", pictures, out, RAW, processes=1)
     assert contents(out) == uninterrupted
@@ -141,25 +141,25 @@ def test_a_mended_source_goes_on_without_redoing_shards(tmp_path, pictures, unin
 
 def test_a_source_file_that_went_and_came_back(tmp_path, pictures, uninterrupted, small_shards):
     out = tmp_path / "out"
-    mend = damage(pictures / "val/b/7.bmp")
+    repair = damage(pictures / "val/b/7.bmp")
     with pytest.raises(InputError, match=r"val/b/7\.bmp"):
         prepare("image-folder", pictures, out, RAW, processes=1)
     (pictures / "val/b/7.bmp").unlink()
     with pytest.raises(InputError, match="an interrupted preparation of other samples"):
         prepare("image-folder", pictures, out, RAW, processes=1)
-    mend()
+    repair()
     with pytest.raises(InputError, match="an interrupted preparation with quality 90, not 50"):
         prepare("image-folder", pictures, out, PrepSettings(raw=True, on_corrupt="error", quality=50), processes=1)
     prepare("image-folder", pictures, out, RAW, processes=1)
     assert contents(out) == uninterrupted
 
 
-def test_force_starts_anew(tmp_path, pictures, small_shards, encoded):
+def test_force_starts_again(tmp_path, pictures, small_shards, encoded):
     out = tmp_path / "out"
-    mend = damage(pictures / "val/b/7.bmp")
+    repair = damage(pictures / "val/b/7.bmp")
     with pytest.raises(InputError):
         prepare("image-folder", pictures, out, RAW, processes=1)
-    mend()
+    repair()
     encoded.clear()
     manifest = prepare("image-folder", pictures, out, PrepSettings(max_size=8), processes=1, force=True)
     assert manifest.settings["max_size"] == 8
@@ -172,11 +172,11 @@ def test_files_torn_by_a_crash(tmp_path, pictures, uninterrupted, small_shards, 
     out = tmp_path / "out"
     path = out / f"train.{what}.unfinished"
     for share in (0.0, 0.3, 0.7, 0.999):
-        mend = damage(pictures / "train/b/99.bmp")
+        repair = damage(pictures / "train/b/99.bmp")
         with pytest.raises(InputError):
             prepare("image-folder", pictures, out, RAW, processes=1)
         os.truncate(path, int(path.stat().st_size * share))
-        mend()
+        repair()
         prepare("image-folder", pictures, out, RAW, processes=1)
         assert contents(out) == uninterrupted
         for file in out.iterdir():

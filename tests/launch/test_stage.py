@@ -1,4 +1,4 @@
-"""Copies to a node's disk: once, whole, verified, gone on with."""
+"""Copies to a node's disk: once, complete, verified, resumed."""
 
 import os
 import random
@@ -90,7 +90,7 @@ def test_four_processes_copy_once(tmp_path, folder):
     assert "".join(errors for _, errors in outputs).count("copying from") == 1
 
 
-def test_a_killed_copy_is_gone_on_with(tmp_path, folder, monkeypatch):
+def test_a_killed_copy_is_resumed(tmp_path, folder, monkeypatch):
     copied = []
     original = os.pwrite
 
@@ -135,14 +135,14 @@ def test_a_damaged_source_is_named_and_not_staged(tmp_path, folder):
     assert not any((tmp_path / "local").glob("digits-*/manifest.json"))
 
 
-def test_a_copy_cut_short_is_mended(tmp_path, folder):
+def test_a_truncated_copy_is_repaired(tmp_path, folder):
     copy = stage(folder, tmp_path / "local")
     os.truncate(copy / "train.beton", 1000)
     assert stage(folder, tmp_path / "local") == copy
     assert contents(copy) == contents(folder)
 
 
-def test_a_disk_without_room_is_refused_before_copying(tmp_path, folder, monkeypatch):
+def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
@@ -153,7 +153,7 @@ def test_a_disk_without_room_is_refused_before_copying(tmp_path, folder, monkeyp
 @pytest.mark.parametrize(
     ("local", "words"), [("file", "is a file, not a folder"), ("file/below", "cannot be copied to")]
 )
-def test_a_place_that_is_none_is_refused(tmp_path, folder, local, words):
+def test_a_target_that_is_a_file_is_refused(tmp_path, folder, local, words):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=words):
         stage(folder, tmp_path / local)
