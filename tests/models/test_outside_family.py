@@ -20,7 +20,7 @@ from pipeline.models.section import ModelSection
 from pipeline.recipe import dump_recipe, keys, load_recipe
 from pipeline.section import Positive, key
 from pipeline.train import train
-from pipeline.training.trained import export, measure
+from pipeline.training.trained import evaluate_checkpoint, export_checkpoint
 from tests.conftest import ROOT
 
 RECIPE = """
@@ -109,8 +109,8 @@ def test_it_trains_evaluates_and_exports(path, tmp_path, monkeypatch):
     short = [("train.max_steps", "3"), ("log.tensorboard", "false"), ("log.images", "0"), ("data.workers", "1")]
     recipe, run = load_recipe(path, short), tmp_path / "run"
     assert train(recipe, run, "auto", path) == 0
-    assert measure(run, None, None, None)["loss"] < 5
-    export(run, tmp_path / "exported")
+    assert evaluate_checkpoint(run, None, None, None)["loss"] < 5
+    export_checkpoint(run, tmp_path / "exported")
     loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
     assert isinstance(loaded, BagOfPatches)
     assert loaded.pretrained_cfg["input_size"] == (3, 8, 8)

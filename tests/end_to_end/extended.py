@@ -1,0 +1,70 @@
+"""`widemix` with a model family, an optimizer, an operation and a data source of somebody else's.
+
+Run as `python -m tests.end_to_end.extended COMMAND ...`.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from data_prep.samples import Dataset, PixelArrays
+from data_prep.sources import register_source
+from pipeline.cli import main
+from pipeline.data.augment.registry import LINEAR, Law, register_operation
+from pipeline.models.families import register as register_family
+from pipeline.models.section import ModelSection
+from pipeline.optim.registry import OptimizerSpec
+from pipeline.optim.registry import register as register_optimizer
+from pipeline.section import Positive, key
+
+
+class Pixels(nn.Module):
+    """One hidden layer over all pixels: pictures [B, 3, H, W] -> logits [B, num_classes]."""
+
+    def __init__(self, side: int, width: int, num_classes: int):
+        super().__init__()
+        self.fc = nn.Linear(3 * side**2, width)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.head(self.fc(x.flatten(1)).relu())
+
+
+class PixelsSection(ModelSection):
+    """The keys of `Pixels`."""
+
+    kind: Literal["pixels"] = key(..., "pixels: one hidden layer over all pixels")
+    width: Positive = key(..., "units of the hidden layer")
+
+    def model_spec(self, image_size: int) -> Any:
+        return Pixels, {"side": image_size, "width": self.width}
+
+
+def build_rprop(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(groups, lr=section.lr)
+
+
+def shift(picture: np.ndarray, argument: float) -> None:
+    """Roll the picture's columns."""
+    picture[:] = np.roll(picture, round(argument), axis=1)
+
+
+def stripes(origin: None) -> Dataset:
+    """Bright columns on the left or on the right."""
+    numbers = np.random.default_rng(0)
+    labels = np.arange(64) % 2
+    pixels = numbers.integers(0, 60, (64, 8, 8, 3), np.uint8)
+    pixels[labels == 0, :, :4] += 150
+    pixels[labels == 1, :, 4:] += 150
+    splits = {"train": PixelArrays("train", pixels[:48], labels[:48])}
+    return Dataset(("left", "right"), splits | {"test": PixelArrays("test", pixels[48:], labels[48:])})
+
+
+if __name__ == "__main__":
+    register_family(PixelsSection)
+    register_optimizer("rmsprop", OptimizerSpec(build_rprop, "RMSprop", states=1))
+    register_operation("Shift", shift, Law(LINEAR, 2), sets=("ours",))
+    register_source("stripes", "tests.end_to_end.extended.stripes", "striped pictures", takes_origin=False)
+    main()
