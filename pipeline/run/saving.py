@@ -1,7 +1,7 @@
-"""Saving during training: each rank copies its part of the state, and threads write it.
+"""Saving during training: each rank copies its shards of the state, and threads write it.
 
-Training waits only for the copy. Then a thread of every rank writes its part to checkpoints/.parts-<step>/ and says
-so in the process group's store; rank 0's thread joins the parts to full tensors and writes the checkpoint
+Training waits only for the copy. Then a thread of every rank writes its shards to checkpoints/.parts-<step>/ and says
+so in the process group's store; rank 0's thread joins the shards to full tensors and writes the checkpoint
 (`pipeline.run.checkpoint.save`), so that what is on disk does not depend on the ranks that wrote it.
 """
 
@@ -36,20 +36,20 @@ class Saver:
             for stale in (run_dir / "checkpoints").glob(".parts-*"):
                 shutil.rmtree(stale)
 
-    def begin(self, parts: list[Shard], position: Position) -> str | None:
-        """Start saving these parts, whose memory must not change any more; first wait for the previous save.
+    def begin(self, shards: list[Shard], position: Position) -> str | None:
+        """Start saving these shards, whose memory must not change any more; first wait for the previous save.
 
         Returns why the previous save failed, as `failure` does.
         """
         failed = self.finish()
         self._saves += 1
-        self._thread = threading.Thread(target=self._save, args=(parts, position), name="saving", daemon=True)
+        self._thread = threading.Thread(target=self._save, args=(shards, position), name="saving", daemon=True)
         self._thread.start()
         return failed
 
     @property
     def writing(self) -> bool:
-        """Whether this rank is still writing: its own part, on rank 0 the whole checkpoint."""
+        """Whether this rank is still writing: its own shards, on rank 0 the whole checkpoint."""
         return self._thread is not None and self._thread.is_alive()
 
     def failure(self) -> str | None:
@@ -78,12 +78,12 @@ class Saver:
         if failed is not None:
             raise OSError(failed)
 
-    def _save(self, parts: list[Shard], position: Position) -> None:
+    def _save(self, shards: list[Shard], position: Position) -> None:
         """In the thread."""
         folder = self._run_dir / "checkpoints" / f".parts-{position.step}"
         key = f"save {self._saves} of rank "
         if not self._topology.is_main:
-            self._store.set(f"{key}{self._topology.rank}", _write(folder / f"{self._topology.rank}", parts))
+            self._store.set(f"{key}{self._topology.rank}", _write(folder / f"{self._topology.rank}", shards))
             return
         try:
             others = range(1, self._topology.world)
@@ -91,8 +91,8 @@ class Saver:
             for rank, answer in answers.items():
                 if answer != _WRITTEN:
                     raise OSError(f"step {position.step} was not saved: rank {rank}: {answer}")
-            every_part = [*parts, *(part for rank in others for part in _read(folder / f"{rank}"))]
-            state = State.of(assembled(every_part), position.scalars)
+            every_shard = [*shards, *(shard for rank in others for shard in _read(folder / f"{rank}"))]
+            state = State.of(assembled(every_shard), position.scalars)
             checkpoint.save(self._run_dir, state, position, self._retention)
         except Exception as error:
             self._raised = error
@@ -100,12 +100,12 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(path: Path, parts: list[Shard]) -> str:
-    """Write a rank's part to a file; return its message to rank 0: "written", or the error."""
+def _write(path: Path, shards: list[Shard]) -> str:
+    """Write a rank's shards to a file; return its message to rank 0: "written", or the error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        places = {part.key: json.dumps([part.start, *part.shape]) for part in parts}
-        save_file({part.key: part.values for part in parts}, path, metadata=places)
+        places = {shard.key: json.dumps([shard.start, *shard.shape]) for shard in shards}
+        save_file({shard.key: shard.values for shard in shards}, path, metadata=places)
     except Exception as error:  # rank 0 waits for the message, whatever the error is
         return str(error) or type(error).__name__
     return _WRITTEN
@@ -121,16 +121,16 @@ def _read(path: Path) -> Iterable[Shard]:
         raise OSError(f"{path}: {error}") from error
 
 
-def assembled(parts: Iterable[Shard]) -> dict[str, torch.Tensor]:
-    """Join the parts of all ranks to full tensors, by key."""
+def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
+    """Join the shards of all ranks to full tensors, by key."""
     tensors: dict[str, torch.Tensor] = {}
     missing: dict[str, int] = {}
-    for part in parts:
-        if part.key not in tensors:
-            tensors[part.key] = torch.empty(part.shape, dtype=part.values.dtype)
-            missing[part.key] = tensors[part.key].numel()
-        tensors[part.key].view(-1)[part.start : part.start + len(part.values)] = part.values
-        missing[part.key] -= len(part.values)
+    for shard in shards:
+        if shard.key not in tensors:
+            tensors[shard.key] = torch.empty(shard.shape, dtype=shard.values.dtype)
+            missing[shard.key] = tensors[shard.key].numel()
+        tensors[shard.key].view(-1)[shard.start : shard.start + len(shard.values)] = shard.values
+        missing[shard.key] -= len(shard.values)
     incomplete = [key for key, values in missing.items() if values]
-    assert not incomplete, f"the ranks' parts are not the whole of {incomplete[0]}"
+    assert not incomplete, f"the ranks' shards are not the whole of {incomplete[0]}"
     return tensors

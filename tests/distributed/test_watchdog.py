@@ -63,8 +63,8 @@ def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_pat
     """Each removes the folder of stacks if it is empty, also just after another has made it."""
     made, mkdir = [], Path.mkdir
 
-    def and_removed_by_another(path, *words, **options):
-        mkdir(path, *words, **options)
+    def and_removed_by_another(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
         made.append(path)
         if len(made) == 1:
             path.rmdir()

@@ -23,8 +23,8 @@ LAST = 4 * (1437 // 64)
 def undisturbed(digits, tmp_path_factory) -> Path:
     """One rank, DDP, from start to end."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    words = ("train", "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
-    finish(Fork(*words, log=run.with_suffix(".log")))
+    arguments = ("train", "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
+    finish(Fork(*arguments, log=run.with_suffix(".log")))
     return run
 
 
@@ -170,13 +170,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_p
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launcher):
     run = tmp_path / "run"
-    words = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
+    arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
     if launcher == "torchrun":
         head = ("--standalone", "--nproc-per-node", "2", "-m", "pipeline.train")
-        command = Command(*head, *words, module="torch.distributed.run")
+        command = Command(*head, *arguments, module="torch.distributed.run")
     else:
         head = ("--num_gpus", "2", "--module", "pipeline.train")
-        command = Command(*head, *words, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})
+        command = Command(*head, *arguments, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})
     finish(command)
     assert_same_curve(run, undisturbed, 1e-4)
 
@@ -224,9 +224,9 @@ def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(digits, undisturbed, disk, tmp_path):
     run, log = disk / "run", tmp_path / "log"
-    words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
+    arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
     often = ("--train.save_every_steps", "5", "--log.tensorboard", "true")
-    codes, said = Forks(train_with, "fill@22-64", *words, *often, log=log).wait()
+    codes, said = Forks(train_with, "fill@22-64", *arguments, *often, log=log).wait()
     assert codes == [0], said
     assert said.count("metrics.jsonl: cannot be written to (No space left on device)") == 1
     assert "Traceback" not in said

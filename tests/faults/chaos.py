@@ -2,7 +2,7 @@
 
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
-prepared digits. Without --minutes it does what the test command looks at: the same round with DDP and with ZeRO 1,
+prepared digits. Without --minutes it does what the tests check: the same round with DDP and with ZeRO 1,
 a run that hangs, one whose pictures are not numbers and one whose loader fails, each in a folder of its own.
 """
 
@@ -35,7 +35,7 @@ class Disturbed:
         self.missing = "none"  # the fault that leaves the data out which this run has had to
 
     def start(self, world: int, engine: str, fault: str = "none", *options: str) -> tuple[list[int], str]:
-        """So many ranks, until they end: their exit codes, and what they said."""
+        """Run `world` ranks until they end; return their exit codes and output."""
         sound = checkpoint.newest(self.run)
         codes, said = ranks(world, fault, self.data, self.run, *OPTIONS, *ENGINES[engine], *options).wait()
         if sound and "damaged" not in said:
@@ -127,7 +127,7 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
 
 
 def short(data: Path, folder: Path, clean: Path) -> None:
-    """A round for each engine, while one run hangs; and what tests/faults/test_chaos.py has a look at."""
+    """A round for each engine, while one run hangs; and the runs that tests/faults/test_chaos.py checks."""
     hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "12")
     for engine in ("ddp", "ZeRO 1"):
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
@@ -137,7 +137,7 @@ def short(data: Path, folder: Path, clean: Path) -> None:
 
 
 def at_random(disturbed: Disturbed, clean: Path) -> str:
-    """A round of the hour: what is done comes at random, on random ranks and engines; what it was."""
+    """A round of the hour: what is done comes at random, on random ranks and engines; return what was done."""
     done = []
     for _ in range(random.randint(2, 5)):
         newest = checkpoint.newest(disturbed.run)
@@ -151,7 +151,7 @@ def at_random(disturbed: Disturbed, clean: Path) -> str:
         if what == "poison" and disturbed.missing != "none":
             continue  # once is enough: from then on steps and the data's order differ
         if what == "fall_silent" and (world == 1 or rank == 0):
-            continue  # nobody is left to notice; rank 0 keeps the store, whose end the others are told otherwise
+            continue  # nobody is left to notice; rank 0 keeps the store, whose loss the others notice in another way
         done.append(f"{what} at {step} on {world} of {engine}")
         if what == "corrupt":
             disturbed.corrupt()
@@ -180,8 +180,8 @@ def main() -> None:
     began, rounds = time.monotonic(), 0
     while time.monotonic() - began < 60 * arguments.minutes:
         rounds += 1
-        told = at_random(Disturbed(arguments.data, arguments.folder / f"round-{rounds}"), clean)
-        print(f"{(time.monotonic() - began) / 60:.1f} min  round {rounds}: {told}", flush=True)
+        description = at_random(Disturbed(arguments.data, arguments.folder / f"round-{rounds}"), clean)
+        print(f"{(time.monotonic() - began) / 60:.1f} min  round {rounds}: {description}", flush=True)
     print(f"{rounds} rounds, each complete with the undisturbed curve", file=sys.stderr)
 
 

@@ -151,11 +151,11 @@ FAULTS = {
 }
 
 
-def train_with(fault: str, *words: str) -> None:
-    """Be a rank of `python -m pipeline.train WORDS` with a fault; ends the process."""
+def train_with(fault: str, *arguments: str) -> None:
+    """Be a rank of `python -m pipeline.train ARGUMENTS` with a fault; ends the process."""
     for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
         FAULTS[name](int(one), int(other or 0))
-    be_rank(*words)
+    be_rank(*arguments)
 
 
 if __name__ == "__main__":

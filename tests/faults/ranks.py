@@ -12,7 +12,7 @@ FIXED = (*SMALL, "--train.epochs", "2", "--schedule.warmup_epochs", "1", "--augm
 
 
 def ranks(world: int, fault: str, data: Path, run: Path, *options: str) -> Forks:
-    """So many ranks of `python -m pipeline.train` on the digits, with a fault built in; see `tests.faults.faulty`."""
-    words = (RECIPE, "--data.path", str(data), "--run-dir", str(run), "--train.global_batch", str(BATCH))
+    """`world` ranks of `python -m pipeline.train` on the digits, with a fault built in; see `tests.faults.faulty`."""
+    arguments = (RECIPE, "--data.path", str(data), "--run-dir", str(run), "--train.global_batch", str(BATCH))
     log, environs = run.with_suffix(".log"), group_of(world)
-    return Forks(train_with, fault, *words, *FIXED, *options, log=log, environs=environs)
+    return Forks(train_with, fault, *arguments, *FIXED, *options, log=log, environs=environs)

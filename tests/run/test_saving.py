@@ -24,7 +24,7 @@ WHOLE = {
 
 
 def parts(rank: int, cuts: list[int]) -> list[Shard]:
-    """What lies between two cuts of each flattened tensor; rank 0 has an index, too, that half a float can't hold."""
+    """The values between two cuts of each flattened tensor; rank 0 also has an index that fp32 cannot represent."""
     first, stop = cuts[rank : rank + 2]
     found = [Shard(key, (3, 5), first, whole.reshape(-1)[first:stop].clone()) for key, whole in WHOLE.items()]
     if rank == 0:
@@ -91,10 +91,10 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     writing, may_end = threading.Event(), threading.Event()
     save_file = checkpoint.save_file
 
-    def slow(*words):
+    def slow(*arguments):
         writing.set()
         assert may_end.wait(60)
-        save_file(*words)
+        save_file(*arguments)
 
     monkeypatch.setattr(checkpoint, "save_file", slow)
     mine = parts(0, [0, 15])
