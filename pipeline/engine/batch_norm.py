@@ -1,0 +1,62 @@
+"""Batch norms whose statistics are those of the batch over all ranks, on CPUs too.
+
+torch's `SyncBatchNorm` runs on accelerators only. This one is plain tensor code around two all-reduces: at any number
+of ranks it computes what `nn.BatchNorm` computes on the ranks' batches together, and so do its gradients and buffers.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+
+class _OverRanks(nn.modules.batchnorm._BatchNorm):
+    """A batch norm over the ranks' batches, which are of one size: [B, C, ...] -> the same shape.
+
+    Every rank calls it in the same forward and backward passes. Alone, and in evaluation, it is torch's own.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Statistics in float32, whatever x is in; the result in x's type."""
+        if not self.training or dist.get_world_size() == 1:
+            return super().forward(x)
+        dims = [0, *range(2, x.ndim)]
+        shape = [1, -1, *[1] * (x.ndim - 2)]
+        wide = x.float()
+        count = x.numel() // x.shape[1] * dist.get_world_size()
+        mean = all_reduce(wide.sum(dims)) / count
+        centred = wide - mean.view(shape)
+        variance = all_reduce(centred.square().sum(dims)) / count
+        self._update(mean.detach(), variance.detach() * count / (count - 1))
+        scaled = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            scaled = scaled * self.weight.view(shape) + self.bias.view(shape)
+        return scaled.to(x.dtype)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, variance: Tensor) -> None:
+        """The running statistics, as `nn.BatchNorm1d` keeps them: the variance unbiased."""
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+class SyncBatchNorm1d(_OverRanks, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` over all ranks: [B, C] or [B, C, L]."""
+
+
+class SyncBatchNorm2d(_OverRanks, nn.BatchNorm2d):
+    """`nn.BatchNorm2d` over all ranks: [B, C, H, W]."""
+
+
+_SYNCED: dict[type[nn.Module], type[nn.Module]] = {nn.BatchNorm1d: SyncBatchNorm1d, nn.BatchNorm2d: SyncBatchNorm2d}
+
+
+def sync_batch_norms(module: nn.Module) -> None:
+    """Take the statistics of a network's batch norms over all ranks, in place; parameters, buffers and names stay."""
+    for part in module.modules():
+        if type(part) in _SYNCED:
+            part.__class__ = _SYNCED[type(part)]

@@ -1,0 +1,81 @@
+"""Stochastic depth (Huang et al. 2016) whose choices belong to the samples.
+
+timm's `DropPath` draws from torch's generator, so what a sample loses depends on the rank and the place in the batch
+that it has. Here the choice is a hash of the sample's key and the layer's number: the same on any number of ranks,
+with any gradient accumulation, after any restart, and when activation checkpointing computes a block again.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from timm.layers import DropPath as TimmDropPath
+from torch import Tensor, nn
+
+_GOLDEN, _M1, _M2 = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_BITS = 53  # of a hash that are compared with a probability
+
+
+class DropPath(nn.Module):
+    """In training x [B, ...] of each sample becomes 0 with probability `drop_prob`, else x / (1 - drop_prob).
+
+    Args:
+        drop_prob: probability, in [0, 1).
+        number: tells this layer's choices apart from those of the network's other layers.
+    """
+
+    def __init__(self, drop_prob: float, number: int = 0):
+        super().__init__()
+        self.drop_prob, self.number = drop_prob, number
+        self.keys: Tensor | None = None  # int64 [B], one a sample: `set_drop_path_keys`
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] -> [B, ...]. Without keys, outside of our training loop, torch's generator decides."""
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        if self.keys is None:
+            kept = torch.rand(len(x), device=x.device) >= self.drop_prob
+        else:
+            kept = keeps(self.keys, self.number, self.drop_prob)
+        scale = kept.to(x.dtype) / (1 - self.drop_prob)
+        return x * scale.view(-1, *[1] * (x.ndim - 1))
+
+    def extra_repr(self) -> str:
+        """What `print(module)` shows."""
+        return f"drop_prob={self.drop_prob:g}, number={self.number}"
+
+
+def keeps(keys: Tensor, number: int, drop_prob: float) -> Tensor:
+    """Which samples keep the branch of layer `number`, bool [B], from their keys, int64 [B]."""
+    stream = scramble(keys ^ number)
+    return ((stream >> (64 - _BITS)) & ((1 << _BITS) - 1)) >= int(drop_prob * 2**_BITS)
+
+
+def scramble(words: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 on 64-bit words held as int64, bit for bit `pipeline.data.random.scramble`."""
+    words = words + _GOLDEN
+    words = (words ^ _shifted(words, 30)) * _M1
+    words = (words ^ _shifted(words, 27)) * _M2
+    return words ^ _shifted(words, 31)
+
+
+def number_drop_paths(module: nn.Module) -> list[DropPath]:
+    """Put ours in the place of timm's `DropPath`s and number them all in the order of the network; returns them."""
+    for part in list(module.modules()):
+        for name, child in list(part.named_children()):
+            if isinstance(child, TimmDropPath):
+                setattr(part, name, DropPath(child.drop_prob).train(child.training))
+    found = [part for part in module.modules() if isinstance(part, DropPath)]
+    for number, part in enumerate(found):
+        part.number = number
+    return found
+
+
+def set_drop_path_keys(layers: Iterable[DropPath], keys: Tensor | None) -> None:
+    """The keys of the next forward's samples, int64 [B] on the module's device."""
+    for layer in layers:
+        layer.keys = keys
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: torch's keeps the sign."""
+    return (words >> bits) & ((1 << (64 - bits)) - 1)

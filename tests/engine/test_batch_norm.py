@@ -1,0 +1,83 @@
+"""Batch norms over ranks against torch's own on the ranks' batches together."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.engine.batch_norm import sync_batch_norms
+from tests.forks import Forks, group_of
+
+SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
+
+
+def network(name: str) -> nn.Module:
+    kind = nn.BatchNorm2d if name == "2d" else nn.BatchNorm1d
+    model = nn.Sequential(kind(5), nn.ReLU(), kind(5, momentum=None))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_(torch.linspace(0.5, 1.5 + number, 5))
+    return model
+
+
+def batches(name: str) -> torch.Tensor:
+    """Two steps of a batch that six ranks may share: [2, B, ...]."""
+    numbers = torch.Generator().manual_seed(3)
+    return 1 + 4 * torch.randn(2, *SHAPES[name], generator=numbers)
+
+
+def train(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    """The output and the input's gradient of the last step, the parameters' gradients summed, and the buffers."""
+    for given in inputs:
+        x = given.clone().requires_grad_()
+        out = model(x)
+        (out * torch.arange(out.numel()).view_as(out).sin()[: len(out)]).sum().backward()
+    return [out, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+def be(folder, world):
+    rank = int(os.environ["RANK"])
+    store = f"file://{folder}/store-{world}"
+    dist.init_process_group("gloo", store, timeout=timedelta(seconds=60), rank=rank, world_size=world)
+    found = {}
+    for name in SHAPES:
+        model = network(name)
+        sync_batch_norms(model)
+        found[name] = train(model, batches(name).chunk(world, dim=1)[rank])
+        evaluated = model.eval()(batches(name)[0])
+        found[name].append(evaluated)
+    torch.save(found, folder / f"{world}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def of_ranks(request, tmp_path_factory):
+    folder, world = tmp_path_factory.mktemp("norms"), request.param
+    codes, said = Forks(be, folder, world, log=folder / "log", environs=group_of(world)).wait()
+    assert codes == [0] * world, said
+    return [torch.load(folder / f"{world}-{rank}.pt") for rank in range(world)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_ranks_together_compute_what_one_computes(of_ranks, name):
+    model, world = network(name), len(of_ranks)
+    inputs = batches(name)
+    weights = torch.cat([torch.arange(part[0].numel()).view_as(part[0]).sin() for part in inputs.chunk(world, 1)])
+    for given in inputs:
+        x = given.clone().requires_grad_()
+        out = model(x)
+        (out * weights).sum().backward()
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    found = [of_rank[name] for of_rank in of_ranks]
+    torch.testing.assert_close(torch.cat([f[0] for f in found]), out)
+    torch.testing.assert_close(torch.cat([f[1] for f in found]), x.grad)
+    for number, parameter in enumerate(parameters, 2):
+        torch.testing.assert_close(sum(f[number] for f in found), parameter.grad)
+    for number, buffer in enumerate(buffers, 2 + len(parameters)):
+        for of_rank in found:
+            torch.testing.assert_close(of_rank[number], buffer)
+    for of_rank in found:
+        torch.testing.assert_close(of_rank[-1], model.eval()(inputs[0]))

@@ -1,0 +1,46 @@
+"""Stochastic depth whose choices belong to the samples."""
+
+import numpy as np
+import timm
+import torch
+
+from pipeline.data.random import scramble as scramble_of_one
+from pipeline.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
+
+KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 4000))
+
+
+def test_the_hash_is_that_of_the_data():
+    words = KEYS[:50].numpy().view(np.uint64)
+    expected = np.array([scramble_of_one(word) for word in words], np.uint64)
+    assert np.array_equal(scramble(KEYS[:50]).numpy().view(np.uint64), expected)
+
+
+def test_so_many_are_dropped_and_the_rest_makes_up_for_them():
+    layer = DropPath(0.3, number=2).train()
+    set_drop_path_keys([layer], KEYS)
+    out = layer(torch.ones(len(KEYS), 2, 3))
+    assert abs((out[:, 0, 0] == 0).float().mean().item() - 0.3) < 0.03
+    assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / (1 - 0.3)).item()}
+    assert torch.equal(layer.eval()(out), out)
+
+
+def test_a_choice_belongs_to_the_sample_and_the_layer():
+    places = torch.randperm(len(KEYS))
+    assert torch.equal(keeps(KEYS[places], 1, 0.5), keeps(KEYS, 1, 0.5)[places])
+    others = [keeps(KEYS, number, 0.5) for number in range(4)]
+    for one in range(4):
+        for other in range(one):
+            assert abs((others[one] == others[other]).float().mean().item() - 0.5) < 0.05
+
+
+def test_timms_layers_are_replaced_in_any_network():
+    model = timm.create_model("resmlp_12_224", img_size=32, drop_path_rate=0.5, num_classes=3).train()
+    layers = number_drop_paths(model)
+    assert [layer.number for layer in layers] == list(range(len(layers)))
+    assert not any(type(part) is timm.layers.DropPath for part in model.modules())
+    pictures, keys = torch.randn(8, 3, 32, 32), KEYS[:8]
+    set_drop_path_keys(layers, keys)
+    whole = model(pictures)
+    set_drop_path_keys(layers, keys[4:])
+    torch.testing.assert_close(model(pictures[4:]), whole[4:])
