@@ -130,7 +130,7 @@ def test_every_real_picture(tmp_path):
     for path in sorted(REAL.glob("*/*/*.JPEG")):
         data = path.read_bytes()
         frame = plain_frame(data)
-        if frame is None or not frame.common:
+        if frame is None or not frame.common_sampling:
             continue
         rewritten, table, rule = with_markers(data, frame)
         assert_same_pixels(data, rewritten)
