@@ -21,6 +21,7 @@ from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
 from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
+from pipeline.data.random import NETWORK, key
 from pipeline.data.readahead import Readahead
 from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
@@ -44,6 +45,9 @@ class Batch:
     targets: torch.Tensor
     samples: np.ndarray  # int64 [B]: the samples' numbers in the split
     replaced: int = 0  # how many of them replace one that cannot be read
+    keys: torch.Tensor | None = (
+        None  # int64 [B] on the device, of (seed, epoch, view id): stochastic depth draws by them
+    )
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -139,7 +143,8 @@ class TrainLoader:
             first_group = micro_batch * self.micro_batch_size // augment.mix_group
             targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
         samples = host.view_ids % len(self)
-        return Batch(round_inputs(inputs, DTYPES[train.precision]), targets, samples, host.replaced)
+        keys = torch.from_numpy(sample_keys(host.view_ids, train.seed, epoch)).to(labels.device, non_blocking=True)
+        return Batch(round_inputs(inputs, DTYPES[train.precision]), targets, samples, host.replaced, keys)
 
 
 class EvalLoader:
@@ -176,6 +181,11 @@ class EvalLoader:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         inputs = self.source.finish(host.inputs, host.view_ids, 0)
         return Batch(round_inputs(inputs, self.dtype), labels, host.view_ids)
+
+
+def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """A random word of each view in an epoch, for what the network draws: int64 [B]."""
+    return np.array([key(seed, epoch, view_id, NETWORK) for view_id in view_ids], np.uint64).view(np.int64)
 
 
 def prefetch_count(data: AnyDataSection, source: Source, count: int) -> int:

@@ -9,7 +9,9 @@ import numpy as np
 from pipeline.data.compiled import jit
 
 # Uses of random numbers, each with streams of its own. Append new ones: the numbers are part of every run.
-ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION, REPLACE = range(12)
+ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION, REPLACE, DROPOUT = range(
+    13
+)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)

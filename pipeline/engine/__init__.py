@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from pipeline.distributed.topology import Topology
+from pipeline.engine.batch_norm import sync_batch_norms
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.engine.state import State
 from pipeline.errors import InputError
+from pipeline.models.drop_path import number_drop_paths
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -33,7 +35,7 @@ def build_engine(
 
 
 def prepare(module: nn.Module, train: TrainSection) -> None:
-    """Set up determinism in torch; the head's bias, activation checkpointing and compilation in a new network."""
+    """Set up determinism in torch; head bias, checkpointing, batch norms and compilation in a new network."""
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         torch.use_deterministic_algorithms(True)
@@ -43,6 +45,9 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
         nn.init.constant_(network.get_classifier().bias, train.head_bias)
     if train.activation_checkpointing:
         network.set_grad_checkpointing(True)
+    number_drop_paths(module)
+    if train.sync_batch_norm:
+        sync_batch_norms(module)
     if train.compile:
         module.compile()
 

@@ -18,7 +18,7 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Statistics in float32, whatever x is in; the result in x's type."""
-        if not self.training or dist.get_world_size() == 1:
+        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return super().forward(x)
         dims = [0, *range(2, x.ndim)]
         shape = [1, -1, *[1] * (x.ndim - 2)]

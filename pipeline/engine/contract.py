@@ -16,6 +16,7 @@ from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.loss import LOSSES
 from pipeline.engine.state import Shard, State, by_parameter
+from pipeline.models.drop_path import DropPath, set_drop_path_keys
 from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import TrainSection
@@ -67,8 +68,25 @@ class Engine(ABC):
         self.is_main = topology.is_main
         self.loss = LOSSES[train.loss]
         optimized = {name for name, _ in self.param_slots()}
+        self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
+        self._averages_buffers = not train.sync_batch_norm and topology.world > 1
         self._unoptimized = [name for name in module.state_dict() if name not in optimized]  # buffers, frozen weights
         self.ema = Ema(train, self._ema_sources()) if train.ema_decay is not None else None
+
+    def set_sample_keys(self, batch: Batch) -> None:
+        """Tell stochastic depth which samples the next forward pass is of."""
+        if self._drop_paths:
+            set_drop_path_keys(self._drop_paths, batch.keys)
+
+    def average_buffers(self) -> None:
+        """Average batch norms' running statistics over ranks where each rank has its own. Every rank calls it.
+
+        The loop calls it before evaluation and saving, so that all ranks evaluate and save one model.
+        """
+        if self._averages_buffers:
+            for buffer in self._float_buffers().values():
+                dist.all_reduce(buffer)
+                buffer /= dist.get_world_size()
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """One optimizer step over the micro-batches of this rank, at this learning rate. Every rank calls it."""
@@ -185,6 +203,16 @@ class Engine(ABC):
         if self.ema:
             self._load_ema(self.ema, state)
         self.sync_module()
+
+    @torch.no_grad()
+    def weight_norm(self) -> float:
+        """L2 norm of the optimized parameters' fp32 values. Every rank calls it."""
+        masters = self._masters()
+        shards = (self.local_shard(name, masters[index])[1] for name, index in self.param_slots())
+        total = sum((shard.double().square().sum() for shard in shards), torch.zeros((), dtype=torch.float64))
+        total = torch.as_tensor(total, device=self.device)
+        dist.all_reduce(total)
+        return total.sqrt().item()
 
     def read(self, name: str) -> torch.Tensor:
         """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""

@@ -3,7 +3,7 @@
 DeepSpeed is imported where it is used: importing it takes seconds, and a DDP run needs none of it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +47,10 @@ class DeepSpeedEngine(Engine):
         self.parameters = dict(module.named_parameters())
         self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 makes parameters empty
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
+        # DeepSpeed rounds the weights to half precision and makes its fp32 copies of what is left.
+        originals = (
+            {} if train.precision == "fp32" else {name: _on_cpu(self.parameters[name]) for name in self.groups}
+        )
         self.engine, *_ = import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
@@ -59,6 +63,19 @@ class DeepSpeedEngine(Engine):
         if self.stage == 0:  # stages 1 to 3 skip such a step themselves
             optimizer.register_step_pre_hook(lambda *_: None if self.norm.isfinite() else optimizer.zero_grad())
         super().__init__(module, optimizer, optim, train, topology)
+        self._restore(originals)
+
+    @torch.no_grad()
+    def _restore(self, originals: Mapping[str, torch.Tensor]) -> None:
+        """Set the fp32 weights to what they were before DeepSpeed rounded them; the EMA starts from them too."""
+        if not originals:
+            return
+        masters = self._masters()
+        for name, index in self.param_slots():
+            self.load_shard(name, originals[name], masters[index])
+            if self.ema:
+                self.load_shard(name, originals[name], self.ema.tensors[index])
+        self.sync_module()
 
     @override
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
@@ -67,6 +84,7 @@ class DeepSpeedEngine(Engine):
         loss = torch.zeros((), device=self.device)
         for batch in batches:
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+            self.set_sample_keys(batch)
             share = self.loss(self.engine(inputs), batch.targets)
             self.engine.backward(share)  # divides by the accumulation steps, and averages over ranks in the last
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
@@ -185,3 +203,7 @@ class DeepSpeedEngine(Engine):
             slice(place.start, place.start + place.numel),
             slice(mine.start, mine.start + mine.numel),
         )
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)

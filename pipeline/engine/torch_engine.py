@@ -46,6 +46,7 @@ class TorchEngine(Engine):
             self.model.train()
         loss = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
+            self.set_sample_keys(batch)
             with self.accumulate(last=number == len(batches) - 1):
                 with self.evaluate_mode():
                     logits = self.model(batch.inputs)

@@ -6,16 +6,10 @@ Mixer's (FF-only has a class token instead of pooling, as published).
 Shapes: B batch, S = h*w tokens, C channels.
 """
 
-from timm.layers import DropPath
 from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 
 from pipeline.models.init import init_weights
-
-
-def drop_path(rate: float) -> nn.Module:
-    """Stochastic depth with this probability, nothing at 0."""
-    return DropPath(rate) if rate > 0 else nn.Identity()
 
 
 class Baseline(MlpMixer):

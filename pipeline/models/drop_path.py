@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 _GOLDEN, _M1, _M2 = (c - (1 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _BITS = 53  # of a hash that are compared with a probability
+_MOST_CALLS = 16  # of one layer in its block
 
 
 class DropPath(nn.Module):
@@ -26,6 +27,7 @@ class DropPath(nn.Module):
     def __init__(self, drop_prob: float, number: int = 0):
         super().__init__()
         self.drop_prob, self.number = drop_prob, number
+        self.counts_calls, self.calls = False, 0  # of this layer in one forward of the block that it is in
         self.keys: Tensor | None = None  # int64 [B], one a sample: `set_drop_path_keys`
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,13 +37,24 @@ class DropPath(nn.Module):
         if self.keys is None:
             kept = torch.rand(len(x), device=x.device) >= self.drop_prob
         else:
-            kept = keeps(self.keys, self.number, self.drop_prob)
+            kept = keeps(self.keys, self.number * _MOST_CALLS + self.calls, self.drop_prob)
+            if self.counts_calls:
+                self.calls += 1
         scale = kept.to(x.dtype) / (1 - self.drop_prob)
         return x * scale.view(-1, *[1] * (x.ndim - 1))
+
+    def start_block(self, *_: object) -> None:
+        """Count this layer's calls from the first again: a forward pre-hook of the block that it is in."""
+        self.calls = 0
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""
         return f"drop_prob={self.drop_prob:g}, number={self.number}"
+
+
+def drop_path(rate: float) -> nn.Module:
+    """Stochastic depth with this probability, nothing at 0: TorchScript can compile that."""
+    return DropPath(rate) if rate > 0 else nn.Identity()
 
 
 def keeps(keys: Tensor, number: int, drop_prob: float) -> Tensor:
@@ -59,11 +72,18 @@ def scramble(words: Tensor) -> Tensor:
 
 
 def number_drop_paths(module: nn.Module) -> list[DropPath]:
-    """Put ours in the place of timm's `DropPath`s and number them all in the order of the network; returns them."""
+    """Put ours in the place of timm's `DropPath`s and number them all in the order of the network; returns them.
+
+    A block of timm's may call one layer for several branches. Each call then has choices of its own, counted from the
+    beginning of the block's forward, so that activation checkpointing meets the same ones.
+    """
     for part in list(module.modules()):
         for name, child in list(part.named_children()):
             if isinstance(child, TimmDropPath):
-                setattr(part, name, DropPath(child.drop_prob).train(child.training))
+                layer = DropPath(child.drop_prob).train(child.training)
+                layer.counts_calls = True
+                setattr(part, name, layer)
+                part.register_forward_pre_hook(layer.start_block)
     found = [part for part in module.modules() if isinstance(part, DropPath)]
     for number, part in enumerate(found):
         part.number = number

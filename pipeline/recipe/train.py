@@ -25,6 +25,11 @@ class TrainSection(Section):
     )
     ema_warmup: bool = key(False, "raise the decay of the average as 1 - step^(-2/3) until it reaches ema_decay")
     ema_device: Literal["same", "cpu"] = key("same", "device of the average: that of the weights, or host memory")
+    sync_batch_norm: bool = key(
+        True,
+        "batch norms take statistics over the batches of all ranks; false: of each rank alone, and their running "
+        "statistics are averaged over ranks before evaluation and saving",
+    )
     deterministic: bool = key(
         False, "bit-identical results of runs on the same number of ranks, at the cost of speed"
     )

@@ -51,9 +51,10 @@ class RunLog:
             self.writer.add_result(recipe, result)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines beyond an earlier step."""
+        """Remove the lines beyond an earlier step, and count from there."""
         if self.writer:
             self.writer.rewind(step)
+        self._progress.rewind(step)
 
     def _append(self, line: dict[str, Any]) -> None:
         failed = self.writer.write(line) if self.writer else None
@@ -73,6 +74,9 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
         case {"event": "save_failed", "step": step, "reason": reason}:
             return f"no checkpoint was saved at step {step}: {reason}"
+        case {"event": "evaluation_failed", "step": step, **figures}:
+            bad = ", ".join(f"{name} {value}" for name, value in figures.items() if name != "split")
+            return f"the evaluation at step {step} failed: {bad}"
         case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
             return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
     raise ValueError(f"no such event: {event}")

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
 
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, dump_recipe
@@ -99,12 +97,6 @@ class MetricsWriter:
         self._lines.close()
         if self._board:
             self._board.close()
-
-
-def weight_norm(module: nn.Module) -> float:
-    """Return the L2 norm of all parameters. Every rank calls it, as the parameters may be sharded."""
-    norm = nn.utils.get_total_norm([p.detach() for p in module.parameters()])
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def peak_memory(device: torch.device) -> float:

@@ -47,6 +47,12 @@ class Progress:
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
             self.print(f"{text}  {_clock(left)} left")
 
+    def rewind(self, step: int) -> None:
+        """Estimate the remaining time from an earlier step on, after a rollback."""
+        self._began, self._first = time.perf_counter(), step
+        if self._bar:
+            self._bar.update(self._task, completed=step)
+
     def print(self, text: str) -> None:
         """Print text above the progress bar."""
         with suppress(OSError):  # a log on a full disk does not stop the run

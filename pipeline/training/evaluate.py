@@ -39,10 +39,10 @@ def evaluate(
     """Return loss (mean cross-entropy), top1 and top5 (percent) over the whole split, the same on every rank.
 
     Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch.
-    With fewer than five classes top5 counts all of them.
+    With fewer than five classes top5 counts all of them. One sample whose loss is not finite makes the mean so too.
     """
     device = loader.topology.device
-    loss = MeanMetric().to(device)
+    loss = MeanMetric(nan_strategy="disable").to(device)  # by default it leaves a batch with NaN out
     accuracy = {
         f"top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro").to(device) for k in (1, 5)
     }

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pipeline.data.grid import training_grid
 from pipeline.data.loader import Batch, TrainLoader
-from pipeline.data.random import NETWORK, key
+from pipeline.data.random import DROPOUT, key
 from pipeline.distributed.signals import StopRequest
 from pipeline.distributed.topology import SharedFlag, mean_over_ranks, seed_device
 from pipeline.distributed.watchdog import Watchdog
@@ -22,7 +22,7 @@ from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.run.checkpoint import Position
 from pipeline.run.log import RunLog
-from pipeline.run.metrics import peak_memory, weight_norm
+from pipeline.run.metrics import peak_memory
 from pipeline.run.run_dir import ResumeState
 from pipeline.run.saving import Saver
 from pipeline.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
@@ -63,8 +63,8 @@ class LogInterval:
         norms = [step.grad_norm for step in finite if math.isfinite(step.grad_norm)]
         return {
             "loss": statistics.fmean(step.loss for step in finite),
-            **({"grad_norm": norms[-1]} if norms else {}),
-            "images_per_s": len(self.collected) * global_batch / seconds,
+            **({"grad_norm": statistics.fmean(norms)} if norms else {}),
+            "images_per_s": len(finite) * global_batch / seconds,
             "data_wait": self.waited / seconds,
             **({"replaced": self.replaced} if self.replaced else {}),
         }
@@ -109,7 +109,7 @@ class Loop:
     def fit(self, loader: TrainLoader) -> dict[str, Any] | None:
         """Train to the last step and return the last evaluation; None if the run was asked to stop before.
 
-        Raises `Diverged` when steps fail and no rollback is left, and `OSError` if the last checkpoint is not saved.
+        Raises `Diverged` when steps fail and no rollback is left, and `RunError` if the last checkpoint is not saved.
         """
         stopped = False
         while self.step < self.schedule.last_step and not stopped:
@@ -158,8 +158,8 @@ class Loop:
         data, images = self.recipe.data, self.recipe.log.images
         if self.step == 0 and log.writer and images and isinstance(data, DataSection):
             log.writer.add_image(training_grid(batches[0], images, data), step=1)
-        seed = key(section.seed, self.step, dist.get_rank(), NETWORK)
-        seed_device(self.engine.device, int(seed))  # for stochastic depth
+        seed = key(section.seed, self.step, dist.get_rank(), DROPOUT)
+        seed_device(self.engine.device, int(seed))  # for dropout in timm's networks
         result = self.engine.step(batches, self.schedule.lr(self.step))
         self.step += 1
         self._interval.pending.append((self.step, self.data_step, result, sum(b.replaced for b in batches)))
@@ -182,6 +182,8 @@ class Loop:
         if logging:
             self._log_interval()
         paused = time.perf_counter()
+        if evaluating or saving:
+            self.engine.average_buffers()
         if evaluating:
             self._evaluate_and_log()
         if saving and not self.health.failing:
@@ -194,14 +196,20 @@ class Loop:
         """Write a line for the interval's steps, and start the next interval."""
         line = self._interval.summary(self.recipe.train.global_batch)
         self._interval = LogInterval()
-        norm, memory = weight_norm(self.engine.module), peak_memory(self.engine.device)
+        norm, memory = self.engine.weight_norm(), peak_memory(self.engine.device)
         if line is not None:
             lr = self.schedule.lr(self.step - 1)
             self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gb": memory})
 
     def _evaluate_and_log(self) -> None:
-        self._result = self._evaluate()
-        self._write({**self._result, "split": "eval"})
+        """Evaluate, and write the line; figures that are not finite are an event, and null in the result."""
+        figures = self._evaluate()
+        self._result = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        bad = {name: str(value) for name, value in figures.items() if not math.isfinite(value)}
+        if bad:
+            self.context.log.report_event({"step": self.step, "split": "event", "event": "evaluation_failed", **bad})
+        else:
+            self._write({**figures, "split": "eval"})
 
     def _write(self, values: dict[str, Any]) -> None:
         epoch = round(self.step / self.schedule.steps_per_epoch, 4)
@@ -214,7 +222,7 @@ class Loop:
             data_step=self.data_step,
             seconds=time.perf_counter() - self._began,
             scalars=self.engine.scalars(),
-            figures=figures or {},
+            figures={name: value for name, value in (figures or {}).items() if value is not None},
             recipe=self.recipe.model_dump(mode="json"),
         )
         self._report_save_failure(self.context.saver.begin(self.engine.local_shards(), position))

@@ -42,10 +42,11 @@ def overrides_for(engine: str) -> list[tuple[str, str]]:
 class Setting:
     """A digits recipe with this rank's part of its first batches, and the network as it is initialised."""
 
-    def __init__(self, recipe: str, data: Path, *overrides: tuple[str, str]):
+    def __init__(self, recipe: str | Path, data: Path, *overrides: tuple[str, str]):
         self.topology = read_topology()
         fixed = [("data.path", str(data)), ("data.workers", "1")]
-        self.recipe = load_recipe(ROOT / f"recipes/digits/{recipe}.yaml", [*fixed, *overrides])
+        path = recipe if isinstance(recipe, Path) else ROOT / f"recipes/digits/{recipe}.yaml"
+        self.recipe = load_recipe(path, [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
         in_fp32 = train.model_copy(update={"precision": "fp32"})
         loader = TrainLoader(self.data, self.recipe.augment, in_fp32, self.topology)
@@ -179,6 +180,40 @@ def shards(data: Path) -> dict[str, Any]:
     return states
 
 
+REPMLP = ROOT / "tests/engine/repmlp.yaml"
+
+
+def drawn_and_normed(data: Path) -> dict[str, Any]:
+    """Of RepMLP with stochastic depth, by engine: losses, figures on the test split, and the norm of the weights."""
+    results = {}
+    for name in ("ddp", "fsdp", "deepspeed 1", "deepspeed 3"):
+        setting = Setting(REPMLP, data, *overrides_for(name))
+        engine = setting.engine()
+        losses = setting.run(engine)
+        figures = evaluate_engine(engine, EvalLoader(setting.data, 90, setting.topology), setting.data.num_classes)
+        results[name] = {
+            "losses": losses,
+            "figures": figures,
+            "norm": engine.weight_norm(),
+            "model": engine.state().model,
+        }
+    return results
+
+
+def averaged_buffers(data: Path) -> dict[str, Any]:
+    """With batch norms of each rank's own: all ranks' buffers before and after they are averaged, and those saved."""
+    setting = Setting(REPMLP, data, ("train.sync_batch_norm", "false"))
+    engine = setting.engine()
+    setting.run(engine)
+    found = {}
+    for name, act in (("before", lambda: None), ("after", engine.average_buffers)):
+        act()
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, {key: value.clone() for key, value in engine.module.named_buffers()})
+        found[name] = every
+    return found | {"saved": engine.state().model}
+
+
 def deepspeeds_own(data: Path) -> dict[int, Any]:
     """By ZeRO stage: the weights that zero_to_fp32 finds in DeepSpeed's own checkpoint, and ours."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -200,7 +235,7 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
 
 # By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
 JOBS: dict[int, list[Callable[[Path], Any]]] = {
-    2: [golden, chain, optimizers, compressed, overflowing, deepspeeds_own],
+    2: [golden, chain, optimizers, compressed, overflowing, drawn_and_normed, averaged_buffers, deepspeeds_own],
     3: [resumed, shards],
 }
 

@@ -113,6 +113,16 @@ def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
     assert found != pytest.approx(run(given.engine(), given), rel=5e-5)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
+def test_half_precision_starts_from_the_weights_in_fp32(name):
+    """DeepSpeed rounds the network before it takes its fp32 copies."""
+    given = case(*overrides_for(name), ("train.precision", "bf16"), ("train.ema_decay", "0.9"))
+    state, weights = given.engine().state(), given.model().state_dict()
+    for key, value in weights.items():
+        assert torch.equal(state.model[key], value), key
+    assert all(torch.equal(value, weights[key]) for key, value in state.ema.items())
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
 def test_compiled_networks_have_the_losses_of_the_plain_loop_and_keep_their_names(name, monkeypatch):
     """Dynamo's part alone, which the engines' hooks could disturb: generated code takes minutes.

@@ -44,3 +44,24 @@ def test_timms_layers_are_replaced_in_any_network():
     whole = model(pictures)
     set_drop_path_keys(layers, keys[4:])
     torch.testing.assert_close(model(pictures[4:]), whole[4:])
+
+
+def test_each_call_in_a_block_draws_for_itself_and_again_the_same_when_computed_again():
+    model = timm.create_model("mixer_s32_224", img_size=32, drop_path_rate=0.5, num_classes=3).train()
+    layers = [layer for layer in number_drop_paths(model) if layer.drop_prob]
+    set_drop_path_keys(layers, KEYS[:500])
+    layer, ones = layers[-1], torch.ones(500, 1)
+    block = next(part for part in model.modules() if layer in part.children())
+    first, second = layer(ones), layer(ones)
+    assert not torch.equal(first, second)
+    layer.start_block(block)
+    assert torch.equal(layer(ones), first)
+
+    pictures = torch.randn(500, 3, 32, 32)
+    gradients = []
+    for checkpointing in (False, True):
+        model.set_grad_checkpointing(checkpointing)
+        model.zero_grad()
+        model(pictures).square().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])

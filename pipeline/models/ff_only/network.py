@@ -9,7 +9,8 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from pipeline.errors import InputError
-from pipeline.models.baselines import Baseline, drop_path
+from pipeline.models.baselines import Baseline
+from pipeline.models.drop_path import drop_path
 from pipeline.models.norms import LayerNorm
 
 
@@ -22,13 +23,13 @@ class FfBlock(nn.Module):
         self.mlp1 = Mlp(channels, round(expansion * channels))
         self.norm2 = LayerNorm(tokens)
         self.mlp2 = Mlp(tokens, round(expansion * tokens))
-        self.drop_path = drop_path(drop)
+        self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
-        x = x + self.drop_path(self.mlp1(self.norm1(x)))
+        x = x + self.drop_path1(self.mlp1(self.norm1(x)))
         x = x.transpose(1, 2)  # [B, C, S]
-        x = x + self.drop_path(self.mlp2(self.norm2(x)))
+        x = x + self.drop_path2(self.mlp2(self.norm2(x)))
         return x.transpose(1, 2)
 
 

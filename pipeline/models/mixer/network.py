@@ -10,11 +10,11 @@ from functools import partial
 from typing import Literal, cast
 
 import torch
-from timm.layers import DropPath
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from pipeline.errors import InputError
+from pipeline.models.drop_path import drop_path
 from pipeline.models.init import init_weights
 from pipeline.models.norms import LayerNorm
 from pipeline.models.pk import (
@@ -106,14 +106,14 @@ class MixerBlock(nn.Module):
         self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else nn.Identity()
         self.norm1 = norm()
         self.mlp_tokens = shape.token_mixing(number, tokens_in)
-        self.drop_path = DropPath(shape.drop_path_rate) if shape.drop_path_rate > 0 else nn.Identity()
+        self.drop_path1, self.drop_path2 = drop_path(shape.drop_path_rate), drop_path(shape.drop_path_rate)
         self.norm2 = norm()
         self.mlp_channels = shape.channel_mixing(number, tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
-        x = self.skip(x) + self.drop_path(self.mlp_tokens(self.norm1(x)))
-        return x + self.drop_path(self.mlp_channels(self.norm2(x)))
+        x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
+        return x + self.drop_path2(self.mlp_channels(self.norm2(x)))
 
 
 def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:

@@ -6,7 +6,8 @@ Shapes: B batch, S = h*w tokens, C channels.
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from pipeline.models.baselines import Baseline, drop_path
+from pipeline.models.baselines import Baseline
+from pipeline.models.drop_path import drop_path
 from pipeline.models.norms import LayerNorm
 
 
@@ -48,12 +49,12 @@ class PermutatorBlock(nn.Module):
         self.mix = PermuteMlp(side, channels)
         self.norm2 = LayerNorm(channels)
         self.mlp = Mlp(channels, round(expansion * channels))
-        self.drop_path = drop_path(drop)
+        self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
-        x = x + self.drop_path(self.mix(self.norm1(x)))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + self.drop_path1(self.mix(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
 class Permutator(Baseline):

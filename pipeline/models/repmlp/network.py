@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from pipeline.models.baselines import Baseline, drop_path
+from pipeline.models.baselines import Baseline
 from pipeline.models.block_diagonal import BlockDiagonal
+from pipeline.models.drop_path import drop_path
 
 
 class TokenNorm(nn.Module):
@@ -119,12 +120,12 @@ class RepMlpBlock(nn.Module):
             nn.Linear(hidden, channels, bias=False),
             TokenNorm(channels),
         )
-        self.drop_path = drop_path(drop)
+        self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
-        x = x + self.drop_path(self.mix(self.norm1(x)))
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+        x = x + self.drop_path1(self.mix(self.norm1(x)))
+        return x + self.drop_path2(self.ffn(self.norm2(x)))
 
     def mix(self, x: Tensor) -> Tensor:
         """The token mixing times the gate: [B, S, C] -> [B, S, C]."""

@@ -86,10 +86,9 @@ class TextMixer(TextClassifier):
         mask = pad(real, (0, self.tokens - narrow))[:, :, None].to(x.dtype)
         for block in self.blocks:
             assert isinstance(block, MixerBlock)
-            x = x + block.drop_path(block.mlp_tokens(block.norm1(x) * mask))
-            x = x + block.drop_path(
-                block.mlp_channels(block.norm2(x) * mask)
-            )  # random permutations mix tokens here too
+            x = x + block.drop_path1(block.mlp_tokens(block.norm1(x) * mask))
+            mixed = block.mlp_channels(block.norm2(x) * mask)  # random permutations mix tokens here too
+            x = x + block.drop_path2(mixed)
         return x[:, :narrow]
 
 
