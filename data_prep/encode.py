@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from data_prep.picture import Encoded, encode
 from data_prep.samples import Sample
 from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 
 CHUNK = 16  # images per task: enough to hide the overhead of a task, few enough to keep memory low
 TASKS_PER_PROCESS = 2  # that a process holds at a time: the current one and the next
@@ -35,7 +35,7 @@ Result = tuple[list[Encoded], InputError | None]  # of a task; after an error, t
 def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, processes: int) -> Generator[Encoded]:
     """Encode the samples from number `start` on, in order, with at most `processes` processes including this one.
 
-    Raises what `encode` raises, and `RuntimeError` if a process dies. Close the iterator to stop early.
+    Raises what `encode` raises, and `RunError` if a process dies. Close the iterator to stop early.
     """
     durations: list[float] = []  # seconds per image, to decide how many processes are worth starting
     while processes > 1 and len(durations) < TIMED and start < len(samples):
@@ -53,7 +53,7 @@ def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, pr
         try:
             yield from _in_order(samples, start, settings, pipes)
         except (EOFError, OSError):  # the other end of a pipe is closed
-            raise RuntimeError("a process that encodes images was killed (out of memory?); start again") from None
+            raise RunError("a process that encodes images was killed (out of memory?); start again") from None
 
 
 @contextmanager

@@ -1,5 +1,12 @@
-"""The one kind of error that is the user's to mend: a line that says what, where and what would be right."""
+"""The errors that are no bugs of ours: what the user can correct, and what ends a run."""
 
 
 class InputError(ValueError):
-    """Something the user gave us is wrong. Ends a command with exit code 2 and no traceback."""
+    """The user's input is wrong. Printed as one line without a traceback; exit code 2."""
+
+
+class RunError(RuntimeError):
+    """A run can't go on, for a reason that its message explains whole: a diverged loss, a full disk, another rank.
+
+    Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.
+    """

@@ -10,7 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeline.cli.commands import Exit, Parser, add_recipe_arguments, load_from_arguments, run_command
+from pipeline.cli.commands import (
+    Exit,
+    Parser,
+    add_recipe_arguments,
+    load_from_arguments,
+    run_command,
+    tune_garbage_collector,
+)
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.distributed.signals import StopRequest
@@ -102,8 +109,9 @@ def _begin(start: "ResumeState", last_step: int, topology: "Topology") -> None:
     """Print where training starts, and remove the result of a run that is to continue."""
     if start.done and topology.is_main:  # it was complete: now it has more steps, or lost its last checkpoint
         (start.run_dir / "done.json").unlink()
+    instead = "an older checkpoint is used" if start.checkpoint else "there is no older one, so training starts anew"
     for problem in start.problems:
-        _print(topology, f"warning: {problem}; an older checkpoint is used")
+        _print(topology, f"warning: {problem}; {instead}")
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
     ranks = "1 rank" if topology.world == 1 else f"{topology.world} ranks"
     _print(topology, f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")
@@ -170,6 +178,7 @@ def train_from_arguments(arguments: argparse.Namespace) -> Exit:
 
 def main() -> None:
     """Run `python -m pipeline.train`."""
+    tune_garbage_collector()
     parser = Parser(prog="python -m pipeline.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK is used

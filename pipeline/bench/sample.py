@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.errors import RunError
+
 
 def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
     """Make `count` links to the files in `folder`/train, one folder a class; return them sorted."""
@@ -17,8 +19,8 @@ def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Pat
 
 
 def prepare(source: str, origin: Path, to: Path, *options: str) -> None:
-    """Run `widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]` in its own process; `RuntimeError` if it fails."""
+    """Run `widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]` in its own process; `RunError` if it fails."""
     arguments = [source, "--from", str(origin), "--to", str(to), *options]
     done = subprocess.run([sys.executable, "-m", "pipeline.cli", "prep", *arguments], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"widemix prep {source}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+        raise RunError(f"widemix prep {source}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")

@@ -9,7 +9,9 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):  # print file names with the bytes that they have on disk
         sys.stdout.reconfigure(errors="surrogateescape")
     try:
-        from pipeline.cli.commands import run_command
+        from pipeline.cli.commands import run_command, tune_garbage_collector
+
+        tune_garbage_collector()
         from pipeline.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
 
         code = run_command(make_parser())

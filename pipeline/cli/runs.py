@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import os
+import shlex
+import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, load_from_arguments
@@ -39,6 +42,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return train_from_arguments(arguments)
     from launch.local import launch
 
+    os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
     command = ["-m", "pipeline.train", arguments.recipe, "--resume", arguments.resume]
     if arguments.run_dir:
         command += ["--run-dir", str(arguments.run_dir)]

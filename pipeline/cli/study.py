@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from pipeline.cli.commands import Exit
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 
 
 def add_study(commands) -> None:
@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> Exit:
         if code != Exit.DONE:
             failed.append(cell.name)
     if failed:
-        raise RuntimeError(
+        raise RunError(
             f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command trains them again"
         )
     return Exit.DONE

@@ -22,7 +22,7 @@ from torch.distributed import Store
 
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead
@@ -70,7 +70,7 @@ class Watchdog:
             reason = self._report_failure(f"{self._name}: {'interrupted' if interrupted else error}")
             same = isinstance(error, InputError) or (reason or "").endswith(str(error))  # every rank raises it
             if reason is not None and not (interrupted or same or reason.startswith(self._name)):
-                raise RuntimeError(f"{reason}; so this rank ends ({error})") from error
+                raise RunError(f"{reason}; so this rank ends ({error})") from error
 
     def _check_progress(self) -> None:
         """In a thread: end the process if its main thread makes no progress, or if another rank has failed."""

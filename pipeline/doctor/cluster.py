@@ -24,7 +24,7 @@ from pipeline.distributed.topology import Topology, read_topology, set_gloo_inte
 from pipeline.doctor.compare import Problem, Survey, compare_nodes
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import disk_name, read_rate, survey
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 
 EXPECTED = 0.5  # share of the network's rated bandwidth; an all-reduce below it gets a remark
 
@@ -91,7 +91,7 @@ def _connect_store(topology: Topology, timeout_s: float) -> dist.Store:
         store = dist.TCPStore(address, port, None, is_server, limit, wait_for_workers=False)
     except dist.DistError as error:
         reason = str(error).splitlines()[0]
-        raise RuntimeError(f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}: {reason}") from None
+        raise RunError(f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}: {reason}") from None
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"doctor/{restart}", store)
 

@@ -123,6 +123,7 @@ def _schedule_fits(recipe: Recipe) -> None:
 
 # Keys that only some engines read.
 _ENGINE_KEYS = {
+    "zero_stage": ("deepspeed",),
     "bucket_cap_mb": ("ddp", "deepspeed"),
     "gradient_as_bucket_view": ("ddp",),
     "static_graph": ("ddp",),

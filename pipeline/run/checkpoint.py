@@ -60,6 +60,8 @@ class Checkpoint:
         """Raise `InputError` unless every file has the hash that COMPLETE lists."""
         try:
             hashes = json.loads((self.path / COMPLETE).read_text())
+            if not isinstance(hashes, dict):
+                raise InputError(f"{self.path / COMPLETE}: is damaged (it holds no hashes)")
             for name in {_MODEL, _OPTIMIZER, _STATE, *hashes} & {_MODEL, _OPTIMIZER, _STATE, _EMA}:
                 if _hash(self.path / name) != hashes.get(name):
                     raise InputError(f"{self.path / name}: is damaged (its hash is not the one in {COMPLETE})")

@@ -1,8 +1,10 @@
 """The run folder (recipe, environment, metrics, tb/, checkpoints/, done.json), its lock, and resuming from it."""
 
 import json
+import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,12 +26,18 @@ from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
 
+COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 _SKIPPED_RANGES = "skipped_ranges.json"
 _NOT_A_RUN = (".lock", ".recipe.yaml", "slurm")  # files that may be there before the first start
 # Keys that may differ between two starts of one run: they change no loss by more than rounding.
 _CHANGEABLE = re.compile(
-    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib)$"
+    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib|on_corrupt)$"
     r"|train\.(max_steps|save_every_steps|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
+    r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
+)
+# Keys that say which samples a step has.
+_DATA_ORDER = re.compile(
+    r"data\.(train_split|order|memory_gib|shuffle_window_mib)|train\.(global_batch|seed)|augment\.aug_repeats"
 )
 
 
@@ -128,7 +136,7 @@ def read_environment(topology: Topology) -> dict[str, Any]:
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
-        "command": sys.argv,
+        "command": os.environ.get(COMMAND_VARIABLE) or shlex.join(sys.argv),
         "ranks": topology.world,
         "device": f"{topology.device.type} {device}".strip(),
         "usable_cpus": usable_cpus(),
@@ -195,6 +203,12 @@ def _find_checkpoint(run_dir: Path, recipe: Recipe, resume: str) -> tuple[Checkp
         what = "model" if origin_recipe.model != recipe.model else "optimiser, whose state it holds"
         raise InputError(
             f"{origin.path}: is of another {what} ({', '.join(changed)} differ); train.init_from takes weights alone"
+        )
+    moved = [name for name in differences(origin_recipe, recipe) if _DATA_ORDER.fullmatch(name)]
+    if moved:
+        raise InputError(
+            f"{origin.path}: its data step counts batches of another order ({', '.join(moved)} differ); "
+            "train.init_from takes weights alone"
         )
     origin.verify()
     return origin, []

@@ -18,6 +18,7 @@ from torch.distributed import Store
 
 from pipeline.distributed.topology import Topology, on_main
 from pipeline.engine.state import Shard, State
+from pipeline.errors import RunError
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Position, RetentionPolicy
 
@@ -69,14 +70,14 @@ class Saver:
         return self.failure()
 
     def finish_all_ranks(self) -> None:
-        """Wait for the current save; `OSError` on every rank if it failed. Every rank calls it.
+        """Wait for the current save; `RunError` on every rank if it failed. Every rank calls it.
 
         No rank returns before rank 0 has written the checkpoint: launchers may kill the ranks that outlive the first.
         """
         failed = self.finish()
         failed = on_main(self._topology, lambda: failed)
         if failed is not None:
-            raise OSError(failed)
+            raise RunError(failed)
 
     def _save(self, shards: list[Shard], position: Position) -> None:
         """In the thread."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.distributed.topology import Topology, on_main
+from pipeline.errors import RunError
 from pipeline.recipe.faults import FaultsSection
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
@@ -20,7 +21,7 @@ _MAX_OVERFLOWS = 20  # in a row, while fp16 searches for its loss scale: from 2^
 _ADVICE = "lower optim.lr, lengthen schedule.warmup_epochs or set optim.clip_grad"
 
 
-class Diverged(RuntimeError):
+class Diverged(RunError):
     """More steps in a row have failed than allowed; they consumed data steps `first` to `stop`, which is excluded."""
 
     def __init__(self, text: str, first: int, stop: int):
