@@ -55,7 +55,7 @@ def measured(folder: Path) -> list[str]:
     """Return the small-scale measurements as a Markdown table."""
     results = {path: header(path).get("measured") for path in shipped(folder)}
     rows = [f"| {_name(path)} | {text} |" for path, text in results.items() if text]
-    return ["| recipe | measured in the small |", "|---|---|", *rows]
+    return ["| recipe | small-scale measurement |", "|---|---|", *rows]
 
 
 def row(path: Path) -> str:
