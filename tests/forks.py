@@ -3,6 +3,7 @@
 The one is multiprocessing's fork server, which the first of them starts.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import re
@@ -42,8 +43,11 @@ class Forks:
         while self.running:
             self.reap()
             if time.monotonic() > deadline:
+                still = sorted(self.running)
+                self.signal(signal.SIGUSR2)  # each writes the stacks of its threads to the log
+                time.sleep(2)
                 self.kill()
-                raise TimeoutError(f"{sorted(self.running)} go on for ever:\n{self.said()}")
+                raise TimeoutError(f"{still} still run after {seconds:.0f} s:\n{self.said()}")
             time.sleep(0.02)
         return [code for _, code in sorted(self.codes.items())], self.said()
 
@@ -76,6 +80,7 @@ def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str
     for stream in (1, 2):
         os.dup2(output, stream)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.register(signal.SIGUSR2, file=sys.stderr)
     target(*words)
 
 

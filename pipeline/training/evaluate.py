@@ -42,7 +42,7 @@ def evaluate(
     With fewer than five classes top5 counts all of them. One sample whose loss is not finite makes the mean so too.
     """
     device = loader.topology.device
-    loss = MeanMetric(nan_strategy="disable").to(device)  # by default it leaves a batch with NaN out
+    loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
     accuracy = {
         f"top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro").to(device) for k in (1, 5)
     }
@@ -54,7 +54,7 @@ def evaluate(
             beat()
             if not len(batch):
                 continue
-            loss.update(cross_entropy(logits, batch.targets), len(batch))
+            loss.update(cross_entropy(logits, batch.targets, reduction="none"))
             for metric in accuracy.values():
                 metric.update(logits, batch.targets)
     module.train(was_training)

@@ -29,6 +29,7 @@ def refused(command: Command, words: str) -> None:
         (["train", RECIPE, "--train.epoch", "3"], "did you mean train.epochs?"),
         (["train", RECIPE, "--epochs", "3"], "did you mean train.epochs?"),
         (["train", RECIPE, "--train.epochs"], "--train.epochs: needs a value"),
+        (["train", RECIPE, "--engine.zero_stage", "3"], "engine.zero_stage"),
         (["train", RECIPE, "--ranks", "3"], "does not divide by 3 ranks"),
         (["train", RECIPE, "--ranks", "-2"], "must be at least 1"),
         (["train", RECIPE, "--train.global_batch", "60"], "48 or 64 would"),
@@ -115,6 +116,10 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
         train("fresh", "--resume", str(run), "--optim.name", "sgd"),
         "of another optimiser, whose state it holds (optim",
     )
+    refused(
+        train("fresh", "--resume", str(run), "--train.global_batch", "32"),
+        "counts batches of another order (train.global_batch differ)",
+    )
     (run / "done.json").write_text("")
     before[run / "done.json"] = b""
     refused(train("run", *short), "done.json: cannot be read")
@@ -136,3 +141,5 @@ def test_a_damaged_checkpoint_is_named(train, tmp_path):
     damaged[-5] ^= 1
     model.write_bytes(damaged)
     refused(Command("eval", run), "model.safetensors: is damaged")
+    (model.parent / "COMPLETE").write_text("[]")
+    refused(Command("eval", run), "COMPLETE: is damaged (it holds no hashes)")

@@ -1,12 +1,14 @@
 """Process groups for the engines: one rank in the test's own process, several in others."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.engine.ranks import JOBS, run_rank
+from tests.engine.ranks import run_rank
 from tests.forks import Forks, group_of
 
 
@@ -29,10 +31,28 @@ def alone():
 
 
 @pytest.fixture(scope="session")
-def ranks(digits, tmp_path_factory) -> dict[int, dict[str, Any]]:
-    """The results of tests/engine/ranks.py: by the number of ranks, by job."""
+def ranks(digits, tmp_path_factory) -> Callable[[int, str], Any]:
+    """`ranks(world, job)` is the result of a job of tests/engine/ranks.py on so many ranks.
+
+    Each job runs once, in processes of its own: one that fails or hangs fails the tests of its result alone.
+    """
     folder = tmp_path_factory.mktemp("ranks")
-    for world in JOBS:
-        codes, output = Forks(run_rank, digits, folder, log=folder / "log", environs=group_of(world)).wait()
-        assert codes == [0] * world, output
-    return {world: torch.load(folder / f"{world}.pt") for world in JOBS}
+
+    @functools.cache
+    def run(world: int, job: str) -> tuple[Any, str]:
+        """The result, or why there is none."""
+        to = folder / f"{job}-{world}"
+        to.mkdir()
+        try:
+            codes, output = Forks(run_rank, digits, to, job, log=to / "log", environs=group_of(world)).wait()
+        except TimeoutError as error:
+            return None, str(error)
+        return (torch.load(to / "result.pt"), "") if codes == [0] * world else (None, output)
+
+    def result(world: int, job: str) -> Any:
+        found, failure = run(world, job)
+        if failure:
+            pytest.fail(failure)
+        return found
+
+    return result

@@ -233,10 +233,21 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
     return weights
 
 
-# By world size. Bits are compared on three ranks: of two numbers the order of their sum does not matter.
-JOBS: dict[int, list[Callable[[Path], Any]]] = {
-    2: [golden, chain, optimizers, compressed, overflowing, drawn_and_normed, averaged_buffers, deepspeeds_own],
-    3: [resumed, shards],
+# Bits are compared on three ranks: of two numbers the order of their sum does not matter.
+JOBS: dict[str, Callable[[Path], Any]] = {
+    job.__name__: job
+    for job in (
+        golden,
+        chain,
+        optimizers,
+        compressed,
+        overflowing,
+        drawn_and_normed,
+        averaged_buffers,
+        deepspeeds_own,
+        resumed,
+        shards,
+    )
 }
 
 
@@ -247,14 +258,14 @@ def _everywhere(state: State) -> State:
     return box[0]
 
 
-def run_rank(data: Path, folder: Path) -> None:
-    """One of the ranks that together write FOLDER/<world>.pt."""
+def run_rank(data: Path, folder: Path, job: str) -> None:
+    """One of the ranks that together write the job's result to FOLDER/result.pt."""
     warnings.simplefilter("ignore")  # DeepSpeed's own
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, limit = f"file://{folder}/store-{world}", timedelta(seconds=120)
+    store, limit = f"file://{folder}/store", timedelta(seconds=120)
     dist.init_process_group("gloo", store, timeout=limit, rank=rank, world_size=world)
-    results = {job.__name__: job(data) for job in JOBS[world]}
+    result = JOBS[job](data)
     if rank == 0:
-        torch.save(results, folder / f"{world}.pt")
+        torch.save(result, folder / "result.pt")
     dist.destroy_process_group()

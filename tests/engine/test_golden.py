@@ -41,7 +41,7 @@ def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
-    found = ranks[2]["overflowing"][engine]
+    found = ranks(2, "overflowing")[engine]
     scales = [scalars["loss_scale"] for scalars, _ in found["states"]]
     assert scales == [2.0**16, 2.0**16, 2.0**15, 2.0**15]
     assert [scalars["loss_scale_steps"] for scalars, _ in found["states"]] == [1, 2, 0, 1]
@@ -54,7 +54,7 @@ def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
 def test_two_ranks_have_the_losses_of_the_plain_loop(ranks, expected, case):
     recipe, _, precision = case
-    assert ranks[2]["golden"][case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
+    assert ranks(2, "golden")[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def drawn_on_one(alone, digits):
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
 def test_two_ranks_draw_and_normalise_what_one_does(ranks, drawn_on_one, engine):
     """Stochastic depth belongs to the samples, and batch norms take the batch of all ranks."""
-    one, two = drawn_on_one["ddp"], ranks[2]["drawn_and_normed"][engine]
+    one, two = drawn_on_one["ddp"], ranks(2, "drawn_and_normed")[engine]
     assert two["losses"] == pytest.approx(one["losses"], rel=2e-5)
     assert two["figures"] == pytest.approx(one["figures"], rel=1e-3)
     assert drawn_on_one[engine]["losses"] == pytest.approx(one["losses"], rel=2e-5)
@@ -73,13 +73,13 @@ def test_two_ranks_draw_and_normalise_what_one_does(ranks, drawn_on_one, engine)
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
 def test_the_norm_of_the_weights_is_that_of_what_is_saved(ranks, drawn_on_one, engine):
-    for found in (drawn_on_one[engine], ranks[2]["drawn_and_normed"][engine]):
+    for found in (drawn_on_one[engine], ranks(2, "drawn_and_normed")[engine]):
         weights = [v for name, v in found["model"].items() if not name.endswith(BUFFERS)]
         assert found["norm"] == pytest.approx(math.sqrt(sum(w.double().square().sum().item() for w in weights)))
 
 
 def test_running_statistics_of_each_rank_are_averaged_where_they_are_used(ranks):
-    found = ranks[2]["averaged_buffers"]
+    found = ranks(2, "averaged_buffers")
     for name in found["before"][0]:
         before, after = ([rank[name] for rank in found[when]] for when in ("before", "after"))
         if not before[0].is_floating_point():

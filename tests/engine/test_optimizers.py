@@ -34,7 +34,7 @@ def expected(alone, digits):
     ("world", "case"), [(world, case) for world, cases in SHARING.items() for case in cases], ids=str
 )
 def test_losses_are_the_plain_loops_and_resume_bit_by_bit(one_rank, expected, request, case, world):
-    found = one_rank[case] if world == 1 else request.getfixturevalue("ranks")[2]["optimizers"][case]
+    found = one_rank[case] if world == 1 else request.getfixturevalue("ranks")(2, "optimizers")[case]
     losses, weights = expected[case[0]]
     assert found["losses"] == pytest.approx(losses, rel=TOLERANCE[case[0]])
     assert found["resumed"] == found["losses"]

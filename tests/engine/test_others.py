@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alo
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_all_ranks_shards_are_the_gathered_state(ranks, name):
-    saved, gathered, sizes = ranks[3]["shards"][name]
+    saved, gathered, sizes = ranks(3, "shards")[name]
     assert saved["scalars"] == gathered["scalars"]
     for kind in ("model", "optimizer", "ema"):
         ours, theirs = saved[kind], gathered[kind]
@@ -31,7 +31,7 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeeds_zero_to_fp32_finds_the_weights_that_our_checkpoint_has(ranks, digits, stage):
-    theirs, ours = ranks[2]["deepspeeds_own"][stage]
+    theirs, ours = ranks(2, "deepspeeds_own")[stage]
     names = [name for name, _ in Setting("rp_mixer", digits, ("model.depth", "1")).model().named_parameters()]
     assert set(names) <= theirs.keys()
     for name in names:

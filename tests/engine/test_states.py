@@ -46,7 +46,7 @@ def expected(alone, digits):
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected, request, digits, world):
     assert set(CHAIN) == set(ENGINES) - {"deepspeed 0"}
-    found = chain(digits) if world == 1 else request.getfixturevalue("ranks")[2]["chain"]
+    found = chain(digits) if world == 1 else request.getfixturevalue("ranks")(2, "chain")
     assert found["losses"] == pytest.approx(expected["losses"], rel=1e-6)
     for weights in ("model", "ema"):
         assert found[weights].keys() == expected[weights].keys()

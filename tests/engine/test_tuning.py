@@ -36,7 +36,7 @@ def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
 
 
 def test_gradients_reduced_in_bf16_are_rounded_and_no_more(ranks, reference):
-    found = ranks[2]["compressed"]
+    found = ranks(2, "compressed")
     assert found == pytest.approx(reference, rel=1e-3)
     assert found != pytest.approx(reference, rel=1e-7)
 
@@ -83,7 +83,7 @@ def test_keys_without_effect_are_errors(overrides, words):
 
 @pytest.mark.parametrize("engine", FIXED)
 def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
-    (losses, weights), (other_losses, other_weights) = ranks[3]["resumed"][engine]
+    (losses, weights), (other_losses, other_weights) = ranks(3, "resumed")[engine]
     assert losses == other_losses
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 

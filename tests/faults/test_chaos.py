@@ -50,9 +50,11 @@ def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(ch
     assert not any(path.stat().st_size for path in (chaos / "ddp").glob("stacks/*"))  # killed, not hung
 
 
-def test_the_other_ranks_name_the_reason_why_a_rank_has_ended(chaos):
-    first, other = (line for line in (chaos / "raises.log").read_text().splitlines() if line.startswith("error:"))
-    assert "[Errno 5] Input/output error" in first
+def test_the_rank_that_fails_shows_its_traceback_and_the_others_name_the_reason(chaos):
+    said = (chaos / "raises.log").read_text().splitlines()
+    assert said.count("OSError: [Errno 5] Input/output error") == 1
+    assert said.count("Traceback (most recent call last):") == 1
+    (other,) = (line for line in said if line.startswith("error:"))
     assert other.startswith("error: rank 1 on ")
     assert "[Errno 5] Input/output error; so this rank ends" in other
 

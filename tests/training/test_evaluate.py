@@ -1,0 +1,62 @@
+"""Evaluation against the figures of one batch, and with figures that are not numbers."""
+
+import json
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
+
+from pipeline.data.loader import Batch
+from pipeline.training.evaluate import evaluate
+from tests.conftest import Command
+
+
+class Batches(list):
+    def batches(self):
+        return nullcontext(self)
+
+    topology = SimpleNamespace(device=torch.device("cpu"), world=1, is_main=True)
+
+
+def loader(inputs: torch.Tensor, labels: torch.Tensor) -> Batches:
+    return Batches(Batch(x, y, np.arange(len(x))) for x, y in zip(inputs.split(7), labels.split(7), strict=True))
+
+
+def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(45, 12), torch.randint(10, (45,))
+    model = torch.nn.Linear(12, 10)
+    found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
+    logits = model(inputs)
+    assert found["loss"] == pytest.approx(cross_entropy(logits, labels).item())
+    assert found["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    inputs[11] = torch.nan
+    assert np.isnan(evaluate(model, nullcontext(), loader(inputs, labels), 10)["loss"])
+
+
+def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
+    """Of running statistics that are NaN, which training does not use."""
+    options = {"recipe": "tests/engine/repmlp.yaml"}
+    steps = ("--train.max_steps", "2")
+    assert train("whole", *steps, **options).wait()[0] == 0
+    weights = load_file(tmp_path / "whole/checkpoints/00000002/model.safetensors")
+    for name, values in weights.items():
+        if name.endswith("running_mean"):
+            values.fill_(torch.nan)
+    save_file(weights, tmp_path / "nan.safetensors")
+    start = ("--train.init_from", str(tmp_path / "nan.safetensors"))
+    code, output = train("run", *steps, *start, **options).wait()
+    assert code == 0, output
+    assert "the evaluation at step 2 failed: loss nan" in output
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["event"] == "evaluation_failed"
+    assert json.loads((tmp_path / "run/done.json").read_text())["loss"] is None
+    code, output = train("run", *steps, *start, **options).wait()
+    assert code == 0, output
+    code, output = Command("eval", str(tmp_path / "run")).wait()
+    assert code == 0, output
+    assert "nan" in output.lower()
