@@ -16,7 +16,7 @@ BENCHES = {
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
     "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision and DALI",
     "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, against timm",
-    "start": "the time until the first batch, against FFCV",
+    "start": "a start until the first batch, against FFCV",
     "prep": "writing ImageNet pictures to a .beton, against FFCV's DatasetWriter",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
 }
@@ -35,7 +35,7 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"Time {text}.")
         add = bench.add_argument
-        if name not in ("mixing", "step"):
+        if name not in ("checkpoint", "mixing", "step"):
             add(
                 "--from",
                 dest="origin",

@@ -1,6 +1,6 @@
 """`widemix cost --rehearse`: a step of a recipe on many ranks in one process, without a GPU or a network.
 
-This process is rank 0 of PyTorch's fake process group; engine and optimiser are those that train, so that what would
+This process is rank 0 of PyTorch's fake process group; engine and optimizer are those that train, so that what would
 fail on the cluster fails here. With DDP and FSDP all tensors are fake, and the micro-batch has its true size;
 DeepSpeed copies memory itself, so it gets real tensors and one sample. Fake tensors have no values, which loss
 scaling needs, so fp16 is rehearsed as bf16, which has the same size.
@@ -27,7 +27,7 @@ from pipeline.recipe import Recipe, check_world
 
 
 class Rehearsal(NamedTuple):
-    """What was counted on rank 0 in the second step, since buckets and optimiser state are created in the first."""
+    """What was counted on rank 0 in the second step, since buckets and optimizer state are created in the first."""
 
     calls: dict[str, int]  # by kind of collective
     bytes: dict[str, int]  # of the whole tensors, by kind of collective

@@ -92,7 +92,7 @@ def _model(recipe: Recipe) -> list[Row]:
 
 
 def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list[Row]:
-    """Bytes on one GPU: weights, gradients and optimiser state by engine, and activations from fake tensors."""
+    """Bytes on one GPU: weights, gradients and optimizer state by engine, and activations from fake tensors."""
     engine = recipe.engine
     chosen = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
     rows, total = [], float(network.peak)
@@ -105,7 +105,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
             world=cluster.gpus,
             precision=recipe.train.precision,
         ).total
-        note = "a GPU; weights, gradients and optimiser state" if kind == "ddp" else ""
+        note = "a GPU; weights, gradients and optimizer state" if kind == "ddp" else ""
         if (kind, stage) == chosen:
             total, note = total + state, f"{note}; the recipe's engine".removeprefix("; ")
         rows.append(Row(f"state, {name}", state, size(state), note))

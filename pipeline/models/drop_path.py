@@ -5,7 +5,7 @@ that it has. Here the choice is a hash of the sample's key and the layer's numbe
 with any gradient accumulation, after any restart, and when activation checkpointing computes a block again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from timm.layers import DropPath as TimmDropPath
@@ -88,6 +88,13 @@ def number_drop_paths(module: nn.Module) -> list[DropPath]:
     for number, part in enumerate(found):
         part.number = number
     return found
+
+
+def raise_linearly(blocks: Sequence[nn.Module]) -> None:
+    """Let the probability rise over the blocks from 0 to what it is in the last (Huang et al. 2016, section 3)."""
+    for number, block in enumerate(blocks):
+        for layer in (part for part in block.modules() if isinstance(part, DropPath)):
+            layer.drop_prob *= number / max(1, len(blocks) - 1)
 
 
 def set_drop_path_keys(layers: Iterable[DropPath], keys: Tensor | None) -> None:

@@ -2,6 +2,7 @@
 
 import torch
 
+from pipeline.models.drop_path import raise_linearly
 from pipeline.models.section import ModelSection
 
 
@@ -11,7 +12,10 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     Text models take int64 token ids [B, T or fewer] instead, and ignore `image_size`.
     """
     model, arguments = section.model_spec(image_size)
-    return model(num_classes=num_classes, **arguments)
+    network = model(num_classes=num_classes, **arguments)
+    if getattr(section, "drop_path_rises", False):
+        raise_linearly(list(network.get_submodule("blocks").children()))
+    return network
 
 
 def empty_inputs(section: ModelSection, batch: int, image_size: int) -> torch.Tensor:

@@ -124,7 +124,10 @@ class PatchedSection(ModelSection):
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     channels: Positive = key(..., "C: channels of a token")
     depth: Positive = key(..., "L: blocks")
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    drop_path_rises: bool = key(
+        False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
+    )
 
     @override
     def check_image_size(self, side: int) -> None:

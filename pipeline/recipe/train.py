@@ -59,9 +59,9 @@ class EngineSection(Section):
         "ddp", "ddp: a replica on each rank; fsdp: sharded by block (FSDP2); deepspeed: ZeRO"
     )
     zero_stage: Literal[0, 1, 2, 3] = key(
-        1, "deepspeed: 0 shards nothing, 1 the optimiser state, 2 also gradients, 3 also weights"
+        1, "deepspeed: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights"
     )
-    cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep the optimiser state in host memory, fsdp also the shards")
+    cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep the optimizer state in host memory, fsdp also the shards")
     deepspeed_config: str | None = key(
         None, "a DeepSpeed JSON for settings that recipes have no key for; contradicting the recipe is an error"
     )

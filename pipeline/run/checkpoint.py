@@ -30,7 +30,7 @@ class Position(BaseModel):
     """state.json: how far a run has come, and its recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    step: int  # optimiser steps done
+    step: int  # optimizer steps done
     data_step: int  # steps of the data order consumed or skipped: more than `step` after a rollback
     seconds: float  # of training so far, restarts included
     scalars: dict[str, float]  # numbers of the engine's state, such as the loss scale

@@ -54,7 +54,7 @@ class ResumeState:
 
     @property
     def step(self) -> int:
-        """Optimiser steps done so far."""
+        """Optimizer steps done so far."""
         return self.checkpoint.position.step if self.checkpoint else 0
 
     @property
@@ -200,7 +200,7 @@ def _find_checkpoint(run_dir: Path, recipe: Recipe, resume: str) -> tuple[Checkp
         name for name in differences(origin_recipe, recipe) if name.startswith("model.") or name == "optim.name"
     ]
     if changed:
-        what = "model" if origin_recipe.model != recipe.model else "optimiser, whose state it holds"
+        what = "model" if origin_recipe.model != recipe.model else "optimizer, whose state it holds"
         raise InputError(
             f"{origin.path}: is of another {what} ({', '.join(changed)} differ); train.init_from takes weights alone"
         )

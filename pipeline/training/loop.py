@@ -84,7 +84,7 @@ class RunContext:
 class Loop:
     """Trains from the step of `resume` to the schedule's last. Every rank has one, and all take the same decisions.
 
-    `step` counts optimiser steps; `data_step` counts steps of the data order, which a rollback skips some of.
+    `step` counts optimizer steps; `data_step` counts steps of the data order, which a rollback skips some of.
     `evaluate` returns the figures of the evaluation split, on every rank.
     """
 

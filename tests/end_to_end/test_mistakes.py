@@ -114,7 +114,7 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
     )
     refused(
         train("fresh", "--resume", str(run), "--optim.name", "sgd"),
-        "of another optimiser, whose state it holds (optim",
+        "of another optimizer, whose state it holds (optim",
     )
     refused(
         train("fresh", "--resume", str(run), "--train.global_batch", "32"),

@@ -1,11 +1,15 @@
 """Stochastic depth whose choices belong to the samples."""
 
 import numpy as np
+import pytest
 import timm
 import torch
 
 from pipeline.data.random import scramble as scramble_of_one
 from pipeline.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
+from pipeline.models.registry import build_model
+from pipeline.recipe import load_recipe
+from tests.conftest import ROOT
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 4000))
 
@@ -32,6 +36,16 @@ def test_a_choice_belongs_to_the_sample_and_the_layer():
     for one in range(4):
         for other in range(one):
             assert abs((others[one] == others[other]).float().mean().item() - 0.5) < 0.05
+
+
+@pytest.mark.parametrize("name", ["imagenet/mixer_b16", "mnli/mixer"])
+def test_the_probability_can_rise_over_the_blocks(name):
+    overrides = [("model.drop_path", "0.3"), ("model.drop_path_rises", "true"), ("model.depth", "4")]
+    recipe = load_recipe(ROOT / f"recipes/{name}.yaml", overrides)
+    with torch.device("meta"):
+        network = build_model(recipe.model, 224, 10)
+    found = [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
+    assert found == pytest.approx([0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
 
 
 def test_timms_layers_are_replaced_in_any_network():

@@ -49,7 +49,10 @@ class MixerSection(ModelSection):
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
     )
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    drop_path_rises: bool = key(
+        False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
+    )
 
     @model_validator(mode="after")
     def hidden_widths_are_given_once(self) -> Self:

@@ -104,7 +104,10 @@ class TextMixerSection(TextSection):
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
     )
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped, the same in all blocks")
+    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    drop_path_rises: bool = key(
+        False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
+    )
 
     @override
     def weights(self, width: int) -> int:
