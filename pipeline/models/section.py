@@ -129,6 +129,16 @@ class PatchedSection(ModelSection):
         False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )
 
+    def block_arguments(self, image_size: int) -> dict[str, Any]:
+        """Arguments that the networks of all these sections take."""
+        return {
+            "img_size": image_size,
+            "patch_size": self.patch_size,
+            "channels": self.channels,
+            "depth": self.depth,
+            "drop_path_rate": self.drop_path,
+        }
+
     @override
     def check_image_size(self, side: int) -> None:
         check_patches(side, self.patch_size)

@@ -21,14 +21,7 @@ class FfOnlySection(PatchedSection):
     def model_spec(self, image_size: int) -> ModelSpec:
         from pipeline.models.ff_only.network import FfOnly
 
-        return FfOnly, {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "depth": self.depth,
-            "expansion": self.expansion,
-            "drop_path_rate": self.drop_path,
-        }
+        return FfOnly, self.block_arguments(image_size) | {"expansion": self.expansion}
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

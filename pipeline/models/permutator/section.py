@@ -28,14 +28,7 @@ class PermutatorSection(PatchedSection):
     def model_spec(self, image_size: int) -> ModelSpec:
         from pipeline.models.permutator.network import Permutator
 
-        return Permutator, {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "depth": self.depth,
-            "expansion": self.expansion,
-            "drop_path_rate": self.drop_path,
-        }
+        return Permutator, self.block_arguments(image_size) | {"expansion": self.expansion}
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -34,13 +34,8 @@ class RepMlpSection(PatchedSection):
     def model_spec(self, image_size: int) -> ModelSpec:
         from pipeline.models.repmlp.network import RepMlp
 
-        return RepMlp, {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "depth": self.depth,
+        return RepMlp, self.block_arguments(image_size) | {
             "expansion": self.expansion,
-            "drop_path_rate": self.drop_path,
             "sets": self.share_sets,
             "kernels": self.kernels,
         }
