@@ -3,11 +3,15 @@
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
+# make mutants breaks the code in a hundred places, one at a time, and names the breaks that no test notices: an hour
+#              on two cores; ARGS='schedule.py' only those of one file
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
+# make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
+#              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-cluster soak chaos check setup
+.PHONY: demo test test-cluster soak fuzz chaos mutants check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
@@ -26,8 +30,14 @@ chaos: setup
 	.venv/bin/python -m pipeline.cli prep digits --to runs/chaos/digits
 	.venv/bin/python -m tests.faults.chaos runs/chaos/digits "runs/chaos/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
+mutants: setup
+	.venv/bin/python -m tests.mutants $(ARGS)
+
 soak: setup
 	.venv/bin/python -m tests.data.soak $(ARGS)
+
+fuzz: setup
+	.venv/bin/python -m tests.native.fuzz $(ARGS)
 
 check: setup
 	.venv/bin/python -m ruff check .

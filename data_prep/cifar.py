@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.official import Layout, read_files
+from data_prep.official import Layout, check_labels, read_files
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -76,14 +76,19 @@ def _read(origin: Path, keys: _Keys, python: Layout, binary: Layout) -> Dataset:
     *batches, meta = files
     if layout is python:
         parts = {name: _pickled_batch(name, files[name], keys) for name in batches}
-        classes = tuple(_unpickle(meta, files[meta])[keys.names])
+        names = _unpickle(meta, files[meta]).get(keys.names)
     else:
         parts = {name: _binary_batch(name, files[name], keys) for name in batches}
-        classes = tuple(files[meta].decode("ascii").split())
-    for name, (_, labels) in parts.items():
-        if labels.min() < 0 or labels.max() >= len(classes):
-            raise InputError(f"{name}: has labels outside of 0 to {len(classes) - 1}; download it again")
-    *train, test = parts.values()
+        names = files[meta].decode("ascii", "replace").split()
+    if (
+        not isinstance(names, list)
+        or not names
+        or not all(isinstance(name, str) and name.isascii() for name in names)
+    ):
+        raise InputError(f"{meta}: does not list the names of the classes; download it again")
+    classes = tuple(names)
+    checked = {name: check_labels(name, labels, 0, len(classes) - 1) for name, (_, labels) in parts.items()}
+    *train, test = ((pixels, checked[name]) for name, (pixels, _) in parts.items())
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
     splits = {"train": _images("train", pixels, labels), "test": _images("test", *test)}
     return Dataset(classes, splits, exceptions)
@@ -101,12 +106,16 @@ def _binary_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.n
     return records[:, keys.label_bytes :], records[:, keys.label_bytes - 1].astype(np.int64)
 
 
-def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.ndarray]:
+def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, Any]:
     batch = _unpickle(name, data)
-    pixels, labels = batch.get("data"), np.asarray(batch.get(keys.labels))
-    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (len(labels), PIXELS)):
-        raise InputError(f"{name}: is not a batch of images of {PIXELS} bytes and as many {keys.labels}")
-    return pixels, labels.astype(np.int64)
+    pixels, labels = batch.get("data"), batch.get(keys.labels)
+    count = len(labels) if isinstance(labels, list | np.ndarray) and np.shape(labels[:1]) == (1,) else 0
+    if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (count, PIXELS)):
+        raise InputError(
+            f"{name}: is not a batch of images of {PIXELS} bytes and a list of as many {keys.labels}; "
+            "download it again"
+        )
+    return pixels, labels
 
 
 class _ArraysOnly(pickle.Unpickler):

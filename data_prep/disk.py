@@ -23,16 +23,15 @@ class DiskFile:
     on disk. The error, such as a full disk, is raised by one of the next calls; `close` raises nothing.
     """
 
-    def __init__(self, path: Path, keep: int) -> None:
-        """Continue an existing file after its first `keep` bytes; with 0, write a new one."""
+    def __init__(self, path: Path, keep: int, hashes: BlockHashes | None = None) -> None:
+        """Continue an existing file after its first `keep` bytes, of which `hashes` are; with 0, write a new one."""
         self.file = path.open("r+b" if keep else "wb")
         if keep:
             self.file.truncate(keep)
         self._writer, self._flusher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self.hashes = BlockHashes()
+        self.hashes = hashes or BlockHashes()
         self._buffer = bytearray()
-        self._pending: deque[Future[None]] = deque()
-        self._last_write: Future[None] | None = None
+        self._pending: deque[Future[Any]] = deque()
         self._error: Exception | None = None
 
     def close(self) -> None:
@@ -43,28 +42,29 @@ class DiskFile:
 
     def write(self, position: int, parts: Sequence[bytes]) -> None:
         """Queue a write of the parts, one after the other, from byte `position` on."""
-        self._last_write = self._submit(self._writer, self._write, position, parts)
+        self._submit(self._writer, self._write, position, parts)
 
-    def flush(self, then: Callable[[], None]) -> None:
-        """Queue a call of `then` for when everything written so far is on disk."""
-        self._submit(self._flusher, self._flush, self._last_write, then)
+    def flush(self, then: Callable[[str], None]) -> None:
+        """Queue a call of `then`, with the hash of all data so far, for when they are on disk."""
+        written = self._submit(self._writer, self.hashes.all)
+        self._submit(self._flusher, self._flush, written, then)
 
     def wait(self, pending: int = 0) -> None:
         """Wait until at most `pending` writes and flushes are left; raises the error of one that failed."""
         while len(self._pending) > pending:
             self._pending.popleft().result()
 
-    def _submit(self, thread: ThreadPoolExecutor, work: Callable[..., None], *arguments: Any) -> Future[None]:
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future = thread.submit(self._run, work, *arguments)
         self._pending.append(future)
         self.wait(MAX_PENDING)
         return future
 
-    def _run(self, work: Callable[..., None], *arguments: Any) -> None:
+    def _run(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if self._error:
             raise self._error
         try:
-            work(*arguments)
+            return work(*arguments)
         except Exception as error:
             self._error = error
             raise
@@ -89,8 +89,7 @@ class DiskFile:
             at += len(part)
         return joined
 
-    def _flush(self, last_write: Future[None] | None, then: Callable[[], None]) -> None:
-        if last_write:
-            last_write.result()
+    def _flush(self, written: Future[str], then: Callable[[str], None]) -> None:
+        digest = written.result()
         os.fsync(self.file.fileno())
-        then()
+        then(digest)

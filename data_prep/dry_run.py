@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.prep_dir import translate_errors
-from data_prep.prepare import find_prepared, list_samples
+from data_prep.prep_dir import check_outside, translate_errors
+from data_prep.prepare import check_grown, find_prepared, list_samples
 from data_prep.settings import PrepSettings
 from data_prep.sources import check_origin
 from data_prep.subset import Subset
@@ -37,6 +37,7 @@ def dry_run(
     *,
     processes: int | None = None,
     force: bool = False,
+    extend: bool = False,
 ) -> tuple[list[Estimate], int]:
     """What `prepare` with the same arguments would write, and the free bytes on that disk. Writes nothing.
 
@@ -44,21 +45,25 @@ def dry_run(
     encodes.
     """
     origin = check_origin(source, origin)
+    check_outside(to, origin)
     existing = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    if find_prepared(source, origin, to, settings, force) is not None:
-        return [], free
+    done = find_prepared(source, origin, to, settings, force)
     dataset = list_samples(source, origin, settings)
+    if done is not None and not check_grown(to, done, dataset, extend):
+        return [], free
     encoding = encoding_for(dataset, origin, settings, processes=1)  # more would mostly measure their start
     workers = (processes or usable_cpus()) if encoding.parallel else 1
-    return [_estimate(name, samples, encoding, workers) for name, samples in dataset.splits.items()], free
+    return [
+        _estimate(name, samples, encoding, workers, settings.page) for name, samples in dataset.splits.items()
+    ], free
 
 
-def _estimate(name: str, samples: Sequence[Any], encoding: Encoding, workers: int) -> Estimate:
+def _estimate(name: str, samples: Sequence[Any], encoding: Encoding, workers: int, page: int) -> Estimate:
     chosen = range(0, len(samples), max(1, len(samples) // MAX_ENCODED))[:MAX_ENCODED]
     started = time.perf_counter()
     size = sum(len(part) for record in encoding.records(Subset(samples, chosen), 0) for part in record.parts)
     scale = len(samples) / len(chosen)
     seconds = (time.perf_counter() - started) * scale / workers
-    written = expected_bytes(len(samples), size * scale, encoding.layout)
+    written = expected_bytes(len(samples), size * scale, encoding.layout, page)
     return Estimate(name, len(samples), written, seconds + written / DISK_BYTES_PER_S)

@@ -1,5 +1,6 @@
 """How a dataset's samples become records of a file: images in one way, sentence pairs in another."""
 
+import os
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -8,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.encode import encode_all
+from data_prep.layout import PICTURES, SEGMENTED_PICTURES, Layout
 from data_prep.restart import library
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.text import text_layout
-from data_prep.write import PICTURES, SEGMENTED_PICTURES, Layout
 from pipeline.cgroups import usable_cpus
 from pipeline.formats.text import TOKENIZER
 
@@ -47,7 +48,7 @@ def _encoding_of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSett
     from data_prep.wordpiece import encode_pairs, learn_tokenizer, load_tokenizer
 
     default = [] if origin is None else [origin / "vocab.txt"]
-    given = [Path(settings.vocab)] if settings.vocab else [path for path in default if path.exists()]
+    given = [Path(settings.vocab)] if settings.vocab else [path for path in default if os.path.lexists(path)]
     if given:
         tokenizer = load_tokenizer(given[0], settings.length)
     else:

@@ -1,4 +1,4 @@
-"""Any images in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg."""
+"""Any images in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg; val may also be named validation or valid."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +7,22 @@ from pathlib import Path
 from data_prep.samples import Dataset, PictureFiles
 from pipeline.errors import InputError
 
-SPLITS = ("train", "val", "test")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".jpe",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".avif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 
 
 def read(origin: Path) -> Dataset:
@@ -23,8 +37,12 @@ def read(origin: Path) -> Dataset:
 
 
 def split_folders(origin: Path) -> dict[str, str]:
-    """The splits that are folders in `origin`, each with its path relative to it."""
-    return {split: split for split in SPLITS if (origin / split).is_dir()}
+    """The splits that are folders in `origin`, each with its path relative to it; `InputError` if one has two."""
+    found = {split: [name for name in names if (origin / name).is_dir()] for split, names in SPLIT_FOLDERS.items()}
+    for names in found.values():
+        if len(names) > 1:
+            raise InputError(f"{origin}: holds both {names[0]} and {names[1]}; keep one of them")
+    return {split: names[0] for split, names in found.items() if names}
 
 
 def read_splits(origin: Path, places: Mapping[str, str], classes: Sequence[str] | None) -> Dataset:
@@ -39,9 +57,10 @@ def read_splits(origin: Path, places: Mapping[str, str], classes: Sequence[str] 
 def class_folders(folder: Path) -> list[str]:
     """The names of the class folders of one split, sorted. Raises `InputError` if there are none."""
     try:
-        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
     except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     if not names:
         raise InputError(f"{folder}: holds no class folders")
     return names
@@ -52,7 +71,7 @@ def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, i
     labels: list[int] = []
     for name in classes:
         prefix = f"{place}/{name}".removeprefix("./")
-        files = sorted(_walk(f"{origin}/{prefix}", prefix))
+        files = sorted(_walk(f"{origin}/{prefix}", prefix, ()))
         if not files:
             raise InputError(f"{origin / prefix}: holds no images ({', '.join(SUFFIXES)})")
         names += files
@@ -60,16 +79,22 @@ def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, i
     return PictureFiles(origin, names, labels)
 
 
-def _walk(folder: str, prefix: str) -> Iterator[str]:
+def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
+    """The images in a folder and those below it. `above`: device and inode of each folder around it in its class."""
     try:
-        entries = list(os.scandir(folder))
+        status = os.stat(folder)
+        with os.scandir(folder) as scanned:
+            entries = [(entry, entry.is_dir()) for entry in scanned]
     except OSError as error:
-        raise InputError(f"{folder}: cannot be read ({error.strerror})") from None
-    for entry in entries:
+        raise InputError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+    place = status.st_dev, status.st_ino
+    if place in above:
+        raise InputError(f"{folder}: is a link to a folder that it is in; remove it")
+    for entry, is_folder in entries:
         name = f"{prefix}/{entry.name}"
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
-            yield from _walk(entry.path, name)
+        if is_folder:
+            yield from _walk(entry.path, name, (*above, place))
         elif entry.name.lower().endswith(SUFFIXES):
             yield name

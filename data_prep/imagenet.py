@@ -1,16 +1,22 @@
 """ImageNet as class folders, ROOT/{train,val}/<wnid>/*.JPEG or ROOT/<wnid>/*.JPEG, or as the official tars.
 
-The second form is that of ImageNet-21k; all of it is train. ROOT/wnids.txt, if it exists, sets the order of classes.
+The second form is that of ImageNet-21k; all of it is train. Kaggle's has the folders in ROOT/ILSVRC/Data/CLS-LOC,
+with a flat val. ROOT/wnids.txt, if it exists, sets the order of classes.
 """
 
+import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from data_prep.image_folder import class_folders, read_splits, split_folders
 from data_prep.imagenet_tars import read_tars, tars_in
+from data_prep.imagenet_val import is_flat, read_flat_val
+from data_prep.progress import print_status
 from data_prep.samples import Dataset, FileSlice
 from pipeline.errors import InputError
 
+KAGGLE = "ILSVRC/Data/CLS-LOC"
 WNID = re.compile(r"n\d{8}")
 
 
@@ -22,11 +28,17 @@ def read(origin: Path) -> Dataset:
     """
     listed = _read_wnids(origin / "wnids.txt")
     tars = tars_in(origin)
-    places = split_folders(origin)
+    inner = KAGGLE if (origin / KAGGLE).is_dir() else "."
+    places = {split: f"{inner}/{name}".removeprefix("./") for split, name in split_folders(origin / inner).items()}
     if tars:
         if places:
             raise InputError(f"{origin}: holds {tars[0]} and the folder {next(iter(places))}; keep only one of them")
         return read_tars(origin, listed)
+    flat = {split: place for split, place in places.items() if is_flat(origin / place)}
+    for split, place in flat.items():
+        del places[split]
+        if split != "val":
+            print_status(f"{origin / place}: left out, since nobody has published its labels")
     places, known = places or {"train": "."}, None if listed is None else set(listed)
     for place in places.values():
         for name in class_folders(origin / place):
@@ -36,12 +48,16 @@ def read(origin: Path) -> Dataset:
                 )
             if known is not None and name not in known:
                 raise InputError(f"{origin / place / name}: is not in {origin / 'wnids.txt'}")
-    return read_splits(origin, places, listed)
+    dataset = read_splits(origin, places, listed)
+    if "val" not in flat:
+        return dataset
+    val = read_flat_val(origin, flat["val"], dataset.classes)
+    return replace(dataset, splits={**dataset.splits, "val": val})
 
 
 def _read_wnids(path: Path) -> list[str] | None:
     """The first word of each line, in order."""
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     try:
         text = FileSlice(str(path)).read().decode("utf-8")

@@ -6,8 +6,8 @@ Names, classes and order are those of the unpacked class folders, so that both g
 
 import io
 import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 from data_prep.official import FileException, check_md5
 from data_prep.progress import print_status
 from data_prep.samples import Dataset, PictureSlices
+from data_prep.tar_listing import list_tar
 from pipeline.errors import InputError
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
@@ -37,7 +38,10 @@ class _Member(NamedTuple):
 
 
 def tars_in(origin: Path) -> list[str]:
-    """Which of the two image tars are in the folder `origin`."""
+    """Which of the two image tars are in the folder `origin`. Raises `InputError` for a link that leads to none."""
+    for name in (TRAIN, VAL):
+        if (origin / name).is_symlink() and not (origin / name).exists():
+            raise InputError(f"{origin / name}: is a link to a file that does not exist")
     return [name for name in (TRAIN, VAL) if (origin / name).is_file()]
 
 
@@ -47,18 +51,20 @@ def read_tars(origin: Path, classes: Sequence[str] | None) -> Dataset:
     Raises `InputError` if a tar is damaged, or the devkit is missing.
     """
     members: dict[str, list[_Member]] = {}
-    exceptions: tuple[FileException, ...] = ()
     for tar in tars_in(origin):
-        _check_end(origin / tar)
-        print_status(f"{origin / tar}: listing its images and checking its MD5")
+        print_status(f"{origin / tar}: listing its images")
         members["train" if tar == TRAIN else "val"] = sorted(_train(origin / tar) if tar == TRAIN else _val(origin))
-        exceptions += check_md5(origin / tar, MD5[tar])
-    if "val" in members:
-        exceptions += check_md5(origin / DEVKIT, MD5[DEVKIT])
     order = classes or sorted({member.wnid for split in members.values() for member in split})
     label = {wnid: number for number, wnid in enumerate(order)}
     splits = {split: _images(origin, split, listed, label) for split, listed in members.items()}
-    return Dataset(tuple(order), splits, exceptions)
+    return Dataset(tuple(order), splits, check_files=partial(_check_files, origin))
+
+
+def _check_files(origin: Path) -> tuple[FileException, ...]:
+    tars = tars_in(origin)
+    print_status(f"{origin}: checking the MD5 of {', '.join(tars)}")
+    names = [*tars, DEVKIT] if VAL in tars else tars
+    return tuple(exception for name in names for exception in check_md5(origin / name, MD5[name]))
 
 
 def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> PictureSlices:
@@ -77,53 +83,30 @@ def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[st
     )
 
 
-def _check_end(tar: Path) -> None:
-    """Raise `InputError` for a tar that is cut short: it lacks the two blocks of zeros at the end.
-
-    `tarfile` would read it as a smaller tar.
-    """
-    with tar.open("rb") as file:
-        file.seek(max(0, tar.stat().st_size - 1024))
-        if file.read() != bytes(1024):
-            raise InputError(f"{tar}: is cut short; download it again")
-
-
 def _train(path: Path) -> Iterator[_Member]:
-    try:
-        with tarfile.open(path, "r:") as outer:
-            for part in outer:
-                inner = outer.extractfile(part) if part.name.endswith(".tar") else None
-                if inner is None:
-                    continue
-                wnid = Path(part.name).stem
-                with tarfile.open(fileobj=inner, mode="r:") as pictures:
-                    for member in pictures:
-                        if member.isfile():
-                            place = part.offset_data + member.offset_data
-                            yield _Member(wnid, Path(member.name).name, place, member.size)
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a tar of tars ({error}); download it again") from None
+    listed = list_tar(path, nested=True)
+    for number, (offset, size) in enumerate(zip(listed.offsets.tolist(), listed.sizes.tolist(), strict=True)):
+        part, _, name = listed.name(number).partition(".tar/")
+        yield _Member(Path(part).name, Path(name).name, offset, size)
 
 
 def _val(origin: Path) -> Iterator[_Member]:
-    wnids = _validation_wnids(origin / DEVKIT)
+    wnids = validation_wnids(origin / DEVKIT)
     path = origin / VAL
-    try:
-        with tarfile.open(path, "r:") as pictures:
-            members = [member for member in pictures if member.isfile()]
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as a tar ({error}); download it again") from None
-    if len(members) != len(wnids):
-        raise InputError(f"{path}: holds {len(members)} images, and {DEVKIT} labels {len(wnids)}; download it again")
-    for member in members:
-        name = Path(member.name).name
+    members = list_tar(path)
+    if len(members.names) != len(wnids):
+        raise InputError(
+            f"{path}: holds {len(members.names)} images, and {DEVKIT} labels {len(wnids)}; download it again"
+        )
+    for index, (offset, size) in enumerate(zip(members.offsets.tolist(), members.sizes.tolist(), strict=True)):
+        name = Path(members.name(index)).name
         number = name.removesuffix(".JPEG").rpartition("_")[2]
         if not number.isdecimal() or not 1 <= int(number) <= len(wnids):
             raise InputError(f"{path}: {DEVKIT} has no label for {name}")
-        yield _Member(wnids[int(number) - 1], name, member.offset_data, member.size)
+        yield _Member(wnids[int(number) - 1], name, offset, size)
 
 
-def _validation_wnids(devkit: Path) -> list[str]:
+def validation_wnids(devkit: Path) -> list[str]:
     """The wnid of each validation image, in the order of their numbers."""
     from scipy.io import loadmat
 
@@ -131,12 +114,12 @@ def _validation_wnids(devkit: Path) -> list[str]:
         with tarfile.open(devkit, "r:*") as tar:
             names = {Path(name).name: name for name in tar.getnames()}
             truth, meta = (tar.extractfile(names[name]) for name in (GROUND_TRUTH, META))
-            assert truth is not None
-            assert meta is not None
+            if truth is None or meta is None:
+                raise KeyError("its files are no regular files")
             lines, synsets = truth.read().split(), loadmat(io.BytesIO(meta.read()), simplify_cells=True)["synsets"]
         wnid = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         return [wnid[int(line)] for line in lines]
     except FileNotFoundError:
         raise InputError(f"{devkit}: is missing; it holds the labels of {VAL}") from None
-    except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # a damaged tar or .mat raises many types
         raise InputError(f"{devkit}: is not ImageNet's devkit ({error!r}); download it again") from None

@@ -5,7 +5,9 @@ import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from data_prep.progress import print_status
 from pipeline.errors import InputError
@@ -42,6 +44,19 @@ def read_files(origin: Path, layouts: Sequence[Layout]) -> tuple[Layout, dict[st
     forms = "; or ".join(", ".join(layout.files) for layout in layouts)
     tars = ", ".join(layout.archive for layout in layouts if layout.archive)
     raise InputError(f"{origin}: holds none of the files {forms}" + (f"; nor {tars}" if tars else ""))
+
+
+def check_labels(name: object, values: Any, least: int, most: int) -> np.ndarray:
+    """Labels as int64 [n]. Raises `InputError` unless they are a list of whole numbers of `least` to `most`."""
+    try:
+        labels = np.asarray(values)
+        good = labels.ndim == 1 and labels.size > 0 and labels.dtype.kind in "iuf"
+        good = good and bool(((labels >= least) & (labels <= most) & (labels == np.rint(labels))).all())
+    except (ValueError, TypeError, OverflowError):  # lists of several lengths, numbers of any size
+        good = False
+    if not good:
+        raise InputError(f"{name}: has labels that are not whole numbers of {least} to {most}; download it again")
+    return labels.astype(np.int64)
 
 
 def find_file(origin: Path, folder: str, name: str) -> Path | None:

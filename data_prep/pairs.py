@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.official import FileException
-from data_prep.samples import Dataset, FileSlice
+from data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
 from pipeline.errors import InputError
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -28,6 +28,14 @@ class Pair(NamedTuple):
     label: int
     first: str
     second: str
+
+    def content(self) -> bytes:
+        """Both sentences."""
+        return f"{self.first}\0{self.second}".encode("utf-8", "surrogatepass")
+
+    def status(self) -> Status:
+        """Pairs are read with their listing."""
+        return IN_MEMORY
 
 
 @dataclass(frozen=True)
@@ -74,10 +82,13 @@ def _pairs(path: Path) -> tuple[list[Pair], tuple[FileException, ...]]:
         try:
             gold = row["gold_label"] if "gold_label" in row else row["label"]
             first, second = row["sentence1"], row["sentence2"]
+            first.encode(), second.encode()
         except (KeyError, TypeError):
             raise InputError(
                 f"{path}: line {number} lacks one of the columns sentence1, sentence2, gold_label"
             ) from None
+        except (AttributeError, UnicodeEncodeError):  # null, a number; half of a pair of surrogates
+            raise InputError(f"{path}: line {number} has a sentence that is not text") from None
         if gold == "-":  # the annotators disagreed
             unlabelled += 1
         elif gold in CLASSES:
@@ -97,7 +108,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         if is_json:
             try:
                 yield number, json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise InputError(f"{path}: line {number} is not JSON; is the file cut short?") from None
             continue
         values = line.split("\t")

@@ -11,17 +11,27 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, JpegImagePlugin
+from PIL import Image, JpegImagePlugin
 
 from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from data_prep.restart import interval_for, segment_table, with_markers
-from data_prep.samples import FileSlice, Sample
-from data_prep.settings import PrepSettings
+from data_prep.samples import FileSlice, Origin, Sample
+from data_prep.settings import PAGE, PrepSettings
 from data_prep.shrink import shrink, shrink_jpeg, shrunk_size
 from pipeline.errors import InputError
-from pipeline.formats.beton import JPEG, RAW
+from pipeline.formats.beton import ALIGNED, JPEG, RAW
+from pipeline.formats.checksums import crc32c, picture_blocks, sample_checksum
 
 ORIENTATION = 0x0112  # the EXIF tag
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # what makes an image of each orientation but 1 upright
 
 
 class Encoded(NamedTuple):
@@ -40,12 +50,33 @@ class Encoded(NamedTuple):
     rule: str  # what had to be done to an unusual image, or ""
     segments: bytes = b""
     source: FileSlice | None = None
+    checksum: int | None = None  # of the sample, computed with it
+    origin: Origin = Origin()
 
     @property
     def parts(self) -> tuple[bytes, ...]:
         """The data of its fields: the image and, if there is one, the table of segments."""
         data = self.source.read() if self.source and not self.data else self.data
         return tuple(part for part in (data, self.segments) if part)
+
+    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
+        """The numbers of which the sample's checksum is made, before those of its blocks."""
+        return self.mode, self.width, self.height, self.label, len(parts[0]), len(self.segments)
+
+    def blocks(self, parts: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of each of its blocks."""
+        return picture_blocks(self.mode, self.width, parts[0], self.segments)
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether the checksums of its blocks are stored too."""
+        return self.mode == RAW
+
+    def with_checksum(self) -> "Encoded":
+        """The same with its checksum."""
+        parts = self.parts
+        checksum = sample_checksum(self.numbers(parts), self.blocks(parts)) if parts else None
+        return self._replace(checksum=checksum)
 
     def for_transfer(self) -> "Encoded":
         """The same without bytes that another process can read from `source`."""
@@ -65,17 +96,29 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
     """Encode a sample. Raises `InputError` for an image that cannot be decoded, unless the settings skip those."""
     if isinstance(sample.picture, np.ndarray):
         height, width, _ = sample.picture.shape
-        return Encoded(sample.name, sample.label, RAW, width, height, sample.picture.tobytes(), "")
-    data = sample.picture.read()
+        data = sample.picture.tobytes()
+        pixels = Encoded(sample.name, sample.label, RAW, width, height, data, "", origin=Origin(crc32c(data)))
+        return pixels.with_checksum()
+    data, status = sample.picture.read_with_status()
+    origin = Origin(crc32c(data), status)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about unusual files; the rules below cover them
             encoded = _encode(sample, data, settings)
+        _check_page(encoded, settings)
     except _CorruptImage as error:
         if settings.on_corrupt == "skip":
-            return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}")
+            return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}", origin=origin)
         raise InputError(f"{sample.name}: {error}; repair or remove it, or skip such images (on_corrupt)") from None
-    return encoded._replace(source=sample.picture._replace(size=len(data))) if encoded.data is data else encoded
+    source = sample.picture._replace(size=len(data)) if encoded.data is data else None
+    return encoded._replace(source=source, origin=origin).with_checksum()
+
+
+def _check_page(encoded: Encoded, settings: PrepSettings) -> None:
+    size = len(encoded.data) + ALIGNED + len(encoded.segments)
+    if size > (settings.page or PAGE):
+        page = f"{(settings.page or PAGE) >> 20} MiB, the largest sample of a file"
+        raise _CorruptImage(f"takes {size / 2**20:,.1f} MiB, more than {page}; shrink images with a max_size")
 
 
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
@@ -97,8 +140,9 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
         raise _CorruptImage(_error_message(data, error)) from None
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _wrong_suffix(sample.name, image.format)
-    upright = ImageOps.exif_transpose(image)
-    rules += ["turned upright"] if upright.size != image.size or _orientation(image) != 1 else []
+    turn = TURNS.get(_orientation(image))
+    upright = image if turn is None else image.transpose(turn)
+    rules += [] if turn is None else ["turned upright"]
     rgb, rule = _rgb(upright)
     rules += [rule] if rule else []
     if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
@@ -129,7 +173,12 @@ def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[byt
 
 
 def _orientation(image: Image.Image) -> int:
-    return image.getexif().get(ORIENTATION, 1)
+    """1 (upright) to 8; 1 if the image's EXIF block cannot be read or states anything else."""
+    try:
+        stated = image.getexif().get(ORIENTATION)
+    except Exception:  # Pillow raises many types for a damaged block, which says nothing of the pixels
+        return 1
+    return stated if stated in TURNS else 1
 
 
 def _known_sampling(image: JpegImagePlugin.JpegImageFile) -> bool:

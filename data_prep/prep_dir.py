@@ -8,7 +8,7 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,12 @@ from data_prep.progress import print_status
 from data_prep.settings import rename_old_keys
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, try_lock
-from pipeline.formats.manifest import NAME, Manifest, manifest_json
+from pipeline.formats.manifest import NAME, Manifest, manifest_json, read_manifest
+from pipeline.formats.text import TOKENIZER
 
 UNFINISHED = ".unfinished"
+OURS = ("lock", "plan", ".plan", "*.beton", "*.journal", "*.crc32c", "*.sources", TOKENIZER)  # followed by it
+FINISHED = (".beton", ".crc32c", ".sources")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,20 +68,68 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
 
 def clear_leftovers(to: Path) -> None:
     """Remove the temporary files of a process that was killed just after it wrote the manifest."""
-    if any(to.glob(f"*{UNFINISHED}")) and os.access(to, os.W_OK):
+    if leftovers(to) and os.access(to, os.W_OK):
         with (to / f"lock{UNFINISHED}").open("a") as lock:
             _lock(to, lock.fileno())
             _clear(to)
 
 
 def rename_finished(to: Path, manifest: Manifest) -> None:
-    """Give the finished files their names, and write the manifest last: a folder without one is not prepared."""
+    """Give the finished files their names, and write the manifest last: a folder without one is not prepared.
+
+    Files that only an earlier manifest lists are removed.
+    """
+    with suppress(InputError):
+        for name in _files(read_manifest(to)) - _files(manifest):
+            (to / name).unlink(missing_ok=True)
     (to / NAME).unlink(missing_ok=True)
     for split in manifest.splits.values():
         os.replace(to / f"{split.file}{UNFINISHED}", to / split.file)
     for name in manifest.files:
         os.replace(to / f"{name}{UNFINISHED}", to / name)
     atomic_write(to / NAME, manifest_json(manifest))
+
+
+def _files(manifest: Manifest) -> set[str]:
+    return {split.file for split in manifest.splits.values()} | set(manifest.files)
+
+
+def check_outside(to: Path, origin: Path | None) -> None:
+    """Raise `InputError` if the folder `to` is the source or lies within it, links resolved."""
+    try:
+        place = to.resolve()
+    except RuntimeError:  # of Python 3.11 and 3.12; later ones leave it to the next call
+        raise InputError(f"{to}: cannot be written to (Too many levels of symbolic links)") from None
+    if origin is not None and place.is_relative_to(origin):
+        raise InputError(f"--to {to}: lies within the source {origin}; name a folder outside of it")
+
+
+def check_target(to: Path, force: bool) -> None:
+    """Raise `InputError` if the folder `to`, which has no manifest, holds what no preparation has left there.
+
+    Files such as train.beton are ours only with the plan of an unfinished preparation; without one, `force` lets them
+    be replaced. Other files never are.
+    """
+    if not to.exists():
+        return
+    ours = {path.name for path in leftovers(to)} | {f".{NAME}"}
+    others = sorted(path.name for path in to.iterdir() if path.name not in ours)
+    strange = [name for name in others if not name.endswith(FINISHED) and name != TOKENIZER]
+    if strange:
+        raise InputError(f"{to}: holds other files ({strange[0]}, ...); name a new or an empty folder")
+    if (to / f"plan{UNFINISHED}").is_file() or force:
+        return
+    others += sorted(name for name in ours if name.removesuffix(UNFINISHED).endswith((*FINISHED, ".journal")))
+    if others:
+        raise InputError(
+            f"{to}: holds {others[0]} and no {NAME}, so it may be anybody's; name a new or an empty folder, or add "
+            "--force to replace it"
+        )
+
+
+def leftovers(to: Path) -> list[Path]:
+    """The temporary files that preparations leave in a folder."""
+    return [path for name in OURS for path in to.glob(f"{name}{UNFINISHED}") if path.is_file()]
 
 
 def data_path(to: Path, split: str) -> Path:
@@ -105,7 +156,9 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
     if path.exists() and any(to.glob(f"*.journal{UNFINISHED}")):
         try:
             earlier = rename_old_keys(json.loads(path.read_text(encoding="utf-8")))
-        except ValueError:
+        except (ValueError, AttributeError):
+            if not force:
+                raise InputError(f"{path}: is damaged; add --force to start again") from None
             earlier = {}
         differing = [name for name in plan if earlier.get(name) != plan[name]]
         if not differing:
@@ -118,7 +171,7 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
                 f"{to}: holds an interrupted preparation {what}; "
                 "finish that one, name another folder, or add --force to start again"
             )
-    for leftover in to.glob(f"*{UNFINISHED}"):
+    for leftover in leftovers(to):
         if leftover.stem != "lock":
             leftover.unlink()
     atomic_write(path, json.dumps(plan, indent=1))
@@ -133,5 +186,5 @@ def _keep_or_clear(to: Path) -> None:
 
 
 def _clear(to: Path) -> None:
-    for leftover in to.glob(f"*{UNFINISHED}"):
+    for leftover in leftovers(to):
         leftover.unlink()

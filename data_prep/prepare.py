@@ -1,32 +1,31 @@
 """A source on disk -> a folder of one .beton per split and a manifest; an interrupted preparation is resumed."""
 
 import hashlib
-from contextlib import closing
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data_prep.changes import name_some
 from data_prep.encoding import Encoding, encoding_for
+from data_prep.extend import Prepared, find_new
 from data_prep.prep_dir import (
-    UNFINISHED,
+    check_outside,
+    check_target,
     clear_leftovers,
-    data_path,
-    journal_path,
     prep_dir,
-    rename_finished,
     translate_errors,
 )
-from data_prep.progress import print_status, progress
+from data_prep.progress import print_status
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings, rename_old_keys
+from data_prep.shuffle import shuffle_train
 from data_prep.sources import check_origin, read_source
 from data_prep.subset import take_subset
-from data_prep.write import BetonWriter
+from data_prep.write_dataset import Job, write_dataset
 from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.formats.blocks import hash_blocks, hash_bytes
-from pipeline.formats.manifest import NAME, Manifest, Split, count_labels, read_manifest, split_path
-from pipeline.formats.text import TOKENIZER
+from pipeline.formats.blocks import hash_bytes
+from pipeline.formats.manifest import NAME, Manifest, read_manifest, split_path
 
 PACKAGES = ("widemix", "numpy", "pillow")
 
@@ -40,30 +39,49 @@ def prepare(
     *,
     processes: int | None = None,
     force: bool = False,
+    max_bad: float = 0.01,
+    extend: bool = False,
 ) -> Manifest:
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
-    If the folder already holds the same preparation, it is left unchanged. If it holds anything else, `InputError` is
-    raised, unless `force`. Images are encoded by `processes` processes, by default one per usable CPU.
+    If the folder already holds the same preparation, it is left unchanged; with `force` it is prepared again. If it
+    holds anything else, `InputError` is raised, unless `force`; if the source has grown since, unless `extend`: the
+    result is that of preparing all of it, but only what is new is encoded. Images are encoded by `processes`
+    processes, by default one per usable CPU.
 
-    Raises `InputError` for what the user can correct (paths, images, a full disk) and `RuntimeError` if a process is
-    killed. After an error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
+    Raises `InputError` for what the user can correct (paths, images, a full disk), and `RunError` if a process is
+    killed, or if more than the share `max_bad` of a split's images, or all of a class, cannot be decoded. After an
+    error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
     """
     origin = check_origin(source, origin)
+    check_outside(to, origin)
     done = find_prepared(source, origin, to, settings, force)
-    if done is not None:
+    dataset = list_samples(source, origin, settings)
+    if done is not None and not check_grown(to, done, dataset, extend):
         clear_leftovers(to)
         print_status(f"{to}: already prepared from {done.origin} with these settings")
         return done
-    dataset = list_samples(source, origin, settings)
     encoding = encoding_for(dataset, origin, settings, processes)
-    with prep_dir(to, _plan(source, origin, settings, dataset, encoding), force):
-        return _write(source, origin, to, settings, dataset, encoding)
+    plan = _plan(source, origin, settings, dataset, encoding)
+    if done is not None and not dataset.text and done.versions == plan["versions"]:
+        encoding = encoding._replace(records=partial(Prepared(to, done).records, encoding=encoding))
+    with prep_dir(to, plan, force):
+        return write_dataset(Job(plan, to, settings, dataset, encoding, max_bad, force))
+
+
+def check_grown(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> bool:
+    """Whether the source has samples that the prepared folder lacks; `InputError` unless `extend` adds them."""
+    new = find_new(to, done, dataset)
+    if new and not extend:
+        raise InputError(
+            f"{to}: was prepared from {done.origin} before it had {name_some(new)}; add --extend to add what is new"
+        )
+    return bool(new)
 
 
 def list_samples(source: str, origin: Path | None, settings: PrepSettings) -> Dataset:
-    """The samples of a source at a checked origin, reduced to the subset in `settings`; images are not read yet."""
-    return take_subset(read_source(source, origin), settings)
+    """The samples of a source at a checked origin, in the subset and order of `settings`; images are not read yet."""
+    return shuffle_train(take_subset(read_source(source, origin), settings), settings)
 
 
 def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
@@ -74,19 +92,15 @@ def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSett
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file, not a folder to write to")
     if not (to / NAME).exists():
-        entries = to.iterdir() if to.exists() else ()
-        ours = (TOKENIZER, f".{NAME}")  # the latter if `atomic_write` was killed
-        others = [path for path in entries if path.suffix not in (".beton", UNFINISHED) and path.name not in ours]
-        if others:
-            raise InputError(f"{to}: holds other files ({others[0].name}, ...); name a new or an empty folder")
+        check_target(to, force)
+        return None
+    if force:
         return None
     try:
         manifest = read_manifest(to)
         for name in manifest.splits:
             split_path(to, name, manifest)
     except InputError as error:
-        if force:
-            return None
         raise InputError(f"{error}, with --force") from None
     defaults = PrepSettings().as_json()  # for keys that the version which wrote the manifest did not have
     earlier = {"source": manifest.source, "from": manifest.origin, **defaults, **rename_old_keys(manifest.settings)}
@@ -94,8 +108,6 @@ def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSett
     differing = [name for name in wanted if earlier.get(name) != wanted[name]]
     if not differing:
         return manifest
-    if force:
-        return None
     name = differing[0]
     raise InputError(
         f"{to}: was prepared with {name} {earlier.get(name)}, not {wanted[name]}; "
@@ -125,53 +137,3 @@ def _plan(
 
 def _versions(encoding: Encoding) -> dict[str, str]:
     return {**{name: version(name) for name in PACKAGES}, **encoding.versions}
-
-
-def _write(
-    source: str, origin: Path | None, to: Path, settings: PrepSettings, dataset: Dataset, encoding: Encoding
-) -> Manifest:
-    splits: dict[str, Split] = {}
-    exceptions = list(dataset.exceptions)
-    for name in dataset.splits:
-        splits[name], more = _write_split(name, origin, to, dataset, encoding)
-        exceptions += more
-    for name, data in encoding.files.items():
-        atomic_write(to / f"{name}{UNFINISHED}", data)
-    manifest = Manifest(
-        source=source,
-        origin=str(origin or source),
-        classes=dataset.classes,
-        splits=splits,
-        settings=settings.as_json(),
-        versions=_versions(encoding),
-        exceptions=tuple(exceptions),
-        files={name: hash_bytes(data) for name, data in encoding.files.items()},
-    )
-    rename_finished(to, manifest)
-    return manifest
-
-
-def _write_split(
-    name: str, origin: Path | None, to: Path, dataset: Dataset, encoding: Encoding
-) -> tuple[Split, list[dict[str, str]]]:
-    """Write one split's .beton; returns its manifest entry and its exceptions."""
-    path, samples = data_path(to, name), dataset.splits[name]
-    with (
-        BetonWriter(path, journal_path(to, name), len(samples), encoding.layout) as writer,
-        closing(encoding.records(samples, writer.taken)) as records,
-        closing(progress(records, len(samples), name, encoding.unit, writer.taken)) as counted,
-    ):
-        for record in counted:
-            writer.add(record)
-        if not writer.count:
-            raise InputError(f"{origin}: not one image of {name} can be decoded")
-        writer.finish()
-    split = Split(
-        file=f"{name}.beton",
-        bytes=path.stat().st_size,
-        samples=writer.count,
-        per_class=count_labels(writer.labels, len(dataset.classes)),
-        fields=encoding.layout.types,
-        blocks=hash_blocks(path, writer.disk.hashes.known),
-    )
-    return split, writer.exceptions

@@ -46,8 +46,9 @@ def library() -> ctypes.CDLL | None:
 def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     """Add restart markers and optimised Huffman tables to a JPEG: (bytes, table of segments, rule).
 
-    The pixels do not change; comments and metadata are dropped. The JPEG is returned unchanged, with a rule that says
-    why, if it is progressive or libjpeg warns of it; and without a rule if there is no compiled library. Raises
+    The pixels do not change; comments and metadata are dropped. Where libjpeg warns of the JPEG, what libjpeg makes
+    of it is written, which reads without a warning, and the rule says why. The JPEG is returned unchanged, with a
+    rule, if it is progressive or would grow too much; and without a rule if there is no compiled library. Raises
     `DamagedJpeg`.
     """
     compiled = library()
@@ -56,6 +57,8 @@ def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
     outcome, rewritten, message = call_codec(compiled.restart_jpeg, data, interval_for(frame.width, frame.mcu[0]))
     if outcome == WRITTEN and not frame.progressive:
         return rewritten, segment_table(rewritten), ""
+    if rewritten and outcome == WARNED:
+        return rewritten, segment_table(rewritten), f"repaired: {message}"
     why = "progressive" if outcome == WRITTEN else message or "grows by a quarter"
     return data, NO_SEGMENTS, f"kept as it is: {why}"
 

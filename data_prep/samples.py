@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.errors import InputError
+
+PIECE = 1 << 30  # bytes read by one call, of which Linux allows 2 GiB at most
+
+
+class Status(NamedTuple):
+    """What changes when a file is changed."""
+
+    size: int = -1  # bytes
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+
+
+IN_MEMORY = Status()  # of samples that were read with the listing, so that only their content can be compared
 
 
 class FileSlice(NamedTuple):
@@ -19,8 +32,19 @@ class FileSlice(NamedTuple):
     offset: int = 0
     size: int = -1
 
+    def status(self) -> Status:
+        """The status of the file. Raises `InputError` if it cannot be read."""
+        try:
+            return _status(os.stat(self.path))
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
+
     def read(self) -> bytes:
         """The bytes. Raises `InputError` if there are fewer, or if the path is not a regular file."""
+        return self.read_with_status()[0]
+
+    def read_with_status(self) -> tuple[bytes, Status]:
+        """The bytes, and the status of the file before they were read. Raises `InputError` as `read` does."""
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a FIFO's writer
             try:
@@ -28,14 +52,20 @@ class FileSlice(NamedTuple):
                 if not stat.S_ISREG(status.st_mode):
                     raise InputError(f"{self.path}: is not a regular file")
                 size = self.size if self.size >= 0 else max(0, status.st_size - self.offset)
-                data = os.pread(file, size, self.offset)
+                data = b"".join(
+                    os.pread(file, min(PIECE, size - done), self.offset + done) for done in range(0, size, PIECE)
+                )
             finally:
                 os.close(file)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
         if len(data) < size:
             raise InputError(f"{self.path}: ends at {self.offset + len(data)} bytes, within a sample")
-        return data
+        return data, _status(status)
+
+
+def _status(status: os.stat_result) -> Status:
+    return Status(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Sample(NamedTuple):
@@ -44,6 +74,21 @@ class Sample(NamedTuple):
     name: str  # in messages and in the manifest
     label: int
     picture: FileSlice | np.ndarray
+
+    def content(self) -> bytes:
+        """The source's bytes, or the pixels."""
+        return self.picture.read() if isinstance(self.picture, FileSlice) else self.picture.tobytes()
+
+    def status(self) -> Status:
+        """The status of the file that it is part of."""
+        return self.picture.status() if isinstance(self.picture, FileSlice) else IN_MEMORY
+
+
+class Origin(NamedTuple):
+    """What a sample was read from: the CRC-32C of its `content`, and the status of the file then."""
+
+    checksum: int = 0
+    status: Status = IN_MEMORY
 
 
 @dataclass(frozen=True)
@@ -54,6 +99,7 @@ class Dataset:
     splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `data_prep.pairs.Pair`
     exceptions: tuple[dict[str, str], ...] = ()  # unexpected files: {"file": name, "rule": what is unusual}
     text: bool = False  # whether the samples are sentence pairs
+    check_files: Callable[[], tuple[dict[str, str], ...]] = tuple  # more exceptions, which take long to find
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pipeline.errors import InputError
 
+PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page: FFCV's process cache relies on that
+LARGEST_PAGE = 64 << 20
+
 
 @dataclass(frozen=True)
 class PrepSettings:
@@ -26,7 +29,8 @@ class PrepSettings:
     length: int = 128  # tokens that a sentence pair is truncated or padded to
     vocab: str = ""  # WordPiece vocabulary file, one word per line; empty: vocab.txt in the source, else learnt
     vocab_size: int = 30_522  # most words of a learnt vocabulary
-    seed: int = 0  # for fraction, per_class and holdout
+    shuffle: bool = False  # store train in a random order if the source lists it class by class
+    seed: int = 0  # for fraction, per_class, holdout and shuffle
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_size <= 65_535:
@@ -54,6 +58,13 @@ class PrepSettings:
     def reduces_train(self) -> bool:
         """Whether train is not kept whole."""
         return self.fraction != 1 or self.per_class > 0 or self.holdout > 0
+
+    @property
+    def page(self) -> int:
+        """Bytes of a page where images may be larger than `PAGE`; otherwise 0, for the default."""
+        bounded = self.max_size > 0 and self.side == "longest"
+        needed = 3 * self.max_size**2 + (1 << 16) if bounded else LARGEST_PAGE  # pixels, or a JPEG and its table
+        return 0 if needed <= PAGE else min(LARGEST_PAGE, 1 << (needed - 1).bit_length())
 
     def as_json(self) -> dict[str, Any]:
         """The settings by name, as the manifest records them."""

@@ -31,7 +31,14 @@ SOURCES = {
     ),
     "imagenet": Source(
         "data_prep.imagenet.read",
-        "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, or the official tars and devkit",
+        "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, Kaggle's DIR/ILSVRC/Data/CLS-LOC, or the "
+        "official tars and devkit; a flat val with its list",
+    ),
+    "webdataset": Source(
+        "data_prep.webdataset.read", "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)"
+    ),
+    "csv": Source(
+        "data_prep.csv_list.read", "any images listed in a file LIST.csv with the columns path, label, split"
     ),
     "cifar10": Source("data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
     "cifar100": Source(

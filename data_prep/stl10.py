@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.official import FileException, check_md5, find_file
+from data_prep.official import FileException, check_labels, check_md5, find_file
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -51,17 +51,17 @@ def _pixels(path: Path) -> np.ndarray:
 
 
 def _labelled(split: str, pixels: Path, labels: Path) -> PixelArrays:
-    numbers = np.fromfile(labels, np.uint8).astype(np.int64) - 1
-    pictures = _pixels(pixels)
-    if len(numbers) != len(pictures) or numbers.min() < 0 or numbers.max() > 9:
+    numbers, pictures = np.fromfile(labels, np.uint8), _pixels(pixels)
+    if len(numbers) != len(pictures):
         raise InputError(f"{labels}: must hold a label of 1 to 10 for each of the {len(pictures)} images")
-    return PixelArrays(split, pictures, numbers)
+    return PixelArrays(split, pictures, check_labels(labels, numbers, 1, 10) - 1)
 
 
 def _folds(path: Path, train: PixelArrays) -> dict[str, PixelArrays]:
     folds = {}
     for number, line in enumerate(path.read_bytes().splitlines()):
-        chosen = np.array([int(word) if word.isdigit() else -1 for word in line.split()], np.int64)
+        words = line.split()
+        chosen = np.array([int(word) if word.isdigit() and len(word) < 10 else -1 for word in words], np.int64)
         if not len(chosen) or chosen.min() < 0 or chosen.max() >= len(train):
             raise InputError(f"{path}: line {number + 1} must hold indices of 0 to {len(train) - 1}")
         folds[f"fold{number}"] = PixelArrays(f"fold{number}", train.pixels[chosen], train.labels[chosen])

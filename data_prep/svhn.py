@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.io import loadmat
+from scipy.io import loadmat, whosmat
 
-from data_prep.official import FileException, check_md5, find_file
+from data_prep.official import FileException, check_labels, check_md5, find_file
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -36,14 +36,14 @@ def _split(path: Path, split: str) -> PixelArrays:
     pixels, labels = arrays.get("X"), arrays.get("y")
     if pixels is None or labels is None or pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, labels.size):
         raise InputError(f"{path}: has no uint8 X [32, 32, 3, n] and y [n, 1]; use the cropped digits (format 2)")
-    if labels.min() < 1 or labels.max() > 10:
-        raise InputError(f"{path}: has labels outside of 1 to 10; download it again")
-    return PixelArrays(split, pixels.transpose(3, 0, 1, 2), labels.reshape(-1).astype(np.int64) % 10)
+    return PixelArrays(split, pixels.transpose(3, 0, 1, 2), check_labels(path, labels.reshape(-1), 1, 10) % 10)
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
     """Every variable of a .mat file by name; raises `InputError` for a file that cannot be read."""
     try:
+        if any(length < 0 for _, shape, _ in whosmat(path) for length in shape):
+            raise ValueError("negative dimensions")
         variables = loadmat(path)
     except Exception as error:  # scipy raises many types for a damaged file
         raise InputError(f"{path}: cannot be read as a MATLAB file ({error!r}); download it again") from None

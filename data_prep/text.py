@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.write import Layout
+from data_prep.layout import Layout
+from data_prep.samples import Origin
+from pipeline.formats.checksums import crc32c
 from pipeline.formats.text import ARGUMENTS, FIELDS, SAMPLE, TOKEN
 
 
@@ -19,11 +21,26 @@ class EncodedPair(NamedTuple):
     length: int  # tokens before the padding
     second: int  # tokens before the second sentence
     label: int
+    origin: Origin = Origin()
+    checksum: int | None = None
 
     @property
     def parts(self) -> tuple[bytes, ...]:
         """The data of its fields: the tokens."""
         return (self.data,)
+
+    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
+        """The numbers of which the sample's checksum is made, before those of its blocks."""
+        return self.length, self.second, self.label, len(self.data)
+
+    def blocks(self, parts: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of the tokens."""
+        return [crc32c(self.data)]
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether the checksums of its blocks are stored too."""
+        return False
 
     def row(self, positions: Sequence[int]) -> tuple:
         """The record in the file's table of samples, with the parts at these positions (bytes)."""

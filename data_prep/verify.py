@@ -1,30 +1,42 @@
-"""Check every byte of a prepared folder against its manifest. FFCV's files contain no checksums."""
+"""Check every byte of a prepared folder against its manifest and checksums. FFCV's files contain none."""
 
+import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from data_prep.progress import progress
+from data_prep.settings import PrepSettings, rename_old_keys
 from pipeline.errors import InputError
 from pipeline.formats.beton import Beton, open_beton
-from pipeline.formats.blocks import BLOCK, hash_block, hash_bytes, map_blocks
-from pipeline.formats.manifest import Split, check_counts, read_manifest
+from pipeline.formats.blocks import BLOCK, hash_bytes, map_blocks
+from pipeline.formats.checksums import Checksums, compute_checksums, open_checksums
+from pipeline.formats.manifest import UNCHECKED, Manifest, Split, check_counts, read_manifest
+from pipeline.formats.sources import describe_sample
 from pipeline.formats.text import TOKENIZER, TextBeton, open_text
 
 OpenFunction = Callable[[Path], Beton | TextBeton]
+MAX_LINES = 20  # of damaged samples of a split; the others are only counted
 MAX_RANGES = 10  # of sample numbers in a line
 
 
-def verify(folder: Path) -> list[str]:
-    """One line for each damaged block, with the samples in it, and for each missing file.
+class _Opened(NamedTuple):
+    """A split's file, as far as it can be read."""
 
-    An empty list means that the folder is intact. Raises `InputError` without a readable manifest.
+    path: Path
+    beton: Beton | TextBeton | None
+    checksums: Checksums | None
+
+
+def verify(folder: Path) -> list[str]:
+    """One line for each damaged sample and block, and for each missing file.
+
+    An empty list means that the folder is intact. Raises `InputError` without a readable, unchanged manifest.
     """
     manifest = read_manifest(folder)
-    open_file = open_text if TOKENIZER in manifest.files else open_beton
-    splits = manifest.splits.items()
-    lines = [line for name, split in splits for line in _verify(folder / split.file, name, split, open_file)]
+    lines = [line for name in manifest.splits for line in _verify(folder, name, manifest)]
     for name, digest in manifest.files.items():
         path = folder / name
         if not path.is_file():
@@ -34,39 +46,87 @@ def verify(folder: Path) -> list[str]:
     return lines
 
 
-def _verify(path: Path, name: str, split: Split, open_file: OpenFunction) -> list[str]:
+def repair_command(folder: Path) -> str:
+    """The command that prepares a folder again, from the source and with the settings in its manifest."""
+    manifest = read_manifest(folder)
+    settings = rename_old_keys(manifest.settings)
+    words = ["widemix", "prep", manifest.source]
+    if manifest.origin != manifest.source:
+        words += ["--from", manifest.origin]
+    size = "--short-side" if settings.get("side") == "shortest" else "--max-size"
+    defaults = PrepSettings().as_json()
+    for name, value in settings.items():
+        option = size if name == "max_size" else f"--{name.replace('_', '-')}"
+        if name == "side" or (value == defaults.get(name) and option != "--short-side"):
+            continue
+        words += [f"--{'' if value else 'no-'}{option[2:]}"] if isinstance(value, bool) else [option, str(value)]
+    return shlex.join([*words, "--to", str(folder), "--force"])
+
+
+def open_prepared(folder: Path, manifest: Manifest, split: Split) -> Beton | TextBeton:
+    """A split's file. Raises `InputError` if it is damaged."""
+    open_file: OpenFunction = open_text if TOKENIZER in manifest.files else open_beton
+    return open_file(folder / split.file)
+
+
+def _verify(folder: Path, name: str, manifest: Manifest) -> list[str]:
+    split = manifest.splits[name]
+    path = folder / split.file
     if not path.is_file():
         return [f"{path}: is missing"]
     size = path.stat().st_size
     lines = [f"{path}: has {size} bytes, the manifest says {split.bytes}"] if size != split.bytes else []
-    beton = None
+    opened = _Opened(path, None, None)
     try:
-        beton = open_file(path)
+        beton = open_prepared(folder, manifest, split)
+        opened = opened._replace(beton=beton)
         check_counts(path, beton.label, split)
+        if manifest.format != UNCHECKED:
+            opened = opened._replace(checksums=open_checksums(beton))
     except InputError as error:
         lines.append(str(error))
-    with map_blocks(lambda block: _hash(path, block), len(split.blocks)) as digests:
-        for block, digest in enumerate(progress(digests, len(split.blocks), name, "blocks")):
+    wrong: list[int] = []
+    with map_blocks(lambda block: _check(opened, block), len(split.blocks)) as checked:
+        for block, (digest, damaged) in enumerate(progress(checked, len(split.blocks), name, "blocks")):
+            wrong += damaged
             if digest != split.blocks[block]:
-                lines.append(_damage(path, block, digest, beton))
+                lines.append(_describe_block(opened, block, digest, np.array(wrong, np.int64)))
+    lines += [f"{path}: {describe_sample(path, sample)} is damaged" for sample in wrong[:MAX_LINES]]
+    if len(wrong) > MAX_LINES:
+        lines.append(f"{path}: {len(wrong)} samples are damaged in all: {_ranges(np.array(wrong))}")
     return lines
 
 
-def _hash(path: Path, block: int) -> str:
-    """The block's hash, or an error message, which equals no hash."""
+def _check(opened: _Opened, block: int) -> tuple[str, list[int]]:
+    """The block's hash, or an error message, which equals no hash; and the damaged samples that begin in it."""
+    start, stop = block * BLOCK, (block + 1) * BLOCK
+    beton, samples = opened.beton, np.zeros(0, np.int64)
+    if beton is not None and opened.checksums is not None:
+        samples = np.flatnonzero((beton.offset >= start) & (beton.offset < stop))
+        stop = max(stop, int(beton.stop[samples].max(initial=0)))
     try:
-        return hash_block(path, block)
+        with opened.path.open("rb") as file:
+            file.seek(start)
+            data = file.read(stop - start)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return f"cannot be read: {error.strerror}", samples.tolist()
+    digest = hash_bytes(data[:BLOCK])
+    if beton is None or opened.checksums is None:
+        return digest, []
+    wrong = compute_checksums(beton, samples, data, start) != opened.checksums.samples[samples]
+    return digest, samples[wrong].tolist()
 
 
-def _damage(path: Path, block: int, digest: str, beton: Beton | TextBeton | None) -> str:
+def _describe_block(opened: _Opened, block: int, digest: str, wrong: np.ndarray) -> str:
+    """The line about a damaged block. `wrong` are the damaged samples up to its end, int [n]."""
     start, stop = block * BLOCK, (block + 1) * BLOCK
     reason = f" ({digest})" if digest.startswith("cannot") else ""
-    line = f"{path}: block {block} (bytes {start} to {stop - 1}) is damaged{reason}"
+    line = f"{opened.path}: block {block} (bytes {start} to {stop - 1}) is damaged{reason}"
+    beton = opened.beton
     if beton is None:
         return f"{line}; its samples are unknown, because the tables cannot be read"
-    touched = np.flatnonzero((beton.offset < stop) & (beton.stop > start))
+    samples = np.arange(len(beton)) if opened.checksums is None else wrong
+    touched = samples[(beton.offset[samples] < stop) & (beton.stop[samples] > start)]
     places = [f"samples {_ranges(touched)}"] if len(touched) else []
     if start < beton.offset.min() or stop > beton.stop.max():
         places.append("the tables (labels, sizes, positions) or the space between them")

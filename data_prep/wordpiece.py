@@ -1,5 +1,6 @@
 """Sentence pairs -> token arrays, by a WordPiece vocabulary that is given, or learnt from the training pairs."""
 
+import os
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from data_prep.pairs import Pair
+from data_prep.samples import Origin
 from data_prep.text import EncodedPair
 from pipeline.errors import InputError
+from pipeline.formats.checksums import crc32c
 from pipeline.formats.text import TOKEN
 
 BATCH = 1000  # pairs per call of the tokenizer, which uses all threads
@@ -22,7 +25,7 @@ def load_tokenizer(vocabulary: Path, length: int) -> Any:
 
     Raises `InputError` if the vocabulary cannot be read, or the package tokenizers is missing.
     """
-    if vocabulary.exists() and not vocabulary.is_file():
+    if os.path.lexists(vocabulary) and not vocabulary.is_file():
         raise InputError(f"{vocabulary}: is not a regular file")
     try:
         return _truncating(_wordpiece()(str(vocabulary), lowercase=True), length)
@@ -62,7 +65,8 @@ def encode_pairs(samples: Sequence[Pair], start: int, tokenizer: Any, length: in
             tokens = np.full(length, padding, TOKEN)
             tokens[: len(encoding.ids)] = encoding.ids
             second = encoding.type_ids.index(1)  # at least its [SEP]
-            yield EncodedPair(pair.name, tokens.tobytes(), "", len(encoding.ids), second, pair.label)
+            origin = Origin(crc32c(pair.content()))
+            yield EncodedPair(pair.name, tokens.tobytes(), "", len(encoding.ids), second, pair.label, origin)
 
 
 def _wordpiece() -> Any:

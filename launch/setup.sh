@@ -1,5 +1,6 @@
 #!/bin/sh
 # Sets up .venv: the Debian packages that FFCV is built against, the packages of pyproject.toml, and pipeline/native.
+# FFCV is left out where its Debian packages are missing and cannot be installed: only benchmarks against it need it.
 # Does nothing if that was done before with this pyproject.toml, this Python and this folder.
 # Rebuilds the environment if it has no .venv/stamp (an interrupted set-up), was moved, or its Python is gone.
 set -eu
@@ -20,9 +21,10 @@ environment_id() {
         2>/dev/null || true
 }
 
-# Print the Debian packages that are missing to create an environment with this Python, build FFCV and import OpenCV.
+# missing_packages PYTHON all|needed: print the Debian packages that are missing to create an environment with this
+# Python, and with `all` also to build pipeline/native and FFCV and to import OpenCV.
 missing_packages() {
-    "$1" - <<'END'
+    "$1" - "$2" <<'END'
 import ctypes, importlib.util, os, shutil, subprocess, sys, sysconfig
 
 def library(name):
@@ -35,8 +37,9 @@ def headers(name):
     return shutil.which("pkg-config") and not subprocess.run(["pkg-config", "--exists", name]).returncode
 
 version = "python%d.%d" % sys.version_info[:2]
-present = {
-    version + "-venv": importlib.util.find_spec("ensurepip"),
+needed = {version + "-venv": importlib.util.find_spec("ensurepip")}
+present = needed if sys.argv[1] == "needed" else {
+    **needed,
     version + "-dev": os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")),
     "g++": shutil.which("g++"),
     "pkg-config": shutil.which("pkg-config"),
@@ -68,10 +71,10 @@ pip_install() {
 logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
 
 install_project() {
-    run pip_install --editable '.[dev]' && return
+    run pip_install --editable ".[$extras]" && return
     logged "$network" || return 1
     say "the network failed; trying once more"
-    run pip_install --editable '.[dev]'
+    run pip_install --editable ".[$extras]"
 }
 
 explain_and_fail() {
@@ -110,15 +113,19 @@ python=${PYTHON:-python3}
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
     fail "$python is missing or older than Python 3.11; name a newer one: make PYTHON=/path/to/python3.11 ..."
 
-missing=$(missing_packages "$python")
+extras=dev,ffcv
+missing=$(missing_packages "$python" all)
 if [ -n "$missing" ]; then
-    command -v apt-get >/dev/null || fail "install these Debian packages (or the same of your system), then run this again: $missing"
-    if [ "$(id -u)" = 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         sudo=
-    elif sudo -n true 2>/dev/null; then
+    elif command -v apt-get >/dev/null && sudo -n true 2>/dev/null; then
         sudo='sudo -n'
     else
-        fail "system packages are missing; as root: apt-get update && apt-get install --no-install-recommends $missing; then again"
+        needed=$(missing_packages "$python" needed)
+        [ -z "$needed" ] || fail "a system package is missing; as root: apt-get install $needed; then again"
+        say "without FFCV, which only benchmarks need: $missing missing, which root can install; then .venv/bin/pip install -e '.[ffcv]'"
+        extras=dev
+        missing=
     fi
 fi
 
@@ -135,7 +142,7 @@ fi
 say "installing Python packages by pip: downloads 3 GB the first time and takes some minutes"
 install_project || explain_and_fail
 # A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.
-ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
+[ "$extras" = dev ] || ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
 # Optional: without it Pillow decodes pictures, to the same pixels but slower.
 run .venv/bin/python -m pipeline.native || say "pipeline/native did not build, so loading pictures is slower; see $log"
 rm -rf .venv/tmp

@@ -23,8 +23,8 @@ def stage(folder: Path, local: Path) -> Path:
 
     All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
     hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
-    against the manifest's hash. An interrupted copy is resumed. Raises `InputError` if the disk has too little space,
-    or the source is damaged.
+    against the manifest's hash. An existing copy is read and checked too, and its damaged blocks are copied again. An
+    interrupted copy is resumed. Raises `InputError` if the disk has too little space, or the source is damaged.
     """
     manifest = read_manifest(folder)
     for name in manifest.splits:
@@ -36,7 +36,7 @@ def stage(folder: Path, local: Path) -> Path:
     try:
         local.mkdir(parents=True, exist_ok=True)
         with _locked(local / f".{copy.name}.lock"):
-            if _is_complete(copy, manifest):
+            if _is_intact(copy, manifest):
                 print_status(f"{copy}: already there")
             else:
                 _copy(folder, copy, manifest, text)
@@ -55,22 +55,31 @@ def _locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def _is_complete(copy: Path, manifest: Manifest) -> bool:
+def _is_intact(copy: Path, manifest: Manifest) -> bool:
+    """Whether there is a copy with the content that the manifest states."""
+    if not (copy / NAME).exists():
+        return False
     try:
         copied = read_manifest(copy)
-        for name in manifest.splits:
-            split_path(copy, name, manifest)
-        if not all((copy / name).is_file() for name in manifest.files):
-            return False
-    except InputError:
+        paths = {name: split_path(copy, name, manifest) for name in manifest.splits}
+        if copied != manifest:
+            raise InputError(f"{copy / NAME}: differs from that of the source")
+        for name, path in paths.items():
+            if hash_blocks(path) != manifest.splits[name].blocks:
+                raise InputError(f"{path}: is damaged")
+        for name, digest in manifest.files.items():
+            if hash_bytes(FileSlice(str(copy / name)).read()) != digest:
+                raise InputError(f"{copy / name}: is damaged")
+    except InputError as error:
+        print_status(f"{error}; what is damaged is copied again")
         return False
-    return copied == manifest
+    return True
 
 
 def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
     """Copy to a temporary folder next to it, verify that, and rename it."""
     unfinished = copy.with_name(f"{copy.name}.unfinished")
-    if copy.exists():  # a file of it was truncated or removed
+    if copy.exists():  # a file of it was damaged or removed
         copy.rename(unfinished)
     unfinished.mkdir(exist_ok=True)
     copied = sum(path.stat().st_blocks * 512 for path in unfinished.iterdir())

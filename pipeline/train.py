@@ -41,7 +41,8 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     """
     import torch
 
-    from pipeline.distributed.topology import process_group, read_topology, share_cpus
+    from pipeline.distributed.requests import SharedRequests
+    from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
     from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
     from pipeline.run.checkpoint import RetentionPolicy
@@ -60,6 +61,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         stop = stack.enter_context(StopRequest())
         store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
         torch.set_num_threads(share_cpus(topology))
+        set_matmul_precision(recipe.train.matmul_precision)
 
         loader, eval_loader = _open_data(recipe, topology)
         schedule = build_run_schedule(recipe.schedule, recipe.optim.lr, recipe.train, loader.steps)
@@ -82,7 +84,8 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology))
         log.add_description(recipe, start.environment)
         watchdog.beat()
-        loop = Loop(recipe, engine, schedule, evaluate, RunContext(log, saver, rollback, watchdog, stop), start)
+        context = RunContext(log, saver, rollback, watchdog, stop, SharedRequests(topology, store.clone()))
+        loop = Loop(recipe, engine, schedule, evaluate, context, start)
         result = loop.fit(loader)
         if result is None:
             how = "while steps fail, without a checkpoint of them" if loop.health.failing else "with a checkpoint"

@@ -24,6 +24,12 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--worlds", type=int, default=2, help="random worlds of tests/end_to_end/test_worlds.py (default: 2)"
+    )
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     """The prepared digits."""

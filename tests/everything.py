@@ -10,3 +10,10 @@ with warnings.catch_warnings():
     import deepspeed  # noqa: F401
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
+
+    import pipeline.engine.ddp
+    import pipeline.engine.deepspeed
+    import pipeline.engine.fsdp
+    import pipeline.train
+    import pipeline.training.finetune
+    import pipeline.training.loop  # noqa: F401

@@ -20,6 +20,17 @@ def noise(*shape: int, below: int = 256) -> np.ndarray:
     return np.random.RandomState(0).randint(0, below, shape).astype(np.uint8)
 
 
+def two_classes(folder: Path) -> None:
+    """JPEGs of many sizes in two classes: 53 to train on, 17 to evaluate on."""
+    numbers = np.random.RandomState(0)
+    for i in range(70):
+        path = folder / ("train" if i < 53 else "val") / f"class{i % 2}" / f"{i:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = numbers.randint(20, 90, 2)
+        small = numbers.randint(0, 256, (5, 5, 3)).astype(np.uint8)
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(path, quality=95)
+
+
 def imagenet(folder: Path) -> None:
     """Class folders of train and val."""
     for split, count in (("train", TRAIN), ("val", TEST)):

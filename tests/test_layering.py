@@ -28,8 +28,9 @@ LAYERS = [
     ["data_prep.bench"],
     ["launch"],
     ["pipeline.cli"],
+    ["widemix"],
 ]
-PACKAGES = ("pipeline", "data_prep", "launch")
+PACKAGES = ("pipeline", "data_prep", "launch", "widemix")
 # What of pipeline the writer of prepared data may use; and what of pipeline may use the other packages.
 FOR_DATA_PREP = {"pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.native", "pipeline.formats"}
 ABOVE_PIPELINE = "pipeline.cli"
@@ -70,12 +71,13 @@ def test_imports_point_up_the_page(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_packages_import_each_other_in_one_direction(path):
-    """data_prep and launch import pipeline; of pipeline only the command line imports them."""
+    """data_prep and launch import pipeline; of pipeline only the command line imports them, and nothing widemix."""
     package, name = name_of(path).partition(".")[0], name_of(path)
     for module in imports(path):
         theirs = module.partition(".")[0]
         if theirs not in PACKAGES or theirs == package:
             continue
+        assert theirs != "widemix", f"{name} imports {module}"
         if package == "pipeline":
             assert name.startswith(f"{ABOVE_PIPELINE}."), f"{name} imports {module}"
         if package == "data_prep" and name != "data_prep.bench":

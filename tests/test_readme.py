@@ -35,16 +35,21 @@ def test_links_of_every_page_lead_somewhere(page):
 
 
 def test_every_recipe_and_path_that_it_names_exists():
-    for name in re.findall(r"recipes/\S+\.yaml", README):
+    names = re.findall(r"recipes/\S+\.yaml", README)
+    links = re.findall(r"\]\((?!https)([^)]+)\)", README)
+    assert len(names) > 5
+    assert len(links) >= 5
+    for name in [*names, *links]:
         assert (ROOT / name).exists(), name
-    for link in re.findall(r"\]\((?!https)([^)]+)\)", README):
-        assert (ROOT / link).exists(), link
 
 
 def test_its_commands_name_sources_and_targets_that_exist():
-    assert set(re.findall(r"widemix prep (\S+)", README)) <= set(SOURCES)
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert set(re.findall(r"\bmake (\w+)", README.replace("make`", ""))) <= targets
+    sources = set(re.findall(r"widemix prep (\w\S+)", README))
+    targets = set(re.findall(r"\bmake (\w+)", README.replace("make`", "")))
+    assert sources
+    assert sources <= set(SOURCES)
+    assert targets >= {"demo", "test"}
+    assert targets <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def test_table_s3_is_mixer_b_w_at_gamma_4():

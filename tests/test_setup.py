@@ -98,7 +98,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_installs_once(project: Project) -> None:
     first = project.set_up()
     assert first.returncode == 0, first.stderr
-    assert project.calls("pip") == ["install --use-pep517 --editable .[dev]"]
+    assert project.calls("pip") == ["install --use-pep517 --editable .[dev,ffcv]"]
 
     second = project.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -233,16 +233,37 @@ def test_sudo_that_asks_nothing_is_used(project: Project) -> None:
     assert project.calls("sudo")[-1].endswith("install --no-install-recommends libturbojpeg0-dev")
 
 
-def test_without_root_and_sudo_one_line_says_what_to_install(project: Project) -> None:
+@pytest.fixture
+def nobody(project: Project) -> Project:
+    """Without root and sudo, and without turbojpeg."""
     project.lack_turbojpeg()
     project.tool("id", "#!/bin/sh\necho 1000\n")
     project.tool("sudo", "#!/bin/sh\nexit 1\n")
     project.tool("apt-get", "#!/bin/sh\nexit 1\n")
-    refused = project.set_up()
+    return project
+
+
+def test_without_root_and_sudo_ffcv_is_left_out_in_one_line(nobody: Project) -> None:
+    done = nobody.set_up()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == (
+        "set-up: without FFCV, which only benchmarks need: libturbojpeg0-dev missing, which root can install; "
+        "then .venv/bin/pip install -e '.[ffcv]'"
+    )
+    assert nobody.calls("pip") == ["install --use-pep517 --editable .[dev]"]
+    assert nobody.stamped
+
+
+def test_without_root_what_python_itself_lacks_is_named(nobody: Project) -> None:
+    nobody.tool("python3", f"#!/bin/sh\nPYTHONPATH='{nobody.tools}' exec {sys.executable} \"$@\"\n")
+    (nobody.tools / "sitecustomize.py").write_text(
+        "import importlib.util\nfind = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'ensurepip' else find(name, *rest)\n"
+    )
+    refused = nobody.set_up()
     assert refused.returncode == 1
     assert refused.stdout == ""
-    assert refused.stderr.splitlines() == [
-        "set-up: system packages are missing; as root: "
-        "apt-get update && apt-get install --no-install-recommends libturbojpeg0-dev; then again"
-    ]
-    assert not (project.folder / ".venv").exists()
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    message = f"set-up: a system package is missing; as root: apt-get install {version}-venv; then again\n"
+    assert refused.stderr == message
+    assert not (nobody.folder / ".venv").exists()

@@ -1,7 +1,8 @@
-"""The cells of a study as a job array: every combination of some keys' values, one line each in cells.tsv.
+"""The cells of a study as a job array, one line each in cells.tsv.
 
-A line is the cell's name and its overrides, separated by tabs. The number of a line is the cell's index in Slurm's
-arrays, so lines are only ever appended.
+A line is the cell's name, its recipe and its overrides, separated by tabs. The number of a line is the cell's index
+in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that cells of another
+recipe have other lines and other run folders.
 """
 
 import itertools
@@ -12,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.errors import InputError
-from pipeline.studies.cell import Cell, cell_name, yaml_text
+from pipeline.studies.cell import Cell, yaml_text
 
 TABLE = "cells.tsv"
 
@@ -23,7 +24,7 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
     recipe: what all cells start from, with the overrides `shared` applied.
     vary: `["train.seed=0,1", "model.kind=mixer"]` gives two cells.
 
-    Raises `InputError` if a text is not of this form, or a name would be duplicated or too long for a folder.
+    Raises `InputError` if a text is not of this form, the recipe of a cell is invalid, or a value is repeated.
     """
     axes = []
     for text in vary:
@@ -34,14 +35,11 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
     keys = [text.partition("=")[0] for text in vary]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"--vary {repeated[0]}: is given twice; list all its values in one --vary")
-    cells = [Cell(cell_name(varied), recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
+    cells = [Cell(recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
     names = [cell.name for cell in cells]
-    if duplicates := {name for name in names if names.count(name) > 1}:
-        raise InputError(f"--vary: two cells would both be called {min(duplicates)}")
-    if long := [name for name in names if len(name) > 200]:
-        raise InputError(
-            f"--vary: the folder of a cell would be called {long[0][:40]}..., {len(long[0])} characters, over 200"
-        )
+    if duplicates := [cell for cell in cells if names.count(cell.name) > 1]:
+        values = ", ".join(f"{key}={text}" for key, text in duplicates[0].varied)
+        raise InputError(f"--vary: two cells have {values}")
     return cells
 
 
@@ -59,27 +57,22 @@ def _values(text: str, option: str) -> list[str]:
 
 def table_line(cell: Cell) -> str:
     """Return the cell's line of cells.tsv, without the line break."""
-    return "\t".join([cell.name, *(f"--{key}={value}" for key, value in cell.varied)])
+    return "\t".join([cell.name, str(cell.path), *(f"--{key}={value}" for key, value in cell.overrides)])
 
 
 def merge(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Return the lines of the folder's cells.tsv with these cells appended where they are new."""
+    """Return the lines of the folder's cells.tsv, with those of these cells replaced, or appended if they are new."""
     table = folder / TABLE
     lines = table.read_text().splitlines() if table.exists() else []
     known = {line.partition("\t")[0]: line for line in lines}
-    for cell in cells:
-        if known.setdefault(cell.name, table_line(cell)) != table_line(cell):
-            raise InputError(f"{table}: has another cell called {cell.name}; name another folder with --run-dir")
+    known |= {cell.name: table_line(cell) for cell in cells}
     return list(known.values())
 
 
 def unfinished(folder: Path, lines: Sequence[str], cells: Sequence[Cell]) -> list[int]:
-    """Return the line numbers, from 1, of the cells that have no result yet.
-
-    Only the names count, not the recipes of the finished runs: a node that stages the data changes `data.path`.
-    """
+    """Return the line numbers, from 1, of the cells that are not done."""
     numbers = {line.partition("\t")[0]: number for number, line in enumerate(lines, 1)}
-    return sorted(numbers[cell.name] for cell in cells if not cell.has_result(folder))
+    return sorted(numbers[cell.name] for cell in cells if not cell.is_done(folder))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""`widemix submit`: a recipe, or a study that varies some of its keys, as one sbatch command."""
+"""`widemix submit`: a recipe, a study file, or a recipe with some keys varied, as one sbatch command."""
 
 import argparse
 import getpass
@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe import check_world
+from pipeline.studies.cell import Cell, unique
+from pipeline.studies.study import is_study, read_study, study_cells
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
@@ -43,11 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "recipe",
-        metavar="RECIPE.yaml",
+        metavar="FILE.yaml",
         nargs="?",
-        help="recipe file; its keys are options too, as of `widemix train`",
+        help="recipe or study file; recipe keys are options too, as of `widemix train`",
     )
-    folder = "run folder, on a disk that all nodes share; with --vary, the folder of the cells' run folders"
+    folder = "run folder, on a disk that all nodes share; of a study, the folder of the cells' run folders"
     add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
@@ -69,11 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--preflight", choices=("no", "report", "exclude"), default="no", help=preflight)
     vary = (
-        "submit a study, as an array job: one cell for every combination of the values of all --vary, such as "
-        "--vary train.seed=0,1,2"
+        "train a recipe once for every combination of the values of all --vary, such as --vary train.seed=0,1,2: "
+        "a study without a file, as an array job"
     )
     add("--vary", action="append", default=[], metavar="KEY=A,B", help=vary)
-    add("--at-once", type=int, metavar="N", help="with --vary: most cells that run at the same time (default: all)")
+    add("--at-once", type=int, metavar="N", help="of a study: most cells that run at the same time (default: all)")
     script = "batch script, if not launch/slurm/train.sbatch: a copy of it that you have changed"
     add("--script", type=Path, default=SCRIPT, metavar="FILE", help=script)
     add("--dry-run", action="store_true", help="print the sbatch command and the script, and submit nothing")
@@ -83,16 +86,20 @@ def plan(arguments: argparse.Namespace) -> Submission:
     """Check options, recipe and data, and return the sbatch command; raises `InputError`."""
     _check(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
-    recipe = load_from_arguments(arguments)
-    check_world(recipe, arguments.nodes * ranks)
-    data = Path(recipe.data.path)
-    read_manifest(data)
-    folder = _folder(arguments)
-    table, numbers = _cells(arguments, folder, arguments.nodes * ranks)
+    cells = _study_cells(arguments)
+    folder = _folder(arguments, bool(cells))
+    data = set()
+    for recipe in [cell.recipe for cell in cells] if cells else [load_from_arguments(arguments)]:
+        check_world(recipe, arguments.nodes * ranks)
+        data.add(Path(recipe.data.path))
+    for path in sorted(data):
+        read_manifest(path)
+    table, numbers = _open_cells(cells, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), arguments.preflight, arguments.stage_to]
-    command += [*_python(arguments, folder, data), "--", arguments.recipe]
-    command += [f"--{name}={value}" for name, value in arguments.overrides]
+    command += [*_python(arguments, folder, data), "--"]
+    if not cells:
+        command += [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
     return Submission(command, folder, table, numbers)
 
 
@@ -129,11 +136,14 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
         if option.partition("=")[0] in _RESERVED:
             raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
-    if arguments.at_once and not arguments.vary:
-        raise InputError("--at-once limits the cells of a study: give it with --vary")
+    study = arguments.recipe is not None and is_study(Path(arguments.recipe))
+    if arguments.at_once and not arguments.vary and not study:
+        raise InputError("--at-once limits the cells of a study: give it with a study file or --vary")
+    if arguments.vary and study:
+        raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
 
 
-def _folder(arguments: argparse.Namespace) -> Path:
+def _folder(arguments: argparse.Namespace, study: bool) -> Path:
     """Return the absolute path of --run-dir; raises `InputError` if Slurm or a new run could not use it."""
     folder: Path = arguments.run_dir.resolve()
     if any(character in "%\\" or not character.isprintable() for character in str(folder)):
@@ -145,26 +155,34 @@ def _folder(arguments: argparse.Namespace) -> Path:
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: is a file; name a folder with --run-dir")
     present = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if arguments.vary and "recipe.yaml" in present:
+    if study and "recipe.yaml" in present:
         raise InputError(f"{folder}: is a run folder; name another with --run-dir for a study")
-    if not arguments.vary and present - {".lock", "slurm"} and "recipe.yaml" not in present:
+    if not study and present - {".lock", "slurm"} and "recipe.yaml" not in present:
         raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
     return folder
 
 
-def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[list[str], list[int]]:
+def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
+    """Return the cells of the study file or of --vary; none of a recipe that is to be trained once."""
+    if arguments.recipe is None:
+        return []
+    path = Path(arguments.recipe)
+    if is_study(path):
+        study = read_study(path)
+        if not study.measured:
+            raise InputError(f"{path}: shows sizes of networks alone; `widemix study report` draws it")
+        return unique(study_cells(path, study, arguments.overrides))
+    return cross(path, arguments.vary, arguments.overrides) if arguments.vary else []
+
+
+def _open_cells(cells: list[Cell], folder: Path) -> tuple[list[str], list[int]]:
     """Return the lines of the study's table, and the numbers of those to submit: neither done nor queued."""
     queued_jobs = [job.partition("_")[::2] for job in queued(folder)]
     for job, index in queued_jobs:
-        if not (arguments.vary and index.isdigit()):
+        if not (cells and index.isdigit()):
             raise InputError(f"{folder}: job {job} is queued or running there")
-    if not arguments.vary:
+    if not cells:
         return [], []
-    cells = cross(Path(arguments.recipe), arguments.vary, arguments.overrides)
-    for cell in cells:
-        recipe = cell.recipe()
-        check_world(recipe, world)
-        read_manifest(Path(recipe.data.path))
     table = merge(folder, cells)
     missing = unfinished(folder, table, cells)
     indices = {index for _, index in queued_jobs}
@@ -174,11 +192,11 @@ def _cells(arguments: argparse.Namespace, folder: Path, world: int) -> tuple[lis
     return table, numbers
 
 
-def _python(arguments: argparse.Namespace, folder: Path, data: Path) -> list[str]:
+def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -> list[str]:
     """Return the command that starts Python on the nodes: this Python, or the container's with the folders bound."""
     if arguments.container is None:
         return [sys.executable]
-    binds = ",".join(sorted({str(Path.cwd()), str(folder.parent), str(data.resolve())}))
+    binds = ",".join(sorted({str(Path.cwd()), str(folder.parent), *(str(path.resolve()) for path in data)}))
     return ["apptainer", "exec", "--nv", "--bind", binds, str(arguments.container.resolve()), "python3"]
 
 

@@ -59,7 +59,7 @@ def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
     """A heading and a grid for each operation, on the first training picture."""
     policy = parse_policy(recipe.augment.auto_augment) if recipe.augment.auto_augment else None
     section = _picture_section(recipe)
-    program = compile_policy(policy, section.mean)
+    program = compile_policy(policy, section.mean, section.interpolation)
     fill = program.fill & 255, program.fill >> 8 & 255, program.fill >> 16
     picture = _first_picture(section)
     parts = [

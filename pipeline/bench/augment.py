@@ -27,7 +27,7 @@ from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
 
-VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba")
+VERSIONS = ("torch", "torchvision", "timm", "pillow", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE, BATCH = 224, 25
 ROUND = 500  # pictures: an epoch of 20 batches, since each epoch starts new threads

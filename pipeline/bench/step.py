@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
 from pipeline.data.loader import Batch
+from pipeline.distributed.requests import SharedRequests
 from pipeline.distributed.signals import StopRequest
 from pipeline.distributed.topology import Topology, process_group
 from pipeline.distributed.watchdog import Watchdog
@@ -116,7 +117,7 @@ def time_contestants(
         trainers = {PLAIN: plain, ENGINE: alone, LOOP: whole_loop}
         contestants = {name: _turn(train, steps) for name, train in trainers.items()}
         times = time_in_turns(contestants, turns, partial(compute_clock, device))
-        loop.stop_flag.finish()
+        loop.context.requests.finish()
     return times
 
 
@@ -145,6 +146,7 @@ def _build_loop(
         rollback=Rollback(folder, topology, 0, []),
         watchdog=stack.enter_context(Watchdog(folder, topology, store, 3600)),
         stop=stack.enter_context(StopRequest()),
+        requests=SharedRequests(topology, store),
     )
     return Loop(recipe, engine, schedule, evaluate, context, start)
 

@@ -3,15 +3,19 @@
 import argparse
 from pathlib import Path
 
+from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
+from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
 
 
 def add_analyse(commands) -> None:
     """Add `widemix analyse`."""
-    parser = commands.add_parser("analyse", help="draw what a recipe does", description="Draw what a recipe does.")
+    text = "draw and measure what recipes and networks do"
+    parser = commands.add_parser("analyse", help=text, description=f"{text.capitalize()}.")
     analyses = parser.add_subparsers(metavar="ANALYSIS", required=True)
-    add_augment(analyses)
+    for add in (add_augment, add_cka, add_spectrum, add_weights, add_sparse_spectrum, add_regularisation):
+        add(analyses)
 
 
 def add_augment(analyses) -> None:

@@ -130,8 +130,15 @@ def _bench(arguments: argparse.Namespace) -> Exit:
         value = getattr(arguments, name, None)
         if value is not None and value < 1:
             raise InputError(f"--{name} {value}: must be at least 1")
+    from packaging.requirements import Requirement
+
     from pipeline.bench.report import report
+    from pipeline.doctor.finding import install
+    from pipeline.doctor.software import unmet
 
     bench = import_module("data_prep.bench" if arguments.bench == "prep" else f"pipeline.bench.{arguments.bench}")
+    absent = [name for name in bench.VERSIONS if unmet(Requirement(name))]
+    if absent:
+        raise InputError(f"bench {arguments.bench}: needs {', '.join(absent)}; {install(*absent)}")
     report(bench.run(arguments), bench.VERSIONS, arguments.json)
     return Exit.DONE

@@ -105,7 +105,7 @@ def tune_garbage_collector() -> None:
 def add_recipe_arguments(parser: Parser) -> None:
     """Add the argument RECIPE.yaml, and at the end of --help a list of all recipe keys."""
     parser.add_argument(
-        "recipe", metavar="RECIPE.yaml", nargs="?", help="recipe file, such as recipes/digits/rp_mixer.yaml"
+        "recipe", metavar="RECIPE.yaml", nargs="?", help="recipe file, or a shipped recipe's name: digits/rp_mixer"
     )
     rows = []
     for name, (kind, default, text) in keys().items():

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from pipeline.formats.manifest import Split
 
 
+def _path(text: str) -> Path:
+    """A path; an empty one, as from a variable that is not set, would be the working directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty; name a folder")
+    return Path(text)
+
+
 def add_prep(commands) -> None:
     """Add the command `prep`."""
     from data_prep.sources import SOURCES
@@ -26,11 +33,12 @@ def add_prep(commands) -> None:
     )
     add = parser.add_argument
     add("source", metavar="SOURCE", help="one of the sources listed below")
-    add("--from", dest="origin", type=Path, metavar="DIR", help="folder to read the source from")
-    add("--to", type=Path, required=True, metavar="DIR", help="folder to write to")
+    add("--from", dest="origin", type=_path, metavar="DIR", help="folder to read the source from")
+    add("--to", type=_path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     add("--force", action="store_true", help="replace what was prepared in the folder before")
+    add("--extend", action="store_true", help="add what the source has gained since; only that is encoded")
     _add_image_options(parser)
     _add_subset_options(parser)
     _add_text_options(parser)
@@ -51,17 +59,24 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
     corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
+    bad = "largest share of a split's images that may be skipped; more of them, or all of a class, end the command "
+    add("--max-bad", metavar="SHARE", default="1%", help=bad + "with exit code 1 and a list (default: 1%%)")
 
 
 def _add_subset_options(parser: argparse.ArgumentParser) -> None:
     description = "Subsets of the training split, chosen by --seed with the same share of every class.\n"
-    description += "With one seed, a smaller subset is part of each larger one."
+    description += "With one seed, a smaller subset is part of each larger one. And the order in which it is stored."
     add = parser.add_argument_group("subsets", description).add_argument
     add("--fraction", metavar="SHARE", default="100%", help="share to keep, such as 0.1 or 10%% (default: all)")
     add("--per-class", type=int, default=0, metavar="N", help="samples of each class to keep (default: all)")
     holdout = "share to move from train to a split named holdout (default: none)"
     add("--holdout", metavar="SHARE", default="0%", help=holdout)
-    add("--seed", type=int, default=0, metavar="N", help="seed of the choice (default: 0)")
+    shuffle = (
+        "store train in a random order if the source lists it class by class, so that each part of the file has "
+    )
+    shuffle += "all classes, which data.order paged needs"
+    add("--shuffle", action="store_true", help=shuffle)
+    add("--seed", type=int, default=0, metavar="N", help="seed of the choice and of the order (default: 0)")
 
 
 def _add_text_options(parser: argparse.ArgumentParser) -> None:
@@ -83,17 +98,33 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     longest = arguments.short_side is None
     size: dict[str, Any] = {"max_size": given["max_size" if longest else "short_side"]}
     size["side"] = "longest" if longest else "shortest"
-    names = ("quality", "raw", "restart_markers", "on_corrupt", "per_class", "seed", "length", "vocab", "vocab_size")
+    names = (
+        "quality",
+        "raw",
+        "restart_markers",
+        "on_corrupt",
+        "per_class",
+        "shuffle",
+        "seed",
+        "length",
+        "vocab",
+        "vocab_size",
+    )
     shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
     settings = PrepSettings(**size, **{name: given[name] for name in names}, **shares)
     if arguments.processes is not None and arguments.processes < 1:
         raise InputError(f"--processes {arguments.processes}: must be at least 1")
+    arguments.to = arguments.to or Path("datasets", arguments.source)
     job = (arguments.source, arguments.origin, arguments.to, settings)
     options: dict[str, Any] = {"processes": arguments.processes, "force": arguments.force}
+    options["extend"] = arguments.extend
+    max_bad = parse_share(given["max_bad"])
+    if not 0 <= max_bad <= 1:
+        raise InputError(f"--max-bad {given['max_bad']}: must be 0 to 1 (or 100%)")
     if arguments.dry_run:
         _print_estimates(arguments.to, *dry_run(*job, **options))
         return Exit.DONE
-    manifest = prepare(*job, **options)
+    manifest = prepare(*job, **options, max_bad=max_bad)
     for split in manifest.splits.values():
         print(f"{arguments.to / split.file}: {_summary(split)}")
     if manifest.exceptions:
@@ -124,19 +155,34 @@ def add_verify(commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="check a prepared folder",
-        description="Check every byte of a prepared folder against the hashes in its manifest. Prints each damaged "
-        "block and the samples in it, and exits with 1 if there is any.",
+        description="Check every byte of a prepared folder against the hashes in its manifest, and every sample "
+        "against its checksum. Prints each damaged sample and block, and exits with 1 if there is any.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
+    parser.add_argument("folder", type=_path, metavar="DIR", help="folder that `widemix prep` wrote")
+    add = "if there is no damage, add checksums to a folder that an older version prepared without"
+    parser.add_argument("--add-checksums", action="store_true", help=add)
     parser.set_defaults(command=_verify)
 
 
 def _verify(arguments: argparse.Namespace) -> Exit:
-    from data_prep.verify import verify
+    from data_prep.add_checksums import add_checksums
+    from data_prep.verify import repair_command, verify
+    from pipeline.formats.manifest import UNCHECKED, read_manifest
 
-    damages = verify(arguments.folder)
-    print("\n".join(damages) if damages else f"{arguments.folder}: no damage")
-    return Exit.FAILED if damages else Exit.DONE
+    folder = arguments.folder
+    damages = add_checksums(folder) if arguments.add_checksums else verify(folder)
+    if damages:
+        print("\n".join(damages))
+        print(f"to prepare it again: {repair_command(folder)}")
+        return Exit.FAILED
+    if read_manifest(folder).format == UNCHECKED:
+        print(f"{folder}: no damage, but an older version prepared it without checksums of samples and manifest;")
+        print(
+            f"`widemix verify {folder} --add-checksums` adds them, and `widemix prep ... --force` prepares it again"
+        )
+    else:
+        print(f"{folder}: no damage")
+    return Exit.DONE
 
 
 def add_stage(commands) -> None:
@@ -147,8 +193,8 @@ def add_stage(commands) -> None:
         description="Copy a prepared folder to this node's own disk, check it, and print its path for data.path. "
         "Any number of processes may run this at once: one copies, the others wait. An existing copy is reused.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder on the node's own disk")
+    parser.add_argument("folder", type=_path, metavar="DIR", help="folder that `widemix prep` wrote")
+    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder on the node's own disk")
     parser.set_defaults(command=_stage)
 
 

@@ -1,13 +1,14 @@
 """widemix train, eval, export."""
 
 import argparse
-import json
+import math
 import os
 import shlex
 import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, load_from_arguments
+from pipeline.cli.outputs import write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import check_world
@@ -64,28 +65,51 @@ def add_eval(commands) -> None:
     """Add `widemix eval`."""
     parser = commands.add_parser(
         "eval",
-        help="evaluate a checkpoint",
-        description="Print loss, top-1 and top-5 of a run's newest checkpoint, or of one checkpoint, on a split.",
+        help="evaluate a network",
+        description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
+        "a folder of `widemix export`, or timm:NAME. Classes of the data are matched with the network's by name.",
     )
-    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
-    parser.add_argument(
-        "--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)"
-    )
-    parser.add_argument("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size)")
-    parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add = parser.add_argument
+    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, exported folder, or timm:NAME")
+    add("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
+    add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
+    add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
+    add("--details", action="store_true", help=details)
+    add("--to", type=Path, metavar="DIR", help="draw confusion.png and reliability.png there (with --details)")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.set_defaults(command=_eval)
 
 
 def _eval(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.trained import evaluate_checkpoint
+    from pipeline.training.assessment import assess
 
-    result = evaluate_checkpoint(arguments.path, arguments.data, arguments.split, arguments.batch, arguments.ema)
-    print("  ".join(f"{name} {value:.4f}" for name, value in result.items()))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    return Exit.DONE
+    if arguments.to and not arguments.details:
+        raise InputError("--to: needs --details")
+    result = assess(
+        arguments.network, arguments.data, arguments.split, arguments.batch, arguments.ema, arguments.details
+    )
+    if os.environ.get("RANK", "0") != "0":
+        return Exit.DONE
+    print(result.sentence())
+    numbers = {key: value for key, value in vars(result).items() if key not in ("figures", "details")}
+    figures = {}
+    if result.details:
+        from pipeline.analysis.evaluation import draw_confusion, draw_reliability
+
+        details = result.details
+        known = zip(result.classes, details.per_class, strict=False)
+        worst = sorted((share, name) for name, share in known if share is not None)[:3]
+        print(f"expected calibration error {details.ece:.4f}")
+        print("lowest top-1: " + ", ".join(f"{name} {share:.2f} %" for share, name in worst))
+        numbers |= vars(details)
+        figures = {
+            "confusion.png": lambda: draw_confusion(result, details),
+            "reliability.png": lambda: draw_reliability(result, details),
+        }
+    finite = {name: value if math.isfinite(value) else None for name, value in result.figures.items()}
+    return write_outputs(arguments, finite | numbers, figures)
 
 
 def add_export(commands) -> None:
@@ -93,9 +117,8 @@ def add_export(commands) -> None:
     parser = commands.add_parser(
         "export",
         help="write a checkpoint as safetensors, for timm",
-        description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors and "
-        "config.json. After `import pipeline.models.timm_registry`, timm.create_model('local-dir:DIR', "
-        "pretrained=True) loads it.",
+        description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors, "
+        "config.json and README.md, the model card. It prints the Python line that loads them by timm.create_model.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
@@ -106,6 +129,6 @@ def add_export(commands) -> None:
 def _export(arguments: argparse.Namespace) -> Exit:
     from pipeline.training.trained import export_checkpoint
 
-    labels = export_checkpoint(arguments.path, arguments.to, arguments.ema)
-    print(f"{arguments.to}: {len(labels)} classes; timm.create_model('local-dir:{arguments.to}', pretrained=True)")
+    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema)
+    print(f"{arguments.to}: {len(labels)} classes; {line}")
     return Exit.DONE

@@ -1,10 +1,16 @@
-"""widemix study plan, run, report."""
+"""widemix study plan, run, report; and bounds, which a paper computes without training."""
 
 import argparse
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.cli.commands import Exit
-from pipeline.errors import InputError, RunError
+from pipeline.errors import InputError
+
+if TYPE_CHECKING:
+    from pipeline.studies.cell import Cell
+    from pipeline.studies.study import Study
 
 
 def add_study(commands) -> None:
@@ -13,87 +19,166 @@ def add_study(commands) -> None:
         "study",
         help="train recipes that differ in a few keys, and compare them",
         description="List, train and draw the runs of a study file, such as recipes/studies/figure7.yaml. "
-        "Its runs are called cells.",
+        "Its runs are called cells. `widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, command, text in (
-        ("plan", _plan, "print each cell: done or open, and its `widemix train` command"),
-        ("run", _run, "train the cells that are not done, one after the other; the same command again continues"),
-        ("report", _report, "write report.md and report.png about the cells that are done"),
+        ("plan", _plan, "print each cell, its state and, with --gpu, its hours and disk space"),
+        (
+            "run",
+            _run,
+            "train the cells that are neither done nor being trained by another process; the same command continues, "
+            "and may run on several machines at once if they share the folder",
+        ),
+        ("report", _report, "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         verb.add_argument(
-            "recipe",
-            type=Path,
-            nargs="+",
-            metavar="STUDY.yaml",
-            help="study file, such as recipes/studies/figure7.yaml",
+            "recipe", type=Path, metavar="STUDY.yaml", help="study file, such as recipes/studies/figure7.yaml"
         )
         verb.add_argument(
-            "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<first study>)"
+            "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<study>)"
         )
         verb.add_argument(
             "--only", default="*", metavar="PATTERN", help="only cells whose name matches, such as 'cifar10-*'"
         )
-        if name != "report":
-            verb.epilog = "Recipe keys as --section.key VALUE apply to all cells; `widemix train --help` lists them."
-        if name == "run":
-            verb.add_argument("--ranks", type=int, default=0, metavar="N", help="as in `widemix train`")
+        verb.epilog = (
+            "Recipe keys as --section.key VALUE apply to all cells; give the same ones to all three commands."
+        )
         verb.set_defaults(command=command)
+        _add_options(name, verb)
+    _add_bounds(verbs)
 
 
-def _cells(arguments: argparse.Namespace):
-    from pipeline.studies.plan import read_studies
+def _add_bounds(verbs) -> None:
+    text = "compute the separation-rank bounds of Mixers and transformers by depth"
+    source = "(Navon & Bronstein 2023, theorems 5.5 to 5.7, conclusion 5.9)"
+    verb = verbs.add_parser("bounds", help=text, description=f"{text[0].upper()}{text[1:]} {source}.")
+    verb.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for bounds.csv, .png and .svg")
+    verb.add_argument("--width", type=int, default=3**30, metavar="M", help="width of a token (default: 3^30)")
+    verb.add_argument("--tokens", type=int, default=196, metavar="N", help="tokens (default: 196)")
+    verb.add_argument("--heads", type=int, default=12, metavar="H", help="attention heads (default: 12)")
+    verb.add_argument("--depth", type=int, default=24, metavar="P", help="greatest number of layers (default: 24)")
+    verb.set_defaults(command=_bounds)
 
-    folder = arguments.to or Path("runs") / arguments.recipe[0].stem
-    return read_studies(arguments.recipe, arguments.overrides, arguments.only), folder
+
+def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
+    if name == "plan":
+        from pipeline.estimate.hardware import GPUS
+
+        gpu = "also print hours on one GPU of this kind, by a roofline, and the size of the checkpoints"
+        verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
+    if name == "run":
+        at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
+        verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
+        verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
+    if name == "report":
+        where = "folder for the report (default: that of the run folders)"
+        verb.add_argument("--report", type=Path, metavar="DIR", help=where)
+
+
+def _read(arguments: argparse.Namespace) -> tuple["Study", "list[Cell]", Path]:
+    """The study, its cells, and the folder of their runs."""
+    from pipeline.studies.study import read_study, study_cells
+
+    study = read_study(arguments.recipe)
+    cells = study_cells(arguments.recipe, study, arguments.overrides, arguments.only)
+    return study, cells, arguments.to or Path("runs") / arguments.recipe.stem
+
+
+def _trained(arguments: argparse.Namespace) -> tuple["list[Cell]", Path]:
+    """The cells to train, each once, and the folder of their runs."""
+    from pipeline.studies.cell import unique
+
+    study, cells, folder = _read(arguments)
+    if not study.measured:
+        raise InputError(f"{arguments.recipe}: shows sizes of networks alone; `widemix study report` draws it")
+    return unique(cells), folder
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
-    import shlex
+    from pipeline.studies.lease import Leases
+    from pipeline.studies.status import requirements, state
 
-    cells, folder = _cells(arguments)
+    cells, folder = _trained(arguments)
+    leases = Leases(folder)
+    states = {cell.name: state(cell, folder, leases) for cell in cells}
+    needs = requirements(cells, arguments.gpu) if arguments.gpu else {}
     for cell in cells:
-        words = ["widemix", "train", str(cell.path), "--run-dir", str(folder / cell.name)]
-        words += [word for name, value in cell.overrides for word in (f"--{name}", value)]
-        print(f"{'done' if cell.is_done(folder) else 'open'}  {shlex.join(words)}")
+        need = needs.get(cell.name)
+        hours = f"{need.hours:8.2f} h  " if need and need.hours is not None else "       ? h  " if need else ""
+        print(f"{states[cell.name]:8}  {hours}{cell.name}")
+    done = [cell for cell in cells if states[cell.name] == "done"]
+    print(f"{folder}: {len(done)} of {len(cells)} cells are done")
+    if needs:
+        rest = [needs[cell.name] for cell in cells if cell not in done]
+        total = sum(need.hours or 0 for need in rest)
+        size = sum(need.bytes for need in rest)
+        print(f"the others take {total:.1f} hours on one {arguments.gpu}, {size / 1e9:.2f} GB of checkpoints")
     return Exit.DONE
 
 
 def _run(arguments: argparse.Namespace) -> Exit:
-    from launch.local import launch
-    from pipeline.cli.runs import count_ranks
+    from pipeline.formats.manifest import read_manifest
     from pipeline.recipe import check_world
+    from pipeline.studies.runner import Runner
 
-    cells, folder = _cells(arguments)
-    ranks = count_ranks(arguments.ranks)
+    for name in ("at_once", "ranks"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
+    cells, folder = _trained(arguments)
     for cell in cells:
-        check_world(cell.recipe(), ranks)
+        check_world(cell.recipe, arguments.ranks)
     missing = [cell for cell in cells if not cell.is_done(folder)]
+    for path in {cell.recipe.data.path for cell in missing}:
+        read_manifest(Path(path))
+    folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}: {len(cells) - len(missing)} of {len(cells)} cells are done", flush=True)
-    failed = []
-    for number, cell in enumerate(missing, 1):
-        print(f"{cell.name}: {number} of {len(missing)}", flush=True)
-        command = ["-m", "pipeline.train", str(cell.path), "--run-dir", str(folder / cell.name)]
-        code = launch([*command, *(f"--{name}={value}" for name, value in cell.overrides)], ranks)
-        if code in (Exit.REQUEUE, Exit.WRONG_INPUT):  # Ctrl-C; or wrong input, which is the same for the other cells
-            return Exit(code)
-        if code != Exit.DONE:
-            failed.append(cell.name)
-    if failed:
-        raise RunError(
-            f"{len(failed)} of {len(cells)} cells failed, {failed[0]} first; the same command trains them again"
-        )
-    return Exit.DONE
+    return Runner(folder, arguments.at_once, arguments.ranks, _gpus()).run(cells)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _report(arguments: argparse.Namespace) -> Exit:
-    from pipeline.studies.report import as_markdown, collect, write_report
+    from pipeline.studies.page import write_report
+    from pipeline.studies.results import collect
 
-    if arguments.overrides:
-        raise InputError(f"--{arguments.overrides[0][0]}: a report has no overrides: its runs keep their recipes")
-    cells, folder = _cells(arguments)
-    points = collect(cells, folder)
-    print(as_markdown(points), end="")
-    print(f"{len(points)} of {len(cells)} cells are done: {', '.join(map(str, write_report(points, folder)))}")
+    study, cells, folder = _read(arguments)
+    results = collect(cells, folder, study)
+    done = sum(result.done for result in results)
+    if not done:
+        raise InputError(f"{folder}: none of the study's {len(cells)} cells is done there; `widemix study run` first")
+    files = write_report(results, study, arguments.recipe, arguments.report or folder)
+    print(f"{done} of {len(cells)} cells are done: {', '.join(map(str, files))}")
+    return Exit.DONE
+
+
+def _bounds(arguments: argparse.Namespace) -> Exit:
+    from pipeline.files import atomic_write
+    from pipeline.studies.bounds import as_csv, bounds, draw, strictly_smaller
+
+    if not 1 <= arguments.depth <= 600:
+        raise InputError(f"--depth {arguments.depth}: must be from 1 to 600")
+    sizes = (arguments.width, arguments.tokens, arguments.heads)
+    rows = bounds(range(1, arguments.depth + 1), *sizes)
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    table, png, svg = (arguments.to / f"bounds.{suffix}" for suffix in ("csv", "png", "svg"))
+    atomic_write(table, as_csv(rows))
+    draw(rows, f"m = {arguments.width:,}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
+    print(as_csv(rows), end="")
+    separated = [row.depth for row in rows if row.separated]
+    applies = [row.depth for row in rows if strictly_smaller(row.depth, *sizes)]
+    for text, depths in (
+        ("the lower bound of transformers exceeds the upper one of Mixers", separated),
+        ("conclusion 5.9 applies", applies),
+    ):
+        print(f"{text} at {f'{depths[0]} to {depths[-1]} layers' if depths else 'none of these depths'}")
+    print(f"{table}, {png}, {svg}")
     return Exit.DONE

@@ -7,9 +7,9 @@ def add_submit(commands) -> None:
 
     parser = commands.add_parser(
         "submit",
-        help="submit a recipe to Slurm, or a study that varies it",
-        description="Submit a recipe to Slurm by one sbatch command; with --vary, a study of several runs as an "
-        "array job. Cells of a study that are done, queued or running are skipped: the same command again submits "
+        help="submit a recipe or a study to Slurm",
+        description="Submit a recipe to Slurm by one sbatch command; a study, or a recipe with --vary, as an array "
+        "job. Cells of a study that are done, queued or running are skipped: the same command again submits "
         "those that have failed.",
     )
     add_arguments(parser)

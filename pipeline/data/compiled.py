@@ -1,14 +1,13 @@
 """numba's decorators with this project's settings: without the GIL, without fast-math, cached on disk.
 
 numba's cache misses changes of functions that a cached function calls from another file, so the cache folder is named
-after a hash of all sources and versions, and after whether the code calls the C library.
+after numba's version and a hash of all sources, and of whether the code calls the C library.
 """
 
 import ctypes
 import functools
 import hashlib
 import os
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from pipeline.native.build import cache_folder
 
 
 def _cache_folder() -> Path:
-    digest = hashlib.sha256(version("ffcv").encode())
+    digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     digest.update(b"C" if native.load() else b"")

@@ -17,7 +17,9 @@ from pipeline.data.split import open_descriptor
 from pipeline.data.threads import run_on_threads
 from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
-from pipeline.formats.beton import Beton
+from pipeline.formats.beton import BYTES, Beton
+from pipeline.formats.checksums import Checksums
+from pipeline.formats.sources import damaged_sample
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 
@@ -95,12 +97,12 @@ def cubic(view_ids: np.ndarray, interpolation: str, seed: int, epoch: int) -> np
 class Decoder:
     """Decodes the pictures of a .beton, on as many threads as each call asks for."""
 
-    def __init__(self, beton: Beton):
+    def __init__(self, beton: Beton, checksums: Checksums | None = None):
+        """Samples are compared with their `checksums`, if there are any, whenever they are read."""
         self.beton = beton
-        self._file = open_descriptor(beton, self)
+        self.descriptor = open_descriptor(beton, self)
         self._read: Any = _compiled_reader() or read_with_pillow
-        places = (beton.offset, beton.size, beton.segments, beton.segments_size)
-        self._tables = (beton.mode, *map(np.ascontiguousarray, (beton.height, beton.width, *places)))
+        self._checksums = checksums
 
     def read(
         self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
@@ -120,15 +122,31 @@ class Decoder:
             raise InputError(
                 f"{self.beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(self.beton)}"
             )
+        records = self.beton.read_records(self.descriptor, samples)
+        if records is None:
+            return dict.fromkeys(range(len(samples)), "the file ends before it; it was cut short")
         messages = np.zeros(len(samples), f"S{MESSAGE}")
-        request = [np.ascontiguousarray(samples, np.int64), np.ascontiguousarray(boxes, np.int64)]
+        tables = self._tables(samples, records)
+        request = [np.arange(len(samples)), np.ascontiguousarray(boxes, np.int64)]
         request.append(np.ascontiguousarray(bicubic, np.uint8))
-        run_on_threads(functools.partial(self._read, self._file, self._tables, *request, pictures, messages), threads)
+        run_on_threads(functools.partial(self._read, self.descriptor, tables, *request, pictures, messages), threads)
         return {int(b): messages[b].decode(errors="replace") for b in np.flatnonzero(messages)}
+
+    def _tables(self, samples: np.ndarray, records: np.ndarray) -> tuple[np.ndarray | None, ...]:
+        """These samples' rows of the tables that the readers take: places from their records, others as opened."""
+        beton, image, checksums = self.beton, records["f0"], self._checksums
+        segments = records["f2"] if "f2" in (records.dtype.names or ()) else np.zeros(len(records), BYTES)
+        sizes = beton.height[samples], beton.width[samples]
+        places = image["data_ptr"], beton.size[samples], segments["ptr"], segments["size"]
+        columns = [column.astype(np.int64) for column in (*sizes, *places, beton.label[samples])]
+        mode = np.ascontiguousarray(image["mode"])
+        if checksums is None:
+            return mode, *columns, None, None, None
+        return mode, *columns, checksums.samples[samples], checksums.first[samples], checksums.bands
 
     def describe_damage(self, sample: int, reason: str) -> str:
         """The message about a damaged sample."""
-        return f"{self.beton.path}: sample {sample} cannot be read: {reason}; `widemix verify` finds what is damaged"
+        return damaged_sample(self.beton.path, sample, reason)
 
 
 @functools.cache
@@ -138,13 +156,13 @@ def _compiled_reader() -> Any:
     if library is None:
         return None
     function = library.read_pictures
-    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 12, *[ctypes.c_int64] * 4]
+    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 16, *[ctypes.c_int64] * 4]
     function.restype = None
 
     def read(file, tables, samples, boxes, bicubic, pictures, messages, chunk, chunks):
         arrays = (*tables, samples, boxes, bicubic, pictures, messages)
-        assert all(array.flags.c_contiguous for array in arrays)  # C gets addresses, not strides
-        addresses = (array.ctypes.data for array in arrays)
+        assert all(array is None or array.flags.c_contiguous for array in arrays)  # C gets addresses, not strides
+        addresses = (None if array is None else array.ctypes.data for array in arrays)
         function(file, *addresses, pictures.shape[1], len(samples), chunk, chunks)
 
     return read

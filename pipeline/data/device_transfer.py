@@ -6,8 +6,9 @@ decoding. Erasing and mixing work on normalised float32 values, so they run on t
 are the same, without a transfer.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TypeVar
 
 import torch
@@ -19,11 +20,11 @@ DeviceBatch = TypeVar("DeviceBatch")
 def on_side_stream(
     hosts: Iterable[HostBatch], finish: Callable[[HostBatch], DeviceBatch], device: torch.device
 ) -> Iterator[DeviceBatch]:
-    """`finish` of each host batch, computed on a stream of its own. To be iterated by one background thread.
+    """`finish` of each host batch, computed on the device's side stream. To be iterated by one background thread.
 
     The thread synchronises with the stream, so every batch that was yielded is complete on the device.
     """
-    with _side_stream(device):
+    with torch.cuda.stream(_side_stream(device)) if device.type == "cuda" else nullcontext():
         for host in hosts:
             batch = finish(host)
             if device.type == "cuda":
@@ -38,6 +39,7 @@ def record_stream(device: torch.device, *tensors: torch.Tensor) -> None:
             tensor.record_stream(torch.cuda.current_stream(device))
 
 
-def _side_stream(device: torch.device) -> AbstractContextManager:
-    """A stream of high priority: its kernels are few, and a thread waits for them."""
-    return torch.cuda.stream(torch.cuda.Stream(device, priority=-1)) if device.type == "cuda" else nullcontext()
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the life of the process, of high priority: its kernels are few, and a thread waits for them."""
+    return torch.cuda.Stream(device, priority=-1)

@@ -7,6 +7,7 @@ in its randomness, overwrites buffers that are still in use, does not check its 
 crop, and blocks for ever when its thread raises.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,13 +17,13 @@ import torch
 
 from pipeline.data.device_transfer import on_side_stream, record_stream
 from pipeline.data.mixing import mix_groups, soft_labels
-from pipeline.data.order import Order, RandomOrder, evaluation_samples, steps_per_epoch
+from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
 from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.random import NETWORK, key
-from pipeline.data.readahead import Readahead
+from pipeline.data.readahead import request_ranges
 from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
 from pipeline.distributed.topology import Topology
@@ -63,6 +64,10 @@ class Source(Protocol):
     def file(self) -> PreparedFile:
         """The split's opened file."""
 
+    @property
+    def descriptor(self) -> int:
+        """The descriptor by which its samples are read."""
+
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         """A batch on the host, and the view ids that it holds: others than requested where one was replaced.
 
@@ -92,43 +97,71 @@ class TrainLoader:
     """Training batches of one rank; their content depends on (seed, epoch, step) alone, never on the world size.
 
     Pictures are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
+    Without `shuffle` epochs are in the order of the file. Without `drop_last` the last step of an epoch has what is
+    left, divided among the ranks as equally as possible. With several `views` a batch has them of each sample
+    one after the other: those of repeated augmentation.
     """
 
-    def __init__(self, data: AnyDataSection, augment: AugmentSection, train: TrainSection, topology: Topology):
+    def __init__(
+        self,
+        data: AnyDataSection,
+        augment: AugmentSection,
+        train: TrainSection,
+        topology: Topology,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        views: int = 1,
+    ):
         if isinstance(data, TextDataSection):
             self.source: Source = Tokens(data, data.train_split, topology)
         else:
             self.source = AugmentedPictures(data, augment, train.seed, topology)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
         self.micro_batch_size = train.global_batch // topology.world // train.grad_accum_steps
-        self.steps = steps_per_epoch(len(self), train.global_batch)
+        self.steps = steps_per_epoch(len(self), train.global_batch, drop_last)
         if self.steps == 0:
             raise InputError(
                 f"train.global_batch {train.global_batch} exceeds the {len(self)} samples of split "
                 f"{data.train_split!r} in {data.path}"
             )
-        self.order = _build_order(data, self.source.file, train, max(1, augment.aug_repeats))
+        kind = _order_kind(data, self.source.file) if shuffle else "file"
+        if not drop_last and (kind == "paged" or augment.mixing):
+            part = "data.order paged deals" if kind == "paged" else "mixup and CutMix take"
+            raise InputError(f"drop_last False: {part} whole batches only; set drop_last to True")
+        if views > 1 and (
+            augment.mixing or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"
+        ):
+            raise InputError(
+                f"views {views}: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with it"
+            )
+        self.views = views
+        self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats))
+        if isinstance(self.order, PagedOrder) and topology.rank == 0:
+            _warn_of_sorted_classes(self.source.file)
 
     def __len__(self) -> int:
         return len(self.source.file)
 
     def batches(self, epoch: int, first_step: int = 0) -> "Batches":
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        ahead = prefetch_count(self.data, self.source, self.micro_batch_size)
+        ahead = prefetch_count(self.data, self.source, self.micro_batch_size * self.views)
         hosts = Prefetch(self._read(epoch, first_step), ahead)
         return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
         rank, world = self.topology.rank, self.topology.world
-        disk = Readahead(self.source.file.path)
         for step in range(first_step, self.steps):
-            disk.request(self.order.prefetch_ranges(epoch, step, step == first_step, rank, world))
+            ranges = self.order.prefetch_ranges(epoch, step, step == first_step, rank, world)
+            request_ranges(self.source.descriptor, ranges)
             step_view_ids = self.order.step(epoch, step)
-            micro_batches = step_view_ids.reshape(world, self.train.grad_accum_steps, self.micro_batch_size)[rank]
-            for number, view_ids in enumerate(micro_batches):
+            micro_batches = np.array_split(step_view_ids, world * self.train.grad_accum_steps)
+            own = slice(rank * self.train.grad_accum_steps, (rank + 1) * self.train.grad_accum_steps)
+            for number, view_ids in enumerate(micro_batches[own]):
+                view_ids = (view_ids[:, None] + len(self) * np.arange(self.views)).reshape(-1)
                 inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
-                labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)])
+                labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)].astype(np.int64))
                 replaced = int((decoded_ids != view_ids).sum())
                 yield _HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, number, replaced)
 
@@ -148,34 +181,55 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Every sample of the evaluation split on exactly one rank: no padding, no drops, no duplicates.
+    """Every sample of the evaluation split, or of `samples`, on exactly one rank: no padding, drops, or duplicates.
 
     Each rank has the same number of batches, the last of which may be empty: sharded engines synchronise at every
     forward pass.
     """
 
-    def __init__(self, data: AnyDataSection, batch: int, topology: Topology, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        data: AnyDataSection,
+        batch: int,
+        topology: Topology,
+        dtype: torch.dtype = torch.float32,
+        samples: np.ndarray | None = None,
+    ):
         if isinstance(data, TextDataSection):
             self.source: Source = Tokens(data, data.eval_split, topology)
         else:
             self.source = Pictures(data, data.eval_split, topology)
         self.data, self.batch, self.topology, self.dtype = data, batch, topology, dtype
+        self.samples = np.arange(len(self.source.file)) if samples is None else samples
 
     def __len__(self) -> int:
-        return len(self.source.file)
+        return len(self.samples)
 
-    def batches(self) -> "Batches":
-        """All batches of this rank, in the order of the file. Use it in a `with` block."""
-        hosts = Prefetch(self._read(), prefetch_count(self.data, self.source, self.batch))
+    @property
+    def steps(self) -> int:
+        """Number of batches, the same on every rank."""
+        return -(-self._most // self.batch)
+
+    @property
+    def _most(self) -> int:
+        """Samples of rank 0, which has the most."""
+        return -(-len(self) // self.topology.world)
+
+    def batches(self, first_step: int = 0) -> "Batches":
+        """All batches of this rank from `first_step` on, in the order of the file or of `samples`.
+
+        Use it in a `with` block."""
+        hosts = Prefetch(self._read(first_step), prefetch_count(self.data, self.source, self.batch))
         return Batches(hosts, self._finish, self.topology.device)
 
-    def _read(self) -> Iterator[_HostBatch]:
-        samples = evaluation_samples(len(self), self.topology.rank, self.topology.world)
-        most = -(-len(self) // self.topology.world)  # on rank 0
-        for start in range(0, most, self.batch):
+    def _read(self, first_step: int) -> Iterator[_HostBatch]:
+        samples = self.samples[evaluation_samples(len(self), self.topology.rank, self.topology.world)]
+        for start in range(first_step * self.batch, self._most, self.batch):
             view_ids = samples[start : start + self.batch]
             inputs, decoded_ids = self.source.read(view_ids, view_ids, 0)
-            yield _HostBatch(inputs, torch.from_numpy(self.source.file.label[decoded_ids]), decoded_ids, 0, 0)
+            yield _HostBatch(
+                inputs, torch.from_numpy(self.source.file.label[decoded_ids].astype(np.int64)), decoded_ids, 0, 0
+            )
 
     def _finish(self, host: _HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
@@ -193,13 +247,27 @@ def prefetch_count(data: AnyDataSection, source: Source, count: int) -> int:
     return max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
 
 
-def _build_order(data: AnyDataSection, file: PreparedFile, train: TrainSection, repeats: int) -> Order:
-    """The order that `data.order` names; auto depends on the recipe and the file alone."""
+def _order_kind(data: AnyDataSection, file: PreparedFile) -> str:
+    """random or paged, as `data.order` says; auto depends on the recipe and the file alone."""
     larger = len(file.bytes) > data.memory_gib * 2**30
-    if data.order == "paged" or (data.order == "auto" and larger):
+    return ("paged" if larger else "random") if data.order == "auto" else data.order
+
+
+def _build_order(kind: str, data: AnyDataSection, file: PreparedFile, train: TrainSection, repeats: int) -> Order:
+    if kind == "paged":
         window_bytes = data.shuffle_window_mib << 20
         return PagedOrder(file.offset, file.size, train.global_batch, train.seed, window_bytes, repeats)
-    return RandomOrder(len(file), train.global_batch, train.seed, repeats)
+    return {"random": RandomOrder, "file": FileOrder}[kind](len(file), train.global_batch, train.seed, repeats)
+
+
+def _warn_of_sorted_classes(file: PreparedFile) -> None:
+    """A window of pages that each hold one class has few classes: batches vary more than those of a shuffle."""
+    if len(file) > 1 and file.label[0] < file.label[-1] and (file.label[1:] >= file.label[:-1]).all():
+        print(
+            f"warning: {file.path}: is stored class by class, which order paged mixes badly; "
+            "prepare it with --shuffle",
+            file=sys.stderr,
+        )
 
 
 def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None:
@@ -227,7 +295,7 @@ class Batches:
     def __next__(self) -> Batch:
         self._hosts.check()
         batch = next(self._ready)
-        record_stream(self._device, batch.inputs, batch.targets)
+        record_stream(self._device, batch.inputs, batch.targets, *([] if batch.keys is None else [batch.keys]))
         return batch
 
     def __enter__(self) -> "Batches":

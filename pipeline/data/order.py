@@ -13,6 +13,7 @@ sample + count x view (without repeats the sample's number), which keys all of i
 from typing import Any, Protocol
 
 import numpy as np
+from typing_extensions import override
 
 from pipeline.data.compiled import jit, jit_inline
 from pipeline.data.random import ORDER, key, scramble
@@ -40,22 +41,35 @@ class RandomOrder:
         self.count, self.global_batch, self.seed, self.repeats = count, global_batch, seed, repeats
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
-        places, views = split_views(step * self.global_batch, self.global_batch, self.repeats)
-        return shuffled(places, self.count, key(self.seed, epoch, self.count, ORDER)) + self.count * views
+        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch], or fewer in the last."""
+        first = step * self.global_batch
+        places, views = split_views(first, min(self.global_batch, self.count - first), self.repeats)
+        return self._samples(places, epoch) + self.count * views
 
     def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
         """No ranges: the file is expected to fit into memory."""
         return np.empty((0, 2), np.int64)
 
+    def _samples(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        """The samples at these places of the epoch's sequence."""
+        return shuffled(places, self.count, key(self.seed, epoch, self.count, ORDER))
 
-def steps_per_epoch(count: int, global_batch: int) -> int:
-    """Whole global batches in `count` samples, also with repeats; the rest of the epoch's sequence is dropped.
+
+class FileOrder(RandomOrder):
+    """Every epoch in the order of the file, in place of a permutation."""
+
+    @override
+    def _samples(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return places
+
+
+def steps_per_epoch(count: int, global_batch: int, drop_last: bool = True) -> int:
+    """Global batches in `count` samples, also with repeats; what does not fill the last one is dropped or one more.
 
     timm's RepeatAugSampler first cuts `count` to a multiple of 256, which gives the same number of steps for a global
     batch that 256 divides.
     """
-    return count // global_batch
+    return count // global_batch if drop_last else -(-count // global_batch)
 
 
 def split_views(first: int, length: int, repeats: int) -> tuple[np.ndarray, np.ndarray]:

@@ -47,9 +47,11 @@ class PagedOrder:
             1, -(-self.length // max(1, -(-self.length // most)))
         )  # samples; windows are of about equal size
 
-        by_place = np.argsort(offset, kind="stable")
-        self._by_place = None if np.array_equal(by_place, np.arange(self.count)) else by_place
-        self._offset, self._size = offset[by_place], size[by_place]
+        self._by_place: np.ndarray | None = None
+        self._offset, self._size = offset, size  # in the order of the file
+        if not (offset[1:] >= offset[:-1]).all():
+            self._by_place = np.argsort(offset, kind="stable")
+            self._offset, self._size = offset[self._by_place], size[self._by_place]
 
     def step(self, epoch: int, step: int) -> np.ndarray:
         """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""

@@ -11,7 +11,7 @@ from pipeline.data.augment.erase import erase
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from pipeline.data.normalise import empty_host, normalise
 from pipeline.data.random import REPLACE, key, uniform
-from pipeline.data.split import open_split
+from pipeline.data.split import open_split, split_checksums
 from pipeline.distributed.topology import Topology, share_cpus
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
@@ -28,7 +28,8 @@ class Pictures:
         self.section, self.device = section, topology.device
         self.threads = section.workers or share_cpus(topology)
         self.file = open_split(section, split, open_beton)
-        self.decoder = Decoder(self.file)
+        self.decoder = Decoder(self.file, split_checksums(section, self.file, topology))
+        self.descriptor = self.decoder.descriptor
         self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
         self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
 
@@ -71,7 +72,7 @@ class AugmentedPictures(Pictures):
     def __init__(self, section: DataSection, augment: AugmentSection, seed: int, topology: Topology):
         super().__init__(section, section.train_split, topology)
         self.augment, self.seed = augment, seed
-        self.augmentation = build_augmentation(augment, section.mean)
+        self.augmentation = build_augmentation(augment, section.mean, section.interpolation)
         self._check_padding()
 
     @override

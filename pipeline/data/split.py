@@ -1,6 +1,7 @@
 """Opens a prepared split and checks it against the manifest and the recipe."""
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
-from pipeline.formats.manifest import check_counts, read_manifest, split_path
+from pipeline.formats.beton import Beton
+from pipeline.formats.checksums import Checksums, open_checksums
+from pipeline.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
+from pipeline.formats.text import TextBeton
 from pipeline.recipe.data import PreparedSection
 
 
@@ -58,6 +63,22 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
             f"{opened.path}: labels reach {opened.label.max()}, data.num_classes is {section.num_classes}"
         )
     return opened
+
+
+def split_checksums(section: PreparedSection, file: Beton | TextBeton, topology: Topology) -> Checksums | None:
+    """The checksums of an open split's samples; None with `data.checksums` false.
+
+    None too, with a warning by rank 0, for a folder of an older version, which has none.
+    """
+    if not section.checksums:
+        return None
+    folder = Path(section.path)
+    if read_manifest(folder).format != UNCHECKED:
+        return open_checksums(file)
+    if topology.rank == 0:
+        line = f"warning: {file.path}: has no checksums, so that damaged samples may be read as wrong ones; "
+        print(f"{line}`widemix verify {folder} --add-checksums` adds them", file=sys.stderr)
+    return None
 
 
 def open_descriptor(file: PreparedFile, owner: object) -> int:

@@ -11,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.data.split import open_descriptor, open_split
+from pipeline.data.split import open_descriptor, open_split, split_checksums
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
+from pipeline.formats.checksums import MISMATCH, text_checksums
+from pipeline.formats.sources import damaged_sample
 from pipeline.formats.text import TOKEN, TOKENIZER, open_text
 from pipeline.models.section import ModelSection
 from pipeline.recipe.data import TextDataSection
 
+CUT_SHORT = "the file ends before it; it was cut short"
 _MULTIPLE = 8  # few different shapes, and ones that suit tensor cores
 
 
@@ -27,7 +30,8 @@ class Tokens:
     def __init__(self, section: TextDataSection, split: str, topology: Topology):
         self.device = topology.device
         self.file = open_split(section, split, open_text)
-        self._descriptor = open_descriptor(self.file, self)
+        self._checksums = split_checksums(section, self.file, topology)
+        self.descriptor = open_descriptor(self.file, self)
         self.vocabulary = _vocabulary_size(Path(section.path) / TOKENIZER)
 
     def check(self, model: ModelSection) -> None:
@@ -41,20 +45,25 @@ class Tokens:
         """
         width, samples = self.width(step_view_ids), view_ids % len(self.file)
         ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        for row, sample in zip(ids.numpy(), samples, strict=True):
-            row[:] = self._pair(sample)[:width]
+        ids.numpy()[:] = self._pairs(samples)[:, :width]
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
             raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
         return ids, view_ids
 
-    def _pair(self, sample: int) -> np.ndarray:
-        """The tokens of a pair with its padding, int32 [tokens]."""
-        size = int(self.file.size[sample])
-        data = os.pread(self._descriptor, size, int(self.file.offset[sample]))
-        if len(data) < size:
-            raise InputError(f"{self.file.path}: sample {sample}: the file ends before it; it was cut short")
-        return np.frombuffer(data, TOKEN)
+    def _pairs(self, samples: np.ndarray) -> np.ndarray:
+        """The tokens of pairs with their padding, int32 [B, tokens]."""
+        pairs = np.empty((len(samples), self.file.tokens), TOKEN)
+        for pair, sample, offset in zip(pairs, samples, self.file.offset[samples].tolist(), strict=True):
+            if os.preadv(self.descriptor, [pair.data], offset) < pair.nbytes:
+                raise InputError(
+                    damaged_sample(self.file.path, int(sample), "the file ends before it; it was cut short")
+                )
+        if self._checksums:
+            wrong = text_checksums(self.file, samples, pairs) != self._checksums.samples[samples]
+            if wrong.any():
+                raise InputError(damaged_sample(self.file.path, int(samples[wrong.argmax()]), MISMATCH))
+        return pairs
 
     def finish(self, ids: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
         """The token ids that `read` returned, on the device."""

@@ -7,22 +7,35 @@ import numpy as np
 from PIL import Image
 
 from pipeline.formats.beton import JPEG
+from pipeline.formats.checksums import MISMATCH, picture_blocks, sample_checksum
 
 
 def read_with_pillow(file, tables, samples, boxes, bicubic, pictures, messages, chunk, chunks) -> None:
     """Decode every `chunks`-th picture from `chunk` on; `messages` gets the reason of each damaged one."""
-    mode, height, width, offset, size, *_ = tables
+    mode, height, width, offset, size, segments, segments_size, label, checksum, *_ = tables
     for b in range(chunk, len(samples), chunks):
         sample = samples[b]
         shape = int(width[sample]), int(height[sample])
         try:
-            data = os.pread(file, int(size[sample]), int(offset[sample]))
-            if len(data) < size[sample]:
-                raise ValueError("the file ends before it; it was cut short")
+            data, table = (
+                _read(file, int(place[sample]), int(length[sample]))
+                for place, length in ((offset, size), (segments, segments_size))
+            )
+            if checksum is not None:
+                record = mode[sample], *shape, label[sample], len(data), len(table)
+                if sample_checksum(record, picture_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
+                    raise ValueError(MISMATCH)
             picture = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
             pictures[b] = _resized(picture, boxes[b], bool(bicubic[b]), pictures.shape[1])
         except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
             messages[b] = (str(error) or type(error).__name__).encode()
+
+
+def _read(file: int, offset: int, size: int) -> bytes:
+    data = os.pread(file, size, offset)
+    if len(data) < size:
+        raise ValueError("the file ends before it; it was cut short")
+    return data
 
 
 def _jpeg(data: bytes, shape: tuple[int, int]) -> Image.Image:

@@ -104,6 +104,15 @@ def share_cpus(topology: Topology) -> int:
     return max(1, usable_cpus() // topology.local_world)
 
 
+def set_matmul_precision(precision: str) -> None:
+    """Set what GPUs compute products and convolutions of fp32 in: "highest" is fp32, "high" TF32.
+
+    torch's own default is TF32 for convolutions alone, such as the first layer of a Mixer.
+    """
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
 def seed_device(device: torch.device, seed: int) -> None:
     """`torch.manual_seed` for the CPU and one device, cheap enough for every step.
 
@@ -133,33 +142,6 @@ def on_main(topology: Topology, action: Callable[[], Value]) -> Value:
     if shared[1] is not None:
         raise InputError(shared[1])
     return shared[0]
-
-
-class SharedFlag:
-    """A flag that any rank may set and that all ranks read as set at the same step.
-
-    Each step starts an asynchronous all-reduce of one number over gloo and reads the result of the previous step's,
-    so that training never waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._flag = torch.zeros(1)
-        self._work: dist.Work | None = None
-
-    def poll(self, value: bool) -> bool:
-        """Share this rank's value; return whether any rank's was true at the previous call. Call it once a step."""
-        previous = self.finish()
-        self._flag = torch.tensor([float(value)])
-        self._work = dist.all_reduce(self._flag, async_op=True)
-        return previous
-
-    def finish(self) -> bool:
-        """Wait for the all-reduce in flight, if any; return whether any rank's value in it was true."""
-        if self._work is None:
-            return False
-        self._work.wait()
-        self._work = None
-        return bool(self._flag.item())
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -68,8 +68,11 @@ class Watchdog:
         if error is not None and self._topology.world > 1:
             interrupted = isinstance(error, KeyboardInterrupt)
             reason = self._report_failure(f"{self._name}: {'interrupted' if interrupted else error}")
+            first = reason is not None and reason.startswith(self._name)
+            if first and self._topology.is_main and not (interrupted or isinstance(error, InputError)):
+                time.sleep(1.5 * HEARTBEAT_INTERVAL)  # the store may end with this process: the others read it before
             same = isinstance(error, InputError) or (reason or "").endswith(str(error))  # every rank raises it
-            if reason is not None and not (interrupted or same or reason.startswith(self._name)):
+            if reason is not None and not (interrupted or same or first):
                 raise RunError(f"{reason}; so this rank ends ({error})") from error
 
     def _check_progress(self) -> None:
@@ -160,7 +163,7 @@ def _open_to_append(path: Path) -> TextIO:
 
 def _remove_if_empty(path: Path) -> None:
     """Remove a stacks file that was never written to, and its folder if it was the last."""
-    if path.stat().st_size == 0:
-        path.unlink()
-    with suppress(OSError):  # other ranks' stacks are in it, or another rank has removed it
+    with suppress(OSError):  # other ranks' stacks are in it, another rank has removed it, or the run folder was moved
+        if path.stat().st_size == 0:
+            path.unlink()
         path.parent.rmdir()

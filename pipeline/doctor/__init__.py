@@ -34,6 +34,14 @@ def run_doctor() -> int:
 
 
 def run_check(check: Check) -> Finding:
+    """Run a check; what is missing, but only few need, becomes a note."""
+    finding = _find(check)
+    if finding.state == "missing" and check.only_for:
+        return Finding(f"{finding.text}; {check.only_for}", "note", finding.fix)
+    return finding
+
+
+def _find(check: Check) -> Finding:
     """Run a check; an exception becomes a finding. Warnings and log lines of what it imports are suppressed."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -29,10 +29,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check, and the package to reinstall if it raises."""
+    """A check, the package to reinstall if it raises, and who alone needs that package, if not everybody."""
 
     run: Callable[[], Finding]
     package: str = ""
+    only_for: str = ""
 
 
 def first_line(error: Exception) -> str:
@@ -51,13 +52,13 @@ def repair(*names: str) -> str:
     return f"{_pip()} install --force-reinstall --no-cache-dir {alone}{_pinned(names)}"
 
 
-def requirements(distribution: str) -> list[Requirement]:
-    """Return what an installed distribution requires on this platform, without extras; [] if it is not installed."""
+def requirements(distribution: str, extra: str = "") -> list[Requirement]:
+    """Return what an installed distribution requires on this platform, and its `extra`; [] if it is not installed."""
     try:
         required = [Requirement(line) for line in importlib.metadata.requires(distribution) or ()]
     except importlib.metadata.PackageNotFoundError:
         return []
-    return [r for r in required if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return [r for r in required if r.marker is None or r.marker.evaluate({"extra": extra})]
 
 
 def _pip() -> str:
@@ -66,5 +67,5 @@ def _pip() -> str:
 
 
 def _pinned(names: tuple[str, ...]) -> str:
-    wanted = {r.name: str(r) for r in requirements("widemix")}
+    wanted = {r.name: f"{r.name}{r.specifier}" for r in requirements("widemix", extra="ffcv")}
     return " ".join(f"'{wanted.get(name, name)}'" for name in names)

@@ -21,6 +21,7 @@ from pipeline.doctor.finding import APT, Check, Finding, first_line, install, re
 
 GIB = 1 << 30
 ABSENT = "not installed"
+FOR_FFCV = "only the benchmarks against FFCV need it"
 
 
 def check_python() -> Finding:
@@ -196,9 +197,9 @@ CHECKS = {
     "torchvision": Check(check_torchvision, "torchvision"),
     "GPUs": Check(check_gpus, "torch"),
     "NCCL": Check(check_nccl, "torch"),
-    "FFCV": Check(check_ffcv, "ffcv"),
-    "OpenCV": Check(check_opencv, "opencv-python"),
-    "turbojpeg": Check(check_turbojpeg),
+    "FFCV": Check(check_ffcv, "ffcv", FOR_FFCV),
+    "OpenCV": Check(check_opencv, "opencv-python", FOR_FFCV),
+    "turbojpeg": Check(check_turbojpeg, only_for=FOR_FFCV),
     "native part": Check(check_native),
     "numba": Check(lambda: check_import("numba", "numba"), "numba"),
     "DeepSpeed": Check(check_deepspeed, "deepspeed"),

@@ -56,6 +56,11 @@ def check_engine(section: EngineSection, optim: OptimSection, train: TrainSectio
     """`InputError` where the engine can't train in this precision on this device, or DeepSpeed's JSON is wrong."""
     if section.kind == "deepspeed":
         deepspeed_config(section, optim, train, topology)
+    if section.sharding == "hybrid" and topology.world % topology.local_world:
+        raise InputError(
+            f"engine.sharding hybrid needs as many ranks on every node; this node has {topology.local_world} of "
+            f"{topology.world}"
+        )
     if section.kind == "deepspeed" and train.precision == "fp16" and topology.device.type == "cpu":
         raise InputError(
             "train.precision fp16: DeepSpeed does not support it on a CPU; take bf16, engine.kind ddp, or a GPU"

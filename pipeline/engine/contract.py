@@ -51,6 +51,7 @@ class Engine(ABC):
     """
 
     config: Mapping[str, Any] | None = None  # of DeepSpeed, which the run folder keeps
+    replica: tuple[int, int] = (0, 1)  # this rank's number among the ranks that have the same slices, and their count
 
     def __init__(
         self,
@@ -79,12 +80,13 @@ class Engine(ABC):
             set_drop_path_keys(self._drop_paths, batch.keys)
 
     def average_buffers(self) -> None:
-        """Average batch norms' running statistics over ranks where each rank has its own. Every rank calls it.
+        """Average batch norms' running statistics, and the EMA of them, over ranks where each rank has its own.
 
-        The loop calls it before evaluation and saving, so that all ranks evaluate and save one model.
+        Every rank calls it, before evaluation and saving, so that all ranks evaluate and save one model.
         """
         if self._averages_buffers:
-            for buffer in self._float_buffers().values():
+            averages = self.ema.tensors[len(self.optimizer_tensors()) :] if self.ema else []
+            for buffer in (*self._float_buffers().values(), *averages):
                 dist.all_reduce(buffer)
                 buffer /= dist.get_world_size()
 
@@ -132,18 +134,26 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """This rank's shard of parameter `name`: its first index in the flattened parameter, and its values [n].
+    def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """What this rank has of parameter `name`: the first index in the flattened parameter, a view [n] of local.
 
         Arguments as for `full_tensor`. Communicates nothing; n may be 0.
         """
 
-    @abstractmethod
+    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """This rank's shard of parameter `name`, as `local_slice`: its part of what several ranks may have."""
+        start, values = self.local_slice(name, local)
+        number, copies = self.replica
+        first, stop = (len(values) * turn // copies for turn in (number, number + 1))
+        return start + first, values[first:stop]
+
     def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
         """Copy from `whole` what lies on this rank to its place in `local`: the reverse of `full_tensor`.
 
-        Every rank calls it, with the same `whole` of `shape(name)`. Communicates nothing.
+        Reads nothing else of `whole`, which may be a file mapped into memory. Communicates nothing.
         """
+        start, values = self.local_slice(name, local)
+        values.copy_(whole.reshape(-1)[start : start + len(values)])
 
     def sync_module(self) -> None:  # noqa: B027 - DDP and ZeRO 0 have nothing to do
         """Update the module's own weights after a change of the optimizer tensors. Every rank calls it."""
@@ -292,13 +302,6 @@ class Engine(ABC):
         for name, value in zip(self._float_buffers(), buffers, strict=True):
             value.copy_(source[name])
         ema.updates = round(state.scalars.get("ema_updates", 0))
-
-
-def even_shard(whole: torch.Tensor) -> tuple[int, torch.Tensor]:
-    """This rank's shard of a tensor that every rank has whole, as many values for each: first index, values [n]."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    first, stop = (whole.numel() * turn // world for turn in (rank, rank + 1))
-    return first, whole.reshape(-1)[first:stop]
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,12 @@ from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import even_shard
 from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
+
+_DEFAULT_BUCKET_MB = EngineSection.model_fields["bucket_cap_mb"].default
 
 
 class DDPEngine(TorchEngine):
@@ -26,33 +27,26 @@ class DDPEngine(TorchEngine):
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
         super().__init__(module, optim, train, topology)
+        self.replica = topology.rank, topology.world
         self.dtype = DTYPES[train.precision]
         self.model = DistributedDataParallel(
             module,
             device_ids=[topology.device] if topology.device.type == "cuda" else None,
             forward_sync_buffers=False,  # permutations never change
-            bucket_cap_mb=section.bucket_cap_mb,
+            # Only with torch's default is the first bucket of 1 MB, so that communication starts early.
+            bucket_cap_mb=None if section.bucket_cap_mb == _DEFAULT_BUCKET_MB else section.bucket_cap_mb,
             gradient_as_bucket_view=section.gradient_as_bucket_view,
             static_graph=section.static_graph,
             # Without it DDP sorts its buckets anew after its first step, which changes the order of sums over three
             # ranks or more: a resumed run would then differ in the last bits from one that was not interrupted.
             find_unused_parameters=train.deterministic and topology.world > 2,
         )
-        if section.bf16_compress:
+        if section.reduce_dtype == "bf16":
             self.model.register_comm_hook(None, bf16_compress_hook)
 
     @override
     def accumulate(self, last: bool) -> AbstractContextManager:
         return nullcontext() if last else self.model.no_sync()
-
-    @override
-    def update(self, norm: torch.Tensor) -> None:
-        fused = getattr(self.optimizer, "_step_supports_amp_scaling", False)
-        if fused and not self.scaler.is_enabled():  # the kernel skips the step; the host does not wait for the norm
-            self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-            self.optimizer.step()
-        else:
-            super().update(norm)
 
     @override
     def evaluate_mode(self) -> torch.autocast:
@@ -63,9 +57,5 @@ class DDPEngine(TorchEngine):
         return local
 
     @override
-    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
-        return even_shard(local)
-
-    @override
-    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
-        local.copy_(whole)
+    def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+        return 0, local.view(-1)

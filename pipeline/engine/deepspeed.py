@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from pipeline.data.loader import Batch
 from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import Engine, StepResult, even_shard
+from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from pipeline.engine.loss import autocast
 from pipeline.engine.state import State
@@ -41,6 +41,7 @@ class DeepSpeedEngine(Engine):
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
         self.stage = section.zero_stage
+        self.replica = (topology.rank, topology.world) if self.stage == 0 else (0, 1)
         self.config = deepspeed_config(section, optim, train, topology)
         optimizer = build_optimizer(optim, module)
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -128,19 +129,11 @@ class DeepSpeedEngine(Engine):
         return whole
 
     @override
-    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+    def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
         if self.stage == 0:
-            return even_shard(local)
+            return 0, local.view(-1)
         mine = self.slices[name]
         return mine.values.start, local[mine.place]
-
-    @override
-    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
-        if self.stage == 0:
-            local.copy_(whole)
-            return
-        mine = self.slices[name]
-        local[mine.place] = whole.reshape(-1)[mine.values].to(local.device)
 
     @override
     def sync_module(self) -> None:

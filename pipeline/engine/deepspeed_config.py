@@ -37,6 +37,8 @@ def deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,  # offloaded, torch's optimizers run on the CPU
         "bf16": {"enabled": train.precision == "bf16"},
         "fp16": {"enabled": train.precision == "fp16"},
+        "communication_data_type": engine.reduce_dtype,
+        "data_types": {"grad_accum_dtype": "fp32" if train.precision == "fp32" else engine.reduce_dtype},
         "steps_per_print": 1 << 62,
     }
     if engine.deepspeed_config is None:

@@ -1,11 +1,13 @@
 """PyTorch's FSDP2 (`fully_shard`): weights, gradients and optimizer state sharded over the ranks, block by block."""
 
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
@@ -33,9 +35,15 @@ class FSDPEngine(TorchEngine):
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
-        mesh = init_device_mesh(topology.device.type, (topology.world,))
+        nodes = topology.world // topology.local_world if section.sharding == "hybrid" else 1
+        mesh = (
+            _hybrid_mesh(section, topology)
+            if nodes > 1
+            else init_device_mesh(topology.device.type, (topology.world,))
+        )
+        self.replica = topology.rank // mesh.size(-1), nodes
         half = DTYPES[train.precision] if train.precision != "fp32" else None
-        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=DTYPES[section.reduce_dtype])
         pinned = topology.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
         for block in getattr(module, "blocks", ()):
@@ -60,17 +68,11 @@ class FSDPEngine(TorchEngine):
         return DTensor.from_local(on_device, *layout, shape=like.shape, stride=like.stride()).full_tensor()
 
     @override
-    def local_shard(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+    def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
         like = self._parameter(name)  # sharded by rows, as torch.chunk does
-        rows = -(-like.shape[0] // like.device_mesh.size())
-        first = min(rows * like.device_mesh.get_local_rank(), like.shape[0])
-        return first * (like.numel() // like.shape[0]), local.reshape(-1)
-
-    @override
-    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
-        like = self._parameter(name)
-        mine = distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-        local.copy_(mine.to_local())
+        rows = -(-like.shape[0] // like.device_mesh.size(-1))
+        first = min(rows * like.device_mesh.get_local_rank(-1), like.shape[0])
+        return first * (like.numel() // like.shape[0]), local.view(-1)
 
     @override
     def sync_module(self) -> None:
@@ -80,3 +82,12 @@ class FSDPEngine(TorchEngine):
 
     def _parameter(self, name: str) -> DTensor:
         return cast(DTensor, self.parameters[name])
+
+
+def _hybrid_mesh(section: EngineSection, topology: Topology) -> DeviceMesh:
+    """A mesh over whose first dimension, the nodes, FSDP has replicas, and over whose second it shards."""
+    shape = (topology.world // topology.local_world, topology.local_world)
+    mesh = init_device_mesh(topology.device.type, shape, mesh_dim_names=("replicate", "shard"))
+    for group in mesh.get_all_groups():  # they have torch's default timeout
+        dist.set_timeout(timedelta(seconds=section.timeout_s), group)
+    return mesh

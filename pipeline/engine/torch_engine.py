@@ -33,7 +33,8 @@ class TorchEngine(Engine):
         self.parameters = dict(module.named_parameters())
         super().__init__(module, build_optimizer(optim, module), optim, train, topology)
         self.model = module
-        self.clip = float("inf") if optim.clip_grad is None else optim.clip_grad
+        self.clip = optim.clip_grad
+        self.skips_on_device = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
 
     @abstractmethod
@@ -54,7 +55,9 @@ class TorchEngine(Engine):
                 self.scaler.scale(share).backward()
             loss += share.detach()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        if self.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
         if isinstance(norm, DTensor):
             norm = norm.full_tensor().to(self.device)
         self.update(norm)
@@ -66,6 +69,9 @@ class TorchEngine(Engine):
         if self.scaler.is_enabled():
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        elif self.skips_on_device:  # its kernel skips the step; the host does not wait for the norm
+            self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+            self.optimizer.step()
         elif norm.isfinite():
             self.optimizer.step()
 

@@ -18,7 +18,10 @@ from torch.utils.flop_counter import flop_registry
 
 from pipeline.engine import prepare
 from pipeline.models.registry import build_model, empty_inputs
+from pipeline.models.sw_mlp.sparse import SparseLinear
 from pipeline.recipe import Recipe
+
+GPU = torch.device("cuda")
 
 # Kinds of collectives, by the name of their operator in torch.ops.c10d.
 _COLLECTIVES = {
@@ -35,16 +38,21 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_network(recipe: Recipe, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> nn.Module:
+def fake_network(
+    recipe: Recipe, mode: FakeTensorMode, dtype: torch.dtype | None = None, device: torch.device = GPU
+) -> nn.Module:
     """Return the recipe's network, uncompiled, of fake tensors on the CPU.
 
     dtype: of its floating-point tensors (default: as built, fp32).
+    device: by whose rule masked weights are multiplied.
     """
     with torch.device("meta"):
         module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(dtype)
     fakes: dict[int, torch.Tensor] = {}
     with mode:
         for submodule in module.modules():
+            if isinstance(submodule, SparseLinear):
+                submodule.rule_device = device
             for table in (submodule._parameters, submodule._buffers):
                 for name, tensor in table.items():
                     if tensor is not None:

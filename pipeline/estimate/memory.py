@@ -28,12 +28,14 @@ def state_bytes(
     zero_stage: int = 0,
     world: int = 1,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32",
 ) -> StateBytes:
     """Memory of `parameters` weights under `optim.name: OPTIMIZER` (Rajbhandari et al. 2020, section 3 and figure 1).
 
     DDP keeps weights and gradients in fp32 in any precision, and so does FSDP, sharded. DeepSpeed keeps them in half
-    precision in bf16 and fp16, with an fp32 copy of the weights next to the optimizer's states; ZeRO 1 shards the
-    optimizer, 2 the gradients too, 3 the weights too. Not counted: communication buckets, activations, fragmentation.
+    precision in bf16 and fp16, with an fp32 copy of the weights next to the optimizer's states, and adds gradients up
+    in `reduce_dtype`; ZeRO 1 shards the optimizer, 2 the gradients too, 3 the weights too. Not counted: communication
+    buckets, activations, fragmentation.
     """
     half = engine == "deepspeed" and precision != "fp32"
     stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
@@ -42,8 +44,9 @@ def state_bytes(
         return world if stage >= from_stage else 1
 
     number = 2 if half else 4
+    wide = half and reduce_dtype == "fp32"  # below stage 2 these sums are next to the gradients in half precision
     return StateBytes(
         weights=number * parameters / share(3),
-        gradients=number * parameters / share(2),
+        gradients=(4 * wide + number * (not wide or stage < 2)) * parameters / share(2),
         optimizer=4 * (OPTIMIZERS[optimizer].states + half) * parameters / share(1),
     )

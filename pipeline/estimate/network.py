@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from pipeline.data.precision import DTYPES
 from pipeline.engine.loss import LOSSES, autocast
-from pipeline.estimate.fake import MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
+from pipeline.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
 from pipeline.estimate.hardware import Gpu
 from pipeline.recipe import Recipe
 
@@ -32,13 +32,16 @@ class Pass(NamedTuple):
         return sum(max(flops / gpu.peak(kind), traffic / gpu.bandwidth) for kind, flops, traffic in self.operators)
 
 
-def fake_pass(recipe: Recipe, micro: int) -> Pass:
-    """Run forward, loss and backward of `micro` samples on fake tensors, in the engine's precision on a GPU."""
+def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
+    """Run forward, loss and backward of `micro` samples on fake tensors, in the engine's precision on a GPU.
+
+    Masked weights are multiplied as on `device`.
+    """
     train, mode = recipe.train, fake_mode()
     precision = DTYPES[train.precision]
     half = torch.bfloat16 if train.precision == "fp16" else precision  # autocast on a CPU supports fp16 only in part
     autocasts = recipe.engine.kind == "ddp"  # with the other engines the network itself is in half precision
-    module = fake_network(recipe, mode, None if autocasts else half)
+    module = fake_network(recipe, mode, None if autocasts else half, device)
     with mode:
         inputs = fake_inputs(recipe, micro)
         if not autocasts and inputs.is_floating_point():

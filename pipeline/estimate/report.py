@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pipeline.distributed.topology import read_topology
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
 from pipeline.estimate.measure import compare
@@ -82,10 +83,16 @@ def _model(recipe: Recipe) -> list[Row]:
         Row("Omega", cost.omega, short(cost.omega), "mean connections of a mixing layer (equation 14)"),
         Row("width m", cost.width, f"{cost.width:,.0f}", "of the features: S x C of a Mixer"),
         Row("hidden width", cost.hidden_width, short(cost.hidden_width), "gamma x m"),
+        Row(
+            "max. width", cost.max_width, f"{cost.max_width:,.0f}", "of a mixing layer: max(S D_C, C D_S) of a Mixer"
+        ),
         Row("density p", cost.density, f"{cost.density:.4%}", "nonzero share of the wide matrices"),
         Row("forward FLOPs", cost.forward_flops, short(cost.forward_flops), f"a {sample}, two a multiply-add"),
         Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"a {sample}, forward and backward"),
     ]
+    if cost.dense_bytes:
+        copies = "of masked weights, which a GPU multiplies by dense matrices; counted in the activations below"
+        rows.append(Row("dense copies", cost.dense_bytes, size(cost.dense_bytes), copies))
     rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse equivalent
     note = recipe.model.published_note()
     return [*rows, Row("the paper prints", cost.omega, "", note)] if note else rows
@@ -104,6 +111,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
             zero_stage=stage,
             world=cluster.gpus,
             precision=recipe.train.precision,
+            reduce_dtype=recipe.engine.reduce_dtype,
         ).total
         note = "a GPU; weights, gradients and optimizer state" if kind == "ddp" else ""
         if (kind, stage) == chosen:
@@ -228,7 +236,7 @@ def _measured(recipe: Recipe) -> list[Row]:
     """A pass in DDP's precision, timed on this machine, and its roofline there."""
     ddp = recipe.model_copy(update={"engine": EngineSection()})
     micro = min(MEASURED, recipe.train.global_batch)
-    network = fake_pass(ddp, micro)
+    network = fake_pass(ddp, micro, read_topology().device)
     roofline, seconds, peak = compare(ddp, network, micro)
     error = f"its roofline is {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"
     rows = [

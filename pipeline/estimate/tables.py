@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.errors import InputError
 from pipeline.estimate.units import short
 
-_NAMED = ("name", "weights", "connections", "Omega", "width m", "gamma m", "density p", "forward GFLOPs")
+_NAMED = ("name", "weights", "connections", "Omega", "width m", "max. width", "density p", "forward GFLOPs")
 _PAIRS = ("C", "S", "width m = S C", "Omega")
 
 
@@ -23,7 +23,7 @@ def named_rows() -> list[dict[str, Any]]:
         if name.startswith("rp_"):
             continue
         cost = model_cost(section, side, 1000 if side == 224 else 10)
-        widths = (cost.omega, cost.width, cost.hidden_width, cost.density)
+        widths = (cost.omega, cost.width, cost.max_width, cost.density)
         values = (name, cost.parameters, cost.connections, *widths, cost.forward_flops / 1e9)
         rows.append(dict(zip(_NAMED, values, strict=True)))
     return rows

@@ -32,9 +32,10 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass) -> l
     """Return the collectives of a step, as `rehearse` counts them; `network` is the recipe's."""
     weights, blocks, in_blocks = network.weights, network.blocks, network.in_blocks
     size = 4 if train.precision == "fp32" else 2
+    reduced = 2 if engine.reduce_dtype == "bf16" else 4
     bucket = engine.bucket_cap_mb * 2**20
     if engine.kind == "ddp":
-        gradients = (2 if engine.bf16_compress else 4) * weights
+        gradients = reduced * weights
         return [Traffic("all-reduce", gradients, math.ceil(4 * weights / bucket), hidden=True)]
     if engine.kind == "fsdp":
         gathered = size * (weights + in_blocks)  # blocks are gathered again for the backward pass
@@ -45,20 +46,20 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass) -> l
                 train.grad_accum_steps * (2 * blocks + 1),
                 hidden=True,
             ),
-            Traffic("reduce-scatter", 4 * weights, blocks + 1, hidden=True),
+            Traffic("reduce-scatter", reduced * weights, blocks + 1, hidden=True),
         ]
     if engine.zero_stage == 0:
-        return [Traffic("all-reduce", 4 * weights, math.ceil(4 * weights / bucket), hidden=True)]
+        return [Traffic("all-reduce", reduced * weights, math.ceil(4 * weights / bucket), hidden=True)]
     calls = math.ceil(weights / (bucket // 4))  # DeepSpeed counts elements of a bucket
     if engine.zero_stage == 3:
         times = train.grad_accum_steps
         return [
             Traffic("all-gather", size * weights, calls, hidden=engine.overlap_comm),
-            Traffic("reduce-scatter", times * size * weights, times * calls, hidden=engine.overlap_comm),
+            Traffic("reduce-scatter", times * reduced * weights, times * calls, hidden=engine.overlap_comm),
         ]
     times = train.grad_accum_steps if engine.zero_stage == 2 else 1
     return [
-        Traffic("all-reduce", times * size * weights, times * calls, hidden=engine.overlap_comm),
+        Traffic("all-reduce", times * reduced * weights, times * calls, hidden=engine.overlap_comm),
         Traffic("all-gather", size * weights, calls, hidden=False),  # of the updated weights
     ]
 

@@ -5,6 +5,7 @@ Layout: header, field descriptors, one metadata record per sample, pages of data
 `tests/data_prep/test_ffcv_reads.py` checks that these types equal FFCV's.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.errors import InputError
+from pipeline.formats.tables import ALIGNED, check_places, in_sample_order, pieces, refuse
 
 VERSION = 2
-ALIGNED = 4  # bytes; every part of a sample except the first begins at a multiple of this
 INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
 TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
 JPEG, RAW = 0, 1
@@ -46,18 +47,34 @@ Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each field
 
 @dataclass(frozen=True)
 class Beton:
-    """An open file of images and labels. The image of sample i is `bytes[offset[i] : offset[i] + size[i]]`."""
+    """An open file of images and labels. The image of sample i is `bytes[offset[i] : offset[i] + size[i]]`.
+
+    The places are views of the mapped file, which all ranks of a node share. A file that is truncated while it is
+    mapped is a SIGBUS: who reads it for long takes the places from `read_records`.
+    """
 
     path: Path
     bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
     mode: np.ndarray  # uint8 [n], JPEG or RAW
-    width: np.ndarray  # int64 [n], pixels
-    height: np.ndarray  # int64 [n], pixels
+    width: np.ndarray  # int32 [n], pixels
+    height: np.ndarray  # int32 [n], pixels
     offset: np.ndarray  # int64 [n], bytes from the start of the file
-    size: np.ndarray  # int64 [n], bytes
-    label: np.ndarray  # int64 [n]
+    size: np.ndarray  # int32 [n], bytes
+    label: np.ndarray  # int32 [n]
     segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see segments.py
     segments_size: np.ndarray  # int64 [n], bytes of that table; 0 if the file has none
+    records: np.ndarray  # [n] of SAMPLE or SEGMENTED
+    records_at: int  # bytes from the start of the file
+
+    def read_records(self, file: int, samples: np.ndarray) -> np.ndarray | None:
+        """The records of samples, int [B], by an open descriptor; None if the file was truncated before one's end."""
+        kind = self.records.dtype
+        rows = np.empty(len(samples), kind)
+        parts = rows.view(np.uint8).reshape(-1, kind.itemsize)
+        for part, sample in zip(parts, samples.tolist(), strict=True):
+            if os.preadv(file, [part.data], self.records_at + sample * kind.itemsize) < kind.itemsize:
+                return None
+        return rows
 
     @property
     def stop(self) -> np.ndarray:
@@ -73,9 +90,10 @@ class Tables(NamedTuple):
 
     bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
     arguments: np.ndarray  # uint8 [fields, 1024], FFCV's arguments of each field
-    samples: np.ndarray  # [n], one record per sample
-    offset: np.ndarray  # int64 [n, fields that have data], bytes from the start of the file
-    size: np.ndarray  # int64 [n, fields that have data], bytes
+    samples: np.ndarray  # [n], one record per sample, a view of the file
+    samples_at: int  # their place in the file, bytes
+    offset: np.ndarray  # int64 [n, fields that have data], bytes from the start of the file; a view of the table
+    size: np.ndarray  # int64 [n, fields that have data], bytes; a view of the table
 
 
 def open_beton(path: Path) -> Beton:
@@ -86,40 +104,43 @@ def open_beton(path: Path) -> Beton:
     tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
     if tables.arguments.any():
         raise InputError(f"{path}: has fields with arguments, which images and labels do not take; prepare it again")
-    image, segments, segments_size = tables.samples["f0"], *_segments(path, tables)
+    image, (segments, segments_size) = tables.samples["f0"], _segments(path, tables)
     beton = Beton(
         path=path,
         bytes=tables.bytes,
-        mode=np.ascontiguousarray(image["mode"]),
-        width=image["width"].astype(np.int64),
-        height=image["height"].astype(np.int64),
-        offset=image["data_ptr"].astype(np.int64),
-        size=tables.size[:, 0],
+        mode=image["mode"],
+        width=image["width"].astype(np.int32),
+        height=image["height"].astype(np.int32),
+        offset=image["data_ptr"].view(np.int64),
+        size=tables.size[:, 0].astype(np.int32),
         segments=segments,
         segments_size=segments_size,
-        label=tables.samples["f1"].astype(np.int64),
+        label=tables.samples["f1"].astype(np.int32),
+        records=tables.samples,
+        records_at=tables.samples_at,
     )
-    raw = beton.width * beton.height * 3
-    refuse(
-        path,
-        (beton.offset != tables.offset[:, 0])
-        | ((beton.mode != JPEG) & (beton.mode != RAW))
-        | ((beton.mode == RAW) & (beton.size != raw))
-        | (raw == 0),
-    )
+    for piece in pieces(len(beton)):
+        mode, size = beton.mode[piece], beton.size[piece]
+        raw = beton.width[piece].astype(np.int64) * beton.height[piece] * 3
+        misplaced = (beton.offset[piece] != tables.offset[piece, 0]) | (size != tables.size[piece, 0])
+        unknown = (mode != JPEG) & (mode != RAW)
+        refuse(path, misplaced | unknown | ((mode == RAW) & (size != raw)) | (raw == 0), piece.start)
+        if (beton.label[piece] != tables.samples["f1"][piece]).any():
+            raise InputError(f"{path}: has labels of more than 31 bits; prepare it again")
     return beton
 
 
 def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and sizes in bytes of the tables of segments: int64 [n] each, zeros in a file that has none."""
     if tables.offset.shape[1] == 1:
-        none = np.zeros(len(tables.offset), np.int64)
+        none = np.broadcast_to(np.int64(0), len(tables.offset))
         return none, none
-    offset, size = tables.offset[:, 1], tables.size[:, 1]
     field = tables.samples["f2"]
-    misplaced = (field["ptr"].astype(np.int64) != offset) | (field["size"].astype(np.int64) != size)
-    refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12))
-    return offset, size
+    for piece in pieces(len(field)):
+        offset, size = tables.offset[piece, 1], tables.size[piece, 1]
+        misplaced = (field["ptr"][piece] != offset.view(np.uint64)) | (field["size"][piece] != size.view(np.uint64))
+        refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12), piece.start)
+    return field["ptr"].view(np.int64), field["size"].view(np.int64)
 
 
 def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
@@ -152,22 +173,11 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
     if int(header["table"]) + table.nbytes != len(mapped):
         raise InputError(f"{path}: has bytes after its allocation table, or its header is damaged; prepare it again")
-    numbers = np.repeat(np.arange(count, dtype=np.uint64), parts)
-    if not np.array_equal(table["sample_id"], numbers):  # in FFCV's own files they are in the order of its processes
-        table = table[np.lexsort((table["ptr"], table["sample_id"]))]
-    if not np.array_equal(table["sample_id"], numbers):
-        raise InputError(f"{path}: was never finished, or its allocation table is damaged; prepare it again")
-    offset, size = (table[name].astype(np.int64).reshape(count, parts) for name in ("ptr", "size"))
+    table = in_sample_order(path, table.reshape(count, parts))
+    offset, size = (table[name].view(np.int64) for name in ("ptr", "size"))
     tables_end = HEADER.itemsize + described.nbytes + samples.nbytes
-    _check_places(path, offset, size, tables_end, int(header["table"]), page)
-    return Tables(mapped, described["arguments"], samples, offset, size)
-
-
-def refuse(path: Path, bad: np.ndarray) -> None:
-    """Raise `InputError` with the first sample for which `bad`, bool [n] or [n, parts], is true."""
-    if bad.any():
-        first = int(np.nonzero(bad)[0][0])
-        raise InputError(f"{path}: sample {first} does not lie inside the file; prepare it again")
+    check_places(path, offset, size, tables_end, int(header["table"]), page)
+    return Tables(mapped, described["arguments"], samples, HEADER.itemsize + described.nbytes, offset, size)
 
 
 def _name(field: np.ndarray) -> str:
@@ -178,21 +188,3 @@ def _table(path: Path, mapped: np.ndarray, kind: np.dtype, offset: int, count: i
     if offset + count * kind.itemsize > len(mapped):
         raise InputError(f"{path}: is cut short at {len(mapped)} bytes; prepare it again")
     return np.frombuffer(mapped, kind, count, offset)
-
-
-def _check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, stop: int, page: int) -> None:
-    """Raise `InputError` unless every part lies between `start` and `stop` and on one page, without gaps or overlaps.
-
-    A gap is allowed before a page. The sum of offset and size is not compared with `stop`, since it could overflow.
-    """
-    refuse(path, (offset < start) | (size <= 0) | (size > stop - offset))
-    refuse(path, offset // page != (offset + size - 1) // page)
-    begins, ends = offset.ravel(), (offset + size).ravel()
-    order = np.arange(len(begins))
-    if (np.diff(begins) < 0).any():
-        order = np.argsort(begins, kind="stable")
-    gap = begins[order][1:] - ends[order][:-1]
-    wrong = (gap < 0) | ((gap >= ALIGNED) & (begins[order][1:] % page != 0))
-    if wrong.any():
-        first, second = order[wrong.argmax() :][:2] // offset.shape[1]
-        raise InputError(f"{path}: samples {first} and {second} overlap or lie apart; prepare it again")

@@ -1,14 +1,16 @@
 """Hashes of a file's blocks of 64 MiB. A manifest lists them, so that each block can be checked on its own."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 
 from pipeline.cgroups import usable_cpus
+from pipeline.errors import InputError
 
 BLOCK = 64 << 20  # bytes per hash
 PIECE = 4 << 20  # bytes read at a time
@@ -25,13 +27,39 @@ class BlockHashes:
     def __init__(self) -> None:
         self.known: dict[int, str] = {}
         self.start = 0
+        self._begin = 0  # position of the first data
         self._end: int | None = None  # position after the data so far
         self._digest: blake3 | None = None  # of the block at `_end`, if its data were added from its first byte on
+        self._before = blake3()  # of the data before `start`
+        self._all = blake3()  # of the data that were added in order
+
+    def copy(self) -> "BlockHashes":
+        """A copy that can be continued on its own."""
+        copied = copy.copy(self)
+        copied.known = dict(self.known)
+        copied._before, copied._all = self._before.copy(), self._all.copy()
+        copied._digest = self._digest.copy() if self._digest else None
+        return copied
+
+    def all(self) -> str:
+        """The hash of all data that were added in order, in hex."""
+        return self._all.hexdigest(length=HASH)
+
+    def add_file(self, file: BinaryIO, begin: int, end: int) -> bool:
+        """Add the bytes from `begin` to `end` of a file; returns whether it is that long."""
+        file.seek(begin)
+        for position in range(begin, end, PIECE):
+            piece = file.read(min(PIECE, end - position))
+            self.add(position, memoryview(piece))
+            if position + len(piece) < min(position + PIECE, end):
+                return False
+        return True
 
     def add(self, position: int, data: memoryview) -> None:
         """Add data that will be written at byte `position`. A gap before it counts as zeros."""
         if self._end is None:
-            self._end, self.start = position, -(-position // BLOCK) * BLOCK
+            self._begin = self._end = position
+            self.start = -(-position // BLOCK) * BLOCK
             self._digest = None if position % BLOCK else blake3()
         if position < self._end:
             for block in range(position // BLOCK, -(-(position + len(data)) // BLOCK)):
@@ -45,12 +73,29 @@ class BlockHashes:
         while data:
             piece = data[: BLOCK - self._end % BLOCK]
             data = data[len(piece) :]
+            self._all.update(piece)
+            if self._end < self.start:
+                self._before.update(piece)
             self._end += len(piece)
             if self._digest is not None:
                 self._digest.update(piece)
                 self.known[(self._end - 1) // BLOCK] = self._digest.hexdigest(length=HASH)
             if self._end % BLOCK == 0:
                 self._digest = blake3()
+
+    def of_file(self, path: Path, head: bytes) -> tuple[str, ...]:
+        """The hashes of all blocks of the file that was written from these data, and from `head` at its beginning.
+
+        The blocks before `start`, which hold the head, are read. Raises `InputError` if they differ from what was
+        written.
+        """
+        with path.open("rb") as file:
+            read = file.read(self.start)
+        gap, rest = read[len(head) : self._begin], read[self._begin :]
+        if read[: len(head)] != head or any(gap) or hash_bytes(rest) != self._before.hexdigest(length=HASH):
+            raise InputError(f"{path}: differs from what was written to it; the disk is failing, use another one")
+        first = {block: hash_bytes(read[block * BLOCK :][:BLOCK]) for block in range(-(-len(read) // BLOCK))}
+        return hash_blocks(path, self.known | first)
 
 
 def hash_blocks(path: Path, known: Mapping[int, str] | None = None) -> tuple[str, ...]:

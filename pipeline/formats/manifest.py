@@ -8,9 +8,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from pipeline.errors import InputError
-from pipeline.formats.blocks import BLOCK
+from pipeline.formats.blocks import BLOCK, hash_bytes
+from pipeline.formats.tables import pieces
 
 NAME = "manifest.json"
+UNCHECKED = 2  # the format without `hash` and without checksums of samples, which is still read
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # of a file in the folder itself
 
@@ -34,18 +36,28 @@ class Split(BaseModel):
 
 
 class Manifest(BaseModel):
-    """A prepared folder: splits by name, class names in label order, and what it was prepared from and with."""
+    """A prepared folder: splits by name, class names in label order, and what it was prepared from and with.
+
+    On disk it begins with its own `hash`, the BLAKE3-128 of the rest, which `read_manifest` compares.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    format: Literal[2] = 2
+    format: Literal[2, 3] = 3
     source: str
     origin: str  # path that the source was read from
     classes: tuple[str, ...]
     splits: dict[str, Split]
     settings: dict[str, Any]  # `PrepSettings` by name
     versions: dict[str, str]  # of the packages that the bytes depend on
-    files: dict[FileName, str] = {}  # name -> BLAKE3-128 of other files, such as tokenizer.json
+    files: dict[FileName, str] = {}  # name -> BLAKE3-128 of other files: checksums, names of samples, tokenizer.json
     exceptions: tuple[dict[str, str], ...] = ()  # samples that a rule applied to: {"file", "rule"}
+
+    @model_validator(mode="after")
+    def _every_split_has_checksums(self) -> "Manifest":
+        for split in self.splits.values():
+            if self.format != UNCHECKED and Path(split.file).with_suffix(".crc32c").name not in self.files:
+                raise ValueError(f"no checksums of {split.file}")
+        return self
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -54,9 +66,12 @@ def read_manifest(folder: Path) -> Manifest:
     if path.exists() and not path.is_file():  # reading a FIFO would wait forever
         raise InputError(f"{path}: is not a regular file; prepare the folder again")
     try:
-        return Manifest.model_validate(
-            json.loads(path.read_bytes())
-        )  # not parsed by pydantic: names may hold bytes that are not UTF-8
+        content = json.loads(path.read_bytes())  # not parsed by pydantic: names may hold bytes that are not UTF-8
+        own = content.pop("hash", None) if isinstance(content, dict) else None
+        manifest = Manifest.model_validate(content)
+        if own != (None if manifest.format == UNCHECKED else _hash(content)):
+            raise InputError(f"{path}: was changed since it was written (its hash differs); prepare the folder again")
+        return manifest
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
         raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
@@ -64,6 +79,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{folder}: is a file; name the folder that `widemix prep` wrote") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except InputError:
+        raise
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{name}: " for name in first["loc"][:2])
@@ -88,7 +105,10 @@ def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
 
 def count_labels(labels: np.ndarray, classes: int) -> tuple[int, ...]:
     """The number of labels, int [n], of each of `classes` classes. Negative labels are not counted."""
-    return tuple(np.bincount(labels[labels >= 0], minlength=classes).tolist())
+    counts = np.zeros(classes, np.int64)
+    for piece in pieces(len(labels)):
+        counts += np.bincount(labels[piece][labels[piece] >= 0], minlength=classes)
+    return tuple(counts.tolist())
 
 
 def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
@@ -103,6 +123,19 @@ def check_counts(path: Path, labels: np.ndarray, split: Split) -> None:
             raise InputError(f"{path}: holds {count} samples of class {label}, the manifest says {wanted}")
 
 
+def data_hashes(folder: Path, *splits: str) -> dict[str, str]:
+    """Hashes of splits and other files of a prepared folder, by file name: equal where the bytes are."""
+    manifest = read_manifest(folder)
+    chosen = [manifest.splits[name] for name in splits if name in manifest.splits]
+    return dict(manifest.files) | {split.file: hash_bytes("".join(split.blocks).encode()) for split in chosen}
+
+
 def manifest_json(manifest: Manifest) -> str:
     """The text of manifest.json."""
-    return json.dumps(manifest.model_dump(mode="json"), indent=1) + "\n"
+    content = manifest.model_dump(mode="json")
+    own = {} if manifest.format == UNCHECKED else {"hash": _hash(content)}
+    return json.dumps(own | content, indent=1) + "\n"
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hash_bytes(json.dumps(content).encode("ascii"))

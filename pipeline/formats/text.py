@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.formats.beton import ARRAY_FIELD, INT_FIELD, open_tables, refuse
+from pipeline.formats.beton import ARRAY_FIELD, INT_FIELD, open_tables
+from pipeline.formats.tables import refuse
 
 TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")
@@ -46,7 +47,7 @@ def open_text(path: Path) -> TextBeton:
     tables = open_tables(path, {FIELDS: SAMPLE})
     tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
-    offset, size = tables.offset[:, 0], tables.size[:, 0]
+    offset, size = tables.offset[:, 0].copy(), tables.size[:, 0].copy()  # read where the file may be truncated
     misplaced = tables.samples["f0"].astype(np.int64) != offset
     refuse(
         path,

@@ -24,7 +24,8 @@ class ModelCost:
 
     Connections, Omega and widths are those of the network as a wide, sparse MLP; nan where no formula gives them.
     `activation_bytes` is what PyTorch saves for the backward pass in fp32: GELU and LayerNorm save their inputs.
-    Dense copies of masked weights (`sw_mlp.network.multiplies_sparsely`) come on top, once a step.
+    FLOPs are those of a GPU, which multiplies masked weights by dense copies up to a limit
+    (`sw_mlp.sparse.multiplies_sparsely`).
     """
 
     parameters: int
@@ -32,11 +33,13 @@ class ModelCost:
     omega: float  # Omega, mean connections of a mixing layer (equation 14)
     gamma: float  # expansion; in a Mixer the one that gives this Omega at its S and C: Omega / (m (S + C) / 2)
     width: float  # m, effective width of the features: S*C in a Mixer
-    hidden_width: float  # gamma * m, effective width of the hidden features
+    hidden_width: float  # gamma * m
+    max_width: float  # of the widest output of a mixing layer: max(S D_C, C D_S) in a Mixer, as table 1 counts it
     density: float  # p, fraction of nonzero entries of the effective mixing matrices
     forward_flops: int
     training_flops: int  # forward and backward
     activation_bytes: int
+    dense_bytes: int = 0  # of the dense copies of masked weights, fp32, once a step
 
 
 def model_cost(section: ModelSection, image_size: int, num_classes: int) -> ModelCost:
@@ -51,9 +54,9 @@ def model_cost(section: ModelSection, image_size: int, num_classes: int) -> Mode
     if gamma is None:
         gamma = 2 * omega / (network.width * (network.tokens + network.channels))
     parts: list[LayerCost | NormCost] = [*network.layers, *network.norms]
-    forward = sum(2 * layer.connections for layer in network.layers) + network.extra_forward
+    forward = sum(2 * layer.multiply_adds for layer in network.layers) + network.extra_forward
     backward = (
-        sum(2 * layer.connections * layer.backward_products for layer in network.layers) + network.extra_backward
+        sum(2 * layer.multiply_adds * layer.backward_products for layer in network.layers) + network.extra_backward
     )
     return ModelCost(
         parameters=sum(part.parameters for part in parts) + network.extra_parameters,
@@ -62,10 +65,12 @@ def model_cost(section: ModelSection, image_size: int, num_classes: int) -> Mode
         gamma=gamma,
         width=network.width,
         hidden_width=gamma * network.width,
+        max_width=max(layer.rows * layer.outputs for layer in mixing),
         density=connections / sum(layer.entries for layer in mixing),
         forward_flops=forward,
         training_flops=forward + backward,
         activation_bytes=FLOAT * (sum(part.saved for part in parts) + network.extra_saved),
+        dense_bytes=FLOAT * sum(layer.dense_copy for layer in network.layers),
     )
 
 
@@ -91,6 +96,7 @@ def count(section: ModelSection, image_size: int, num_classes: int) -> ModelCost
         gamma=math.nan,
         width=math.nan,
         hidden_width=math.nan,
+        max_width=math.nan,
         density=math.nan,
         forward_flops=forward,
         training_flops=training,

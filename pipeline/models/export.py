@@ -19,14 +19,14 @@ from pipeline.models.timm_registry import register_names
 
 
 def export_model(
-    model: torch.nn.Module, section: ModelSection, folder: Path, *, data: Any, labels: Sequence[str]
+    model: torch.nn.Module, section: ModelSection, folder: Path, *, data: Any, labels: Sequence[str], card: str = ""
 ) -> None:
     """Write `folder` whole or not at all; then `timm.create_model(f"local-dir:{folder}", pretrained=True)`.
 
     For that, `import pipeline.models.timm_registry` first, after the modules of families of your own. `labels` are
     the names of the classes in the order of the logits. `data` is the recipe's section: of pictures `image_size`,
-    `crop_pct`, `mean` and `std` go into the config, of text the tokenizer in `path` is copied. `InputError` if
-    `folder` exists.
+    `crop_pct`, `interpolation`, `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
+    `card` becomes README.md. `InputError` if `folder` exists.
     """
     if folder.exists():
         raise InputError(f"{folder}: exists already; export to a folder that does not")
@@ -40,12 +40,20 @@ def export_model(
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
             atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
+        if card:
+            atomic_write(unfinished / "README.md", card)
         os.chmod(unfinished, 0o755)
         unfinished.rename(folder)
         fsync_path(folder.parent)
     except BaseException:
         shutil.rmtree(unfinished)
         raise
+
+
+def loading_line(folder: str | Path, plugins: Sequence[str] = ()) -> str:
+    """Return a line of Python that loads an exported folder; `plugins` are the modules of families of your own."""
+    modules = ", ".join([*plugins, "pipeline.models.timm_registry", "timm"])
+    return f"import {modules}; model = timm.create_model('local-dir:{folder}', pretrained=True)"
 
 
 def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str, Any]:
@@ -60,8 +68,8 @@ def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str
     if section.takes == "pictures":
         weights |= {
             "input_size": [3, data.image_size, data.image_size],
-            "fixed_input_size": True,
-            "interpolation": "bicubic",
+            "fixed_input_size": section.kind != "timm" or "img_size" in arguments,
+            "interpolation": "bilinear" if data.interpolation == "bilinear" else "bicubic",
             "crop_pct": data.crop_pct,
             "mean": list(data.mean),
             "std": list(data.std),

@@ -12,6 +12,7 @@ class LayerCost:
     inputs: int
     outputs: int
     nonzero: int | None = None  # weights that a mask leaves; None: all
+    multiplied_dense: bool = False  # in spite of the mask, by a dense copy of W
     matrices: int = 1  # different W among the rows
     bias: bool = True
     mixes: bool = True  # counted as connections: a mixing layer, not the stem, a skip or the head
@@ -38,6 +39,16 @@ class LayerCost:
     def entries(self) -> int:
         """All entries of the effective matrix."""
         return self.rows**2 * self.inputs * self.outputs
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of a forward product: `connections`, or all entries of a dense copy."""
+        return self.rows * self.inputs * self.outputs if self.multiplied_dense else self.connections
+
+    @property
+    def dense_copy(self) -> int:
+        """Entries of a dense copy of a masked W, which PyTorch keeps for the backward pass."""
+        return self.inputs * self.outputs if self.multiplied_dense else 0
 
     @property
     def backward_products(self) -> int:

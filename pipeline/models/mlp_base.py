@@ -53,9 +53,13 @@ class MlpClassifier(nn.Module):
         new = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
         self.head = new.to(weight.device, weight.dtype).train(self.training)
 
+    def embed(self, x: Tensor) -> Tensor:
+        """Pictures [B, in_chans, H, W] -> the blocks' input, by the stem."""
+        return self.stem(x.flatten(1))
+
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, width]."""
-        x = self.stem(x.flatten(1))
+        x = self.embed(x)
         if self.grad_checkpointing and not torch.jit.is_scripting():
             x = checkpoint_seq(self.blocks, x)
         else:

@@ -67,6 +67,11 @@ class Permute(nn.Module):
         self.index: Tensor
         self.register_buffer("index", index)
 
+    def check_indices(self) -> None:
+        """Raise ValueError unless `index`, which may have been loaded, is a permutation."""
+        if not torch.equal(self.index.sort().values.cpu(), identity(len(self.index))):
+            raise ValueError("index is not a permutation")
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, n, d] -> [B, m / columns, columns]."""
         flat = x.flatten(1)  # [B, m]

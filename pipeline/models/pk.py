@@ -6,7 +6,8 @@ Every mixing of a Mixer is one: permute the m entries, apply the same small laye
 In rows of channels, channel mixing has J_1 = J_2 = I, and token mixing J_1 = J_c, J_2 = J_c^T.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -58,7 +59,11 @@ class Square(nn.Module):
         return x.square()
 
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "square": Square}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "square": Square,
+}
 
 
 class MixingLayer(nn.Module):

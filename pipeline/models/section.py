@@ -71,7 +71,10 @@ class ModelSection(Section):
         return self.kind
 
     def depth_to_width(self) -> float | None:
-        """Return depth / log2(width), p / log2 d of Navon & Bronstein 2023. Default: None, there is no such ratio."""
+        """Return p / log2 d of Navon & Bronstein 2023, p the layers of equation 3: two in a Mixer block.
+
+        A transformer has one in a block, its attention. Default: None, there is no such ratio.
+        """
         return None
 
     def published_note(self) -> str | None:

@@ -3,33 +3,55 @@
 #define MARGIN 2 /* pixels around the crop that chroma upsampling reads */
 #define ROWS 16  /* rows per call of libjpeg */
 
-/* A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
-static void decode(struct scratch *scratch, int full_height, int full_width, int top, int left, int height, int width,
-                   struct pixels *pixels) {
+/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near the edges of a crop in another way. */
+static bool lacks_scans(j_decompress_ptr jpeg) {
+    int missing = 0;
+    for (int c = 0; jpeg->progressive_mode && jpeg->coef_bits && c < jpeg->num_components; c++)
+        for (int k = 0; k < DCTSIZE2; k++)
+            missing |= jpeg->coef_bits[c][k];
+    return missing;
+}
+
+static void read_until(j_decompress_ptr jpeg, JDIMENSION row, JSAMPROW unused) {
+    while (jpeg->output_scanline < row)
+        jpeg_read_scanlines(jpeg, &unused, 1);
+}
+
+/* Decode the crop. With `judge`, libjpeg's own decoder does, and then reads all that follows, in case it warns of it.
+ *
+ * A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
+static void decode(struct scratch *scratch, const struct crop *crop, bool judge, struct pixels *pixels) {
     j_decompress_ptr jpeg = &scratch->jpeg;
     jpeg_read_header(jpeg, TRUE);
-    if ((int)jpeg->image_height != full_height || (int)jpeg->image_width != full_width) {
+    if ((int)jpeg->image_height != crop->full_height || (int)jpeg->image_width != crop->full_width) {
         snprintf(scratch->message, sizeof scratch->message, "is of %u x %u pixels, the file's table says %d x %d",
-                 jpeg->image_width, jpeg->image_height, full_width, full_height);
+                 jpeg->image_width, jpeg->image_height, crop->full_width, crop->full_height);
         longjmp(scratch->damaged, 1);
     }
     jpeg->out_color_space = JCS_EXT_RGBX;
     jpeg->dct_method = JDCT_ISLOW;
     jpeg_start_decompress(jpeg);
-    entropy_attach(&scratch->entropy, jpeg);
+    bool libjpegs = judge || !entropy_attach(&scratch->entropy, jpeg);
 
-    JDIMENSION start = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0, end = (JDIMENSION)(left + width + MARGIN);
+    int left = crop->left, height = crop->height;
+    JDIMENSION start = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0, end = (JDIMENSION)(left + crop->width + MARGIN);
     JDIMENSION columns = (end < jpeg->output_width ? end : jpeg->output_width) - start;
-    if (columns < jpeg->output_width)
+    bool all = lacks_scans(jpeg);
+    if (all)
+        start = 0, columns = jpeg->output_width;
+    else if (columns < jpeg->output_width)
         jpeg_crop_scanline(jpeg, &start, &columns);
     pixels->stride = 4 * (size_t)columns;
-    uint8_t *rows = ensure_capacity(&scratch->pixels, (size_t)height * pixels->stride);
+    uint8_t *rows = ensure_capacity(&scratch->pixels, ((size_t)height + 1) * pixels->stride);
     if (!rows) {
         snprintf(scratch->message, sizeof scratch->message, "out of memory");
         longjmp(scratch->damaged, 1);
     }
-    if (top)
-        jpeg_skip_scanlines(jpeg, (JDIMENSION)top);
+    JSAMPROW unused = rows + (size_t)height * pixels->stride;
+    if (all)
+        read_until(jpeg, (JDIMENSION)crop->top, unused);
+    else if (crop->top)
+        jpeg_skip_scanlines(jpeg, (JDIMENSION)crop->top);
     for (int done = 0; done < height;) {
         JSAMPROW targets[ROWS];
         int count = height - done < ROWS ? height - done : ROWS;
@@ -37,18 +59,30 @@ static void decode(struct scratch *scratch, int full_height, int full_width, int
             targets[i] = rows + (size_t)(done + i) * pixels->stride;
         done += (int)jpeg_read_scanlines(jpeg, targets, (JDIMENSION)count);
     }
+    if (judge)
+        read_until(jpeg, jpeg->output_height, unused);
+    if (libjpegs && jpeg->output_scanline == jpeg->output_height)
+        jpeg_finish_decompress(jpeg);
     pixels->first = rows + 4 * ((size_t)left - start);
     pixels->height = height;
-    pixels->width = width;
+    pixels->width = crop->width;
 }
 
-bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, int full_height, int full_width, int top,
-               int left, int height, int width, struct pixels *pixels) {
+static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop, bool judge,
+                    struct pixels *pixels) {
     bool intact = !setjmp(scratch->damaged);
     if (intact) {
+        jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the tables of the last JPEG for one without any */
         jpeg_mem_src(&scratch->jpeg, (unsigned char *)jpeg, size);
-        decode(scratch, full_height, full_width, top, left, height, width, pixels);
+        decode(scratch, crop, judge, pixels);
     }
-    jpeg_abort_decompress(&scratch->jpeg);
+    jpeg_destroy_decompress(&scratch->jpeg);
     return intact;
+}
+
+bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop,
+               struct pixels *pixels) {
+    scratch->entropy.doubtful = false;
+    return attempt(scratch, jpeg, size, crop, false, pixels) ||
+           (scratch->entropy.doubtful && attempt(scratch, jpeg, size, crop, true, pixels));
 }

@@ -13,10 +13,16 @@ struct pixels {
     int height, width;    /* pixels */
 };
 
-/* Decode the rows [top, top + height) and the columns [left, left + width) of a JPEG, which has `size` bytes and
- * full_height x full_width pixels. The pixels equal those of decoding the whole image. `pixels` points into `scratch`,
- * and is valid until its next use. Returns false, with the reason in `scratch->message`, for damaged data. */
-bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, int full_height, int full_width, int top,
-               int left, int height, int width, struct pixels *pixels);
+/* A rectangle of an image, in pixels. */
+struct crop {
+    int full_height, full_width; /* of the image */
+    int top, left, height, width;
+};
+
+/* Decode a rectangle of a JPEG of `size` bytes. The pixels equal those of decoding the whole image. `pixels` points into
+ * `scratch`, and is valid until its next use. Returns false, with the reason in `scratch->message`, if the JPEG is of
+ * another size than `crop` says, or if its data are damaged: if libjpeg would fail, or warn of what was read. */
+bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop,
+               struct pixels *pixels);
 
 #endif

@@ -5,6 +5,7 @@
 
 #include <jpegint.h>
 
+#define EOI 0xD9             /* the marker at the end */
 #define HEAD 3               /* numbers before the offsets in a table of segments */
 #define LOOKUPS_PER_REFILL 3 /* that 56 bits suffice for, if the last finds a code of 16 bits with 15 more */
 #define SLACK 1024 /* zero bytes after a segment: more than a block can use, so the end is checked per block */
@@ -157,24 +158,53 @@ static const uint8_t *next_marker(const uint8_t *from, const uint8_t *end) {
     return end;
 }
 
-/* Copy the current segment without stuffed bytes, and start to read it. */
+/* Fail with what libjpeg takes in its own way, which depends on how many bytes it has buffered: it has to decide. Prep
+ * writes no such thing, so that in a file with a table of segments it is damage. */
+static _Noreturn void fail_in_doubt(struct entropy *entropy, const char *message) {
+    entropy->doubtful = !entropy->segment_offsets;
+    fail(entropy, message);
+}
+
+/* Copy the current segment without stuffed bytes, and start to read it. A marker may have fill bytes 0xFF before it; at
+ * the end of the data they belong to a marker that is cut off. */
 static void open_segment(struct entropy *entropy) {
     uint8_t *to = entropy->unstuffed;
     const uint8_t *from = entropy->segment, *end = entropy->data_end, *found;
-    while (from < end && (found = memchr(from, 0xFF, (size_t)(end - from))) && found + 1 < end && found[1] == 0) {
-        memcpy(to, from, (size_t)(found + 1 - from));
-        to += found + 1 - from;
-        from = found + 2;
+    entropy->marker = end;
+    while (from < end) {
+        found = memchr(from, 0xFF, (size_t)(end - from));
+        size_t plain = (size_t)((found ? found : end) - from);
+        memcpy(to, from, plain);
+        to += plain;
+        from += plain;
+        const uint8_t *code = from;
+        while (code < end && *code == 0xFF)
+            code++;
+        if (code == end)
+            break;
+        if (*code) {
+            entropy->marker = code - 1;
+            break;
+        }
+        if (code > from + 1)
+            fail_in_doubt(entropy, "Corrupt JPEG data: fill bytes before a stuffed zero");
+        *to++ = 0xFF;
+        from = code + 1;
     }
-    const uint8_t *stop = next_marker(from, end);
-    memcpy(to, from, (size_t)(stop - from));
-    to += stop - from;
     memset(to, 0, SLACK);
-    entropy->marker = stop;
     entropy->end = to;
     entropy->stream = (struct stream){.next = entropy->unstuffed};
     memset(entropy->level, 0, sizeof entropy->level);
     entropy->is_open = true;
+}
+
+static void begin_segment(struct entropy *entropy, j_decompress_ptr jpeg, const uint8_t *start) {
+    unsigned interval = jpeg->restart_interval;
+    entropy->segment = start;
+    entropy->left = interval && interval < entropy->after ? interval : entropy->after;
+    entropy->after -= entropy->left;
+    entropy->is_open = false;
+    entropy->mcus_skipped = 0;
 }
 
 static void next_segment(struct entropy *entropy, j_decompress_ptr jpeg) {
@@ -189,17 +219,21 @@ static void next_segment(struct entropy *entropy, j_decompress_ptr jpeg) {
     if (marker < entropy->segment || marker + 2 > entropy->data_end || marker[0] != 0xFF ||
         marker[1] != 0xD0 + entropy->number++ % 8)
         fail(entropy, "Corrupt JPEG data: a restart marker is missing");
-    entropy->segment = marker + 2;
-    entropy->left = jpeg->restart_interval;
-    entropy->is_open = false;
-    entropy->mcus_skipped = 0;
+    begin_segment(entropy, jpeg, marker + 2);
+}
+
+/* After the last MCU of a segment: fail unless all of its bytes were read, and an end marker follows the last segment. */
+static void check_all_read(struct entropy *entropy) {
+    bool ends = entropy->after || (entropy->marker + 2 <= entropy->data_end && entropy->marker[1] == EOI);
+    if (unread(entropy) >= 8 || !ends)
+        fail_in_doubt(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
 }
 
 /* libjpeg's method. MCUs that the crop does not need are only counted, until one of their segment is needed. */
 static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
     struct entropy *entropy = jpeg->client_data;
     const struct jpeg_decomp_master *master = jpeg->master;
-    if (jpeg->restart_interval && !entropy->left)
+    if (!entropy->left)
         next_segment(entropy, jpeg);
     unsigned column = entropy->column;
     entropy->column = column + 1 == jpeg->MCUs_per_row ? 0 : column + 1;
@@ -214,8 +248,8 @@ static boolean decode_mcu(j_decompress_ptr jpeg, JBLOCKROW *blocks) {
         (entropy->segment_offsets ? read_past : skim)(entropy, jpeg, entropy->mcus_skipped);
     entropy->mcus_skipped = 0;
     read_mcu(entropy, jpeg, blocks);
-    if (entropy->segment_offsets && !entropy->left && unread(entropy) >= 8)
-        fail(entropy, "Corrupt JPEG data: extraneous bytes in a segment");
+    if (!entropy->left)
+        check_all_read(entropy);
     return TRUE;
 }
 
@@ -244,13 +278,13 @@ bool entropy_attach(struct entropy *entropy, j_decompress_ptr jpeg) {
             fail(entropy, "out of memory");
         }
     }
-    entropy->segment = jpeg->src->next_input_byte;
-    entropy->data_end = entropy->segment + bytes;
-    entropy->is_open = false;
-    entropy->number = entropy->column = entropy->mcus_skipped = 0;
-    if (entropy->segment_offsets && entropy->file_start + entropy->segment_offsets[0] != entropy->segment)
+    const uint8_t *start = jpeg->src->next_input_byte;
+    entropy->data_end = start + bytes;
+    entropy->number = entropy->column = 0;
+    if (entropy->segment_offsets && entropy->file_start + entropy->segment_offsets[0] != start)
         entropy->segment_offsets = NULL;
-    entropy->left = jpeg->restart_interval;
+    entropy->after = jpeg->MCUs_per_row * jpeg->MCU_rows_in_scan;
+    begin_segment(entropy, jpeg, start);
     jpeg->client_data = entropy;
     jpeg->entropy->decode_mcu = decode_mcu;
     return true;

@@ -30,7 +30,9 @@ struct entropy {
     unsigned segment_count;
     unsigned column;       /* of the current MCU in its row */
     unsigned left;         /* MCUs of the segment that follow */
+    unsigned after;        /* MCUs of the segments after it */
     unsigned mcus_skipped; /* MCUs of the segment that were not read */
+    bool doubtful;         /* with an error: libjpeg's own decoder has to decide whether it is one */
     jmp_buf *damaged;      /* where errors jump to */
     char *message;         /* JMSG_LENGTH_MAX bytes: the error */
 };
@@ -41,7 +43,7 @@ void entropy_set_segments(struct entropy *entropy, const uint8_t *jpeg, const ui
 
 /* Replace libjpeg's entropy decoder, after jpeg_start_decompress. Returns false, and changes nothing, for a JPEG that
  * this decoder does not support (progressive, several scans, ...). Jumps to `damaged` if out of memory; so does
- * decoding for damaged data. */
+ * decoding for damaged data, with `doubtful` set where libjpeg may think otherwise. */
 bool entropy_attach(struct entropy *entropy, j_decompress_ptr jpeg);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <setjmp.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <jpeglib.h>
 
@@ -33,6 +34,15 @@ static inline struct jpeg_error_mgr *jpeg_error_init(struct jpeg_error *jpeg_err
     jpeg_error->manager.error_exit = jpeg_error_exit;
     jpeg_error->manager.emit_message = jpeg_error_message;
     return &jpeg_error->manager;
+}
+
+/* Free what libjpeg has allocated in place of `out`, where that was too small for jpeg_mem_dest(target, written, ...);
+ * also after an error, when only libjpeg has its address until its destination is terminated. */
+static inline void free_target(j_compress_ptr target, unsigned char **written, const unsigned char *out) {
+    if (target->dest)
+        target->dest->term_destination(target);
+    if (*written != out)
+        free(*written);
 }
 
 #endif

@@ -5,7 +5,6 @@
 
 #include <jpegint.h>
 
-#include "huffman_encode.h"
 #include "huffman.h"
 
 #define LOOKUP_BITS 10 /* bits of a table's index */
@@ -231,21 +230,19 @@ static bool make_tables(struct reader *reader, j_decompress_ptr source) {
     return true;
 }
 
-bool recode(j_decompress_ptr source, j_compress_ptr target, int interval, bool *fits) {
+bool recode(j_decompress_ptr source, j_compress_ptr target, int interval, struct symbols *symbols, bool *fits) {
     if (!is_baseline(source))
         return false;
     jpeg_copy_critical_parameters(source, target);
     target->restart_interval = (unsigned)interval;
-    struct symbols symbols = {0};
     struct reader *reader = calloc(1, sizeof *reader + source->src->bytes_in_buffer + SLACK);
     if (!reader)
         return false;
     reader->unstuffed = (uint8_t *)(reader + 1);
     reader->next = source->src->next_input_byte;
     reader->data_end = reader->next + source->src->bytes_in_buffer;
-    bool sound = make_tables(reader, source) && read_scan(reader, source, target, (unsigned)interval, &symbols);
+    bool sound = make_tables(reader, source) && read_scan(reader, source, target, (unsigned)interval, symbols);
     free(reader);
-    *fits = !sound || write_target(&symbols, target);
-    free(symbols.list);
+    *fits = !sound || write_target(symbols, target);
     return sound;
 }

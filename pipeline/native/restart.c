@@ -30,6 +30,7 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
     struct jpeg_decompress_struct source = {0};
     struct jpeg_compress_struct target = {0};
     struct jpeg_error jpeg_error;
+    struct symbols symbols = {0};
     unsigned char *written = out; /* libjpeg allocates memory itself if that is too small */
     unsigned long written_size = (unsigned long)capacity;
     volatile int outcome = FAILED;
@@ -42,13 +43,13 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
         jpeg_mem_dest(&target, &written, &written_size);
         jpeg_read_header(&source, TRUE);
         bool fits = true;
-        if (text[0] || !recode(&source, &target, interval, &fits))
+        if (text[0] || !recode(&source, &target, interval, &symbols, &fits))
             write_coefficients(&source, &target, interval);
-        outcome = text[0] ? WARNED : written != out || !fits ? TOO_LARGE : WRITTEN;
+        outcome = written != out || !fits ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
         *out_size = (int64_t)written_size;
-        if (written != out)
-            free(written);
     }
+    free(symbols.list);
+    free_target(&target, &written, out);
     jpeg_destroy_compress(&target);
     jpeg_destroy_decompress(&source);
     return outcome;

@@ -36,19 +36,17 @@ static void warn(j_common_ptr jpeg, int level) {
 
 static void ignore_output(j_common_ptr jpeg) { (void)jpeg; }
 
-static void begin_jpeg(struct scratch *scratch) {
+static void set_up_errors(struct scratch *scratch) {
     scratch->jpeg.err = jpeg_std_error(&scratch->errors);
     scratch->errors.error_exit = raise_error;
     scratch->errors.emit_message = warn;
     scratch->errors.output_message = ignore_output;
-    jpeg_create_decompress(&scratch->jpeg);
     scratch->entropy.damaged = &scratch->damaged;
     scratch->entropy.message = scratch->message;
 }
 
 static void free_scratch(void *given) {
     struct scratch *scratch = given;
-    jpeg_destroy_decompress(&scratch->jpeg);
     struct buffer *buffers[] = {&scratch->bytes,     &scratch->table,      &scratch->pixels,      &scratch->first_pass,
                                 &scratch->line,      &scratch->weights[0], &scratch->weights[1],  &scratch->ranges[0],
                                 &scratch->ranges[1], &scratch->doubles,    &scratch->row_weights, &scratch->row_groups,
@@ -65,7 +63,7 @@ struct scratch *thread_scratch(void) {
     pthread_once(&once, make_key);
     struct scratch *scratch = pthread_getspecific(scratch_key);
     if (!scratch && (scratch = calloc(1, sizeof *scratch))) {
-        begin_jpeg(scratch);
+        set_up_errors(scratch);
         pthread_setspecific(scratch_key, scratch);
     }
     return scratch;

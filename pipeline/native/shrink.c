@@ -257,9 +257,8 @@ int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int qu
         else
             outcome = written != out ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
         *out_size = (int64_t)written_size;
-        if (written != out)
-            free(written);
     }
+    free_target(&target, &written, out);
     jpeg_destroy_compress(&target);
     jpeg_destroy_decompress(&source);
     return outcome;

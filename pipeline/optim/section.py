@@ -11,7 +11,9 @@ from pipeline.section import Decay, Decays, OneOf, Section, key
 class OptimSection(Section):
     """The optimizer. Biases and norms are never decayed."""
 
-    name: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = key("adamw", "the optimizer")
+    name: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = key(
+        "adamw", "the optimizer; timm:NAME is timm's, such as timm:lion"
+    )
     lr: Annotated[float, Field(gt=0)] = key(..., "peak learning rate, for the global batch of this recipe")
     weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled except in sgd")
     decay_embeddings: bool = key(True, "decay the weights of embeddings too; biases and norms never are")

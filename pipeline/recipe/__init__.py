@@ -1,6 +1,7 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
 from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash, suggest
+from pipeline.recipe.identity import experiment_hash, run_differences
 from pipeline.recipe.schema import Recipe, check_world
 
 __all__ = [
@@ -8,9 +9,11 @@ __all__ = [
     "check_world",
     "differences",
     "dump_recipe",
+    "experiment_hash",
     "keys",
     "load_recipe",
     "parse_recipe",
     "recipe_hash",
+    "run_differences",
     "suggest",
 ]

@@ -19,7 +19,11 @@ class AugmentSection(Section):
     scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the picture's area")
     ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: minimum and maximum aspect ratio (width over height)")
     hflip: Fraction = key(0.5, "probability of a horizontal flip")
-    auto_augment: str | None = key(None, "timm policy such as rand-m9-mstd0.5-inc1, original, 3a or augmix, or null")
+    auto_augment: str | None = key(
+        None,
+        "timm policy such as rand-m9-mstd0.5-inc1, original (AutoAugment's for ImageNet), 3a or augmix; cifar10 "
+        "(AutoAugment's for CIFAR-10); or null",
+    )
     color_jitter: Jitter = key(
         (0.0, 0.0, 0.0, 0.0),
         "maximum change of brightness, contrast, saturation and hue (hue: up to 0.5, half the colour circle)",

@@ -1,10 +1,12 @@
 """Recipe files: YAML with `extends`, overrides from the command line, and errors that suggest the right key."""
 
+import copy
 import difflib
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,8 +16,12 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import InputError
 from pipeline.models.families import sections
+from pipeline.recipe.plugins import import_plugins
 from pipeline.recipe.schema import Recipe
 from pipeline.section import OneOf
+
+SECTIONS = [name for name in Recipe.model_fields if name != "plugins"]
+SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the wheel
 
 
 class _Yaml(yaml.SafeLoader):
@@ -37,6 +43,17 @@ _Yaml.add_implicit_resolver(
 )
 
 
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds, as recipes are read; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
+    return copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _parse(text: str) -> Any:
+    """The cells of a study have the same few files, hundreds of times."""
+    return yaml.load(text, _Yaml)
+
+
 # Keys that were renamed: the old name of each, and its name now.
 _RENAMED = {
     "train.accumulation": "train.grad_accum_steps",
@@ -50,7 +67,6 @@ _RENAMED = {
     "data.memory": "data.memory_gib",
     "data.window": "data.shuffle_window_mib",
     "engine.timeout": "engine.timeout_s",
-    "engine.compress": "engine.bf16_compress",
     "engine.bucket_view": "engine.gradient_as_bucket_view",
     "engine.bucket_mb": "engine.bucket_cap_mb",
     "engine.overlap": "engine.overlap_comm",
@@ -67,17 +83,26 @@ _RENAMED = {
 def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
     """Return the recipe at `path` with overrides applied.
 
-    path: a YAML file; `extends` in it is relative to the file.
+    path: a YAML file, or the name of a shipped recipe such as `digits/rp_mixer`; `extends` is relative to the file.
     overrides: pairs of `section.key` and a value as YAML text, such as `("train.epochs", "3")`; the last one wins.
 
     Raises `InputError`, in one line that names file or command line, key and cure.
     """
-    merged = _read(Path(path), chain=())
+    merged = _read(find_recipe(path), chain=())
+    import_plugins(merged, str(path))
     origin = {name: str(path) for name in _leaves(merged)}
+    known = keys()
     for name, text in overrides:
-        _override(merged, name, text)
+        _override(merged, name, text, known)
         origin[name] = "the command line"
     return parse_recipe(merged, origin, default_origin=str(path))
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file at `path`; if there is none, the shipped recipe of that name, also without `recipes/` and `.yaml`."""
+    given = Path(path)
+    names = (given, SHIPPED / given, SHIPPED / f"{given}.yaml", SHIPPED.parent / given)
+    return next((name for name in names if name.is_file()), given)
 
 
 def parse_recipe(
@@ -89,6 +114,7 @@ def parse_recipe(
     origin: for each `section.key`, the file it comes from or "the command line", for the message.
     default_origin: the same for keys that `origin` omits.
     """
+    import_plugins(values, default_origin)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -118,7 +144,7 @@ def keys() -> dict[str, tuple[str, Any, str]]:
     A section of several families (`model`) has the keys of all; where they share one, its values are joined.
     """
     table: dict[str, tuple[str, Any, str]] = {}
-    for section in Recipe.model_fields:
+    for section in SECTIONS:
         for family in _families(section):
             for name, info in family.model_fields.items():
                 default = ... if info.is_required() else info.default
@@ -153,8 +179,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in chain:
         raise InputError(f"{path}: extends itself through {chain[-1]}")
     try:
-        text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, _Yaml)
+        values = read_yaml(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe{_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -162,7 +187,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML, {_yaml_complaint(error)}") from None
     if not isinstance(values, dict):
-        raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(Recipe.model_fields)})")
+        raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
     base = values.pop("extends", None)
     if base is None:
         return values
@@ -180,8 +205,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _override(values: dict[str, Any], name: str, text: str) -> None:
-    known = keys()
+def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]) -> None:
     if name not in known:
         raise InputError(f"--{name}: no such key{suggest(name, known)}")
     section, leaf = name.split(".")
@@ -255,7 +279,9 @@ def suggest(name: str, table: Iterable[str]) -> str:
 def _nearby(path: Path) -> str:
     folder = path.parent if path.parent.is_dir() else None
     if folder is None:
-        return f" (there is no folder {path.parent} either)"
+        shipped = [str(name.relative_to(SHIPPED).with_suffix("")) for name in SHIPPED.rglob("*.yaml")]
+        close = difflib.get_close_matches(str(path), shipped, n=1)
+        return f"; did you mean {close[0]}?" if close else f" (there is no folder {path.parent} either)"
     close = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.yaml")], n=1, cutoff=0.4)
     return f"; did you mean {folder / close[0]}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Parses timm's policy strings (1.0.31), without importing timm.
+"""Parses timm's policy strings (1.0.31) without importing timm, and `cifar10`, which timm does not have.
 
 RandAugment (Cubuk et al. 2020), AutoAugment (Cubuk et al. 2019) and AugMix (Hendrycks et al. 2020). Stricter than
 timm, which silently ignores an option without a number and an unknown set of operations.
@@ -149,11 +149,25 @@ Color .8 8, Solarize .8 7; Sharpness .4 7, Invert .6 8; ShearX .6 5, Equalize 1 
 Equalize .4 7, Solarize .2 4; Solarize .6 5, AutoContrast .6 5; Invert .6 4, Equalize 1 8; Color .6 4, Contrast 1 8;
 Equalize .8 8, Equalize .6 3
 """
+# Cubuk et al. 2019, appendix: the policy found on CIFAR-10. timm does not have it. As in the code that its authors
+# released, a larger magnitude leaves fewer bits and a lower threshold.
+_CIFAR10 = """
+Invert .1 0, Contrast .2 6; Rotate .7 2, TranslateXRel .3 9; Sharpness .8 1, Sharpness .9 3;
+ShearY .5 8, TranslateYRel .7 9; AutoContrast .5 0, Equalize .9 0; ShearY .2 7, PosterizeIncreasing .3 7;
+Color .4 3, Brightness .6 7; Sharpness .3 9, Brightness .7 9; Equalize .6 0, Equalize .5 0;
+Contrast .6 7, Sharpness .6 5; Color .7 7, TranslateXRel .5 8; Equalize .3 0, AutoContrast .4 0;
+TranslateYRel .4 3, Sharpness .2 6; Brightness .9 6, Color .2 8; SolarizeIncreasing .5 2, Invert 0 0;
+Equalize .2 0, AutoContrast .6 0; Equalize .2 0, Equalize .6 0; Color .9 9, Equalize .6 0;
+AutoContrast .8 0, SolarizeIncreasing .2 8; Brightness .1 3, Color .7 0; SolarizeIncreasing .4 5, AutoContrast .9 0;
+TranslateYRel .9 9, TranslateYRel .7 9; AutoContrast .9 0, SolarizeIncreasing .8 3; Equalize .8 0, Invert .1 0;
+TranslateYRel .7 9, AutoContrast .9 0
+"""
 _LEARNT = {
     "v0": _V0,
     "v0r": _V0.replace("Posterize ", "PosterizeIncreasing "),
     "original": _ORIGINAL,
     "originalr": _ORIGINAL.replace("PosterizeOriginal", "PosterizeIncreasing"),
+    "cifar10": _CIFAR10,
     "3a": "Solarize 1 5; Desaturate 1 10; GaussianBlurRand 1 10",  # Touvron et al. 2022
 }
 
@@ -164,7 +178,7 @@ def parse_policy(text: str) -> Policy:
     The options, with their defaults:
     rand: m magnitude (10), n layers (2), p probability of each (0.5), mstd (0; above 100: uniform from 0 to m), mmax
     (10), inc (0), t set of operations (weights, 3a, 3aw, or one of `add_to_sets`), w0 the weights of timm before 0.9.
-    v0, v0r, original, originalr, 3a: mstd (0).
+    v0, v0r, original, originalr (found on ImageNet), cifar10, 3a: mstd (0).
     augmix: m (3), w chains (3), d steps in a chain (0: one to three), a alpha (1), b successive blends (0), mstd
     (uniform).
     """

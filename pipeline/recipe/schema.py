@@ -5,7 +5,7 @@ Validation checks and never changes a value. Every key states its unit, and its 
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticKnownError
 
 from pipeline.errors import InputError
@@ -39,8 +39,12 @@ def _model_section(value: Any) -> ModelSection:
 
 
 class Recipe(Section):
-    """A whole experiment, except the machines that it runs on."""
+    """A whole experiment, except the machines that it runs on.
 
+    `plugins` are modules to import first: they register model families, optimizers and operations of other people.
+    """
+
+    plugins: Annotated[tuple[str, ...], Field(strict=False)] = ()
     data: AnyDataSection
     model: Annotated[SerializeAsAny[ModelSection], BeforeValidator(_model_section)]
     augment: AugmentSection = AugmentSection()
@@ -65,6 +69,7 @@ class Recipe(Section):
             _optimizer_fits,
             _hangs_are_found,
             _best_is_measured,
+            _kept_steps_are_saved,
         ):
             check(self)
         return self
@@ -127,7 +132,7 @@ _ENGINE_KEYS = {
     "bucket_cap_mb": ("ddp", "deepspeed"),
     "gradient_as_bucket_view": ("ddp",),
     "static_graph": ("ddp",),
-    "bf16_compress": ("ddp",),
+    "sharding": ("fsdp",),
     "overlap_comm": ("deepspeed",),
 }
 
@@ -195,6 +200,15 @@ def _best_is_measured(recipe: Recipe) -> None:
     figure = recipe.train.keep_best or ""
     if figure.startswith("ema_") and recipe.train.ema_decay is None:
         raise ValueError(f"train.keep_best {figure} needs train.ema_decay")
+
+
+def _kept_steps_are_saved(recipe: Recipe) -> None:
+    train = recipe.train
+    if train.keep_every_steps and train.save_minutes and not train.save_every_steps:
+        raise ValueError(
+            "train.keep_every_steps needs train.save_every_steps where train.save_minutes is set: "
+            "the clock saves at any step"
+        )
 
 
 def check_world(recipe: Recipe, world: int) -> None:

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from pipeline.section import Decay, Positive, Section, key
 
+Minutes = Annotated[float, Field(gt=0)]
+
 
 class TrainSection(Section):
     """Length, batch, precision, loss, initial weights and checkpoints of a run."""
@@ -16,6 +18,9 @@ class TrainSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
     loss: Literal["softmax", "sigmoid"] = key(
         "softmax", "softmax: cross-entropy; sigmoid: binary cross-entropy, summed over classes (both: sample mean)"
+    )
+    matmul_precision: Literal["highest", "high"] = key(
+        "highest", "what GPUs compute fp32 products in: highest: fp32; high: TF32, faster, with 10 bits of mantissa"
     )
     head_bias: float = key(0.0, "initial bias of the head; with the sigmoid loss -6.9 is usual for 1000 classes")
     activation_checkpointing: bool = key(False, "recompute each block in the backward pass, to save memory")
@@ -44,7 +49,10 @@ class TrainSection(Section):
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps; the schedule does not change; null is off")
-    save_every_steps: Positive | None = key(None, "steps between checkpoints; null saves at the end of each epoch")
+    save_every_steps: Positive | None = key(
+        None, "steps between checkpoints; null, and save_minutes too, saves at the end of each epoch"
+    )
+    save_minutes: Minutes | None = key(None, "minutes between checkpoints, by the clock of rank 0; null is off")
     keep_last: Positive = key(2, "newest checkpoints to keep")
     keep_best: Literal["top1", "top5", "loss", "ema_top1", "ema_top5", "ema_loss"] | None = key(
         None, "save after each evaluation, and also keep the checkpoint that is best in this figure; null is off"
@@ -65,10 +73,15 @@ class EngineSection(Section):
     deepspeed_config: str | None = key(
         None, "a DeepSpeed JSON for settings that recipes have no key for; contradicting the recipe is an error"
     )
+    sharding: Literal["full", "hybrid"] = key(
+        "full", "fsdp: shards over all ranks; hybrid: over the ranks of a node, and every node has all shards"
+    )
     bucket_cap_mb: Positive = key(25, "bucket size of ddp and ZeRO, in MB of gradients")
     gradient_as_bucket_view: bool = key(True, "ddp: gradients are views of the buckets, which saves a copy of them")
     static_graph: bool = key(False, "ddp: every step uses the same parameters in the same order")
-    bf16_compress: bool = key(False, "ddp: all-reduce gradients in bf16")
+    reduce_dtype: Literal["fp32", "bf16"] = key(
+        "fp32", "dtype in which gradients are summed over ranks; with ZeRO also over micro-batches"
+    )
     overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
     timeout_s: Positive = key(1800, "timeout of collectives, in seconds")
 
@@ -77,6 +90,9 @@ class EvalSection(Section):
     """Evaluation during training."""
 
     every_epochs: Positive = key(1, "epochs between evaluations; the last epoch is always evaluated")
+    every_minutes: Minutes | None = key(
+        None, "evaluate only at the first of these epochs that ends so many minutes after the last evaluation"
+    )
     batch_size: Positive = key(128, "samples per batch and rank")
 
 

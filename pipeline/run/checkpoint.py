@@ -26,6 +26,15 @@ _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "stat
 _EMA = "ema/model.safetensors"  # only with train.ema_decay
 
 
+class UnloggedSteps(BaseModel):
+    """The steps since the last line of metrics.jsonl that did not fail, and the samples that were replaced."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    losses: list[float] = []
+    grad_norms: list[float] = []  # without those that are not finite
+    replaced: int = 0  # on all ranks
+
+
 class Position(BaseModel):
     """state.json: how far a run has come, and its recipe."""
 
@@ -36,6 +45,9 @@ class Position(BaseModel):
     scalars: dict[str, float]  # numbers of the engine's state, such as the loss scale
     figures: dict[str, float]  # results of the evaluation at this step; empty if there was none
     recipe: dict[str, Any]
+    evaluation_due: bool = False  # at this step, but the run was asked to stop
+    unlogged: UnloggedSteps = UnloggedSteps()
+    data: dict[str, str] = {}  # hashes of the prepared files, see `data_hashes`
 
 
 @dataclass(frozen=True)

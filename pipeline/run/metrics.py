@@ -86,7 +86,9 @@ class MetricsWriter:
         if self._board:
             settings = {
                 f"{section}.{key}": value if isinstance(value, (int, float, str, bool)) else str(value)
-                for section, values in recipe.model_dump(mode="json", exclude_defaults=True).items()
+                for section, values in recipe.model_dump(
+                    mode="json", exclude_defaults=True, exclude={"plugins"}
+                ).items()
                 for key, value in values.items()
             }
             figures = {f"result/{name}": result[name] for name in ("top1", "top5", "loss")}

@@ -12,29 +12,26 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from pipeline.cgroups import usable_cpus
 from pipeline.distributed.topology import Topology, on_main
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, try_lock
-from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash
+from pipeline.formats.manifest import data_hashes
+from pipeline.models.registry import build_model
+from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
 
 COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 _SKIPPED_RANGES = "skipped_ranges.json"
 _NOT_A_RUN = (".lock", ".recipe.yaml", "slurm")  # files that may be there before the first start
-# Keys that may differ between two starts of one run: they change no loss by more than rounding.
-_CHANGEABLE = re.compile(
-    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib|on_corrupt)$"
-    r"|train\.(max_steps|save_every_steps|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
-    r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
-)
 # Keys that say which samples a step has.
 _DATA_ORDER = re.compile(
     r"data\.(train_split|order|memory_gib|shuffle_window_mib)|train\.(global_batch|seed)|augment\.aug_repeats"
@@ -49,6 +46,7 @@ class ResumeState:
     checkpoint: Checkpoint | None = None
     done: dict[str, Any] | None = None  # done.json
     environment: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)  # hashes of the prepared files, see `data_hashes`
     skipped_ranges: list[tuple[int, int]] = field(default_factory=list)  # see `read_skipped_ranges`
     problems: list[str] = field(default_factory=list)  # with damaged checkpoints
 
@@ -92,19 +90,29 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
 
 
 def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> tuple[ResumeState, TextIO]:
+    """Return where the run starts, and its lock."""
     _check_usable(run_dir, recipe, resume)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = _lock(run_dir)
-        origin, problems = _find_checkpoint(run_dir, recipe, resume)
-        done = _read_json(run_dir / "done.json")
-        skipped_ranges = read_skipped_ranges(run_dir)
-        atomic_write(run_dir / "recipe.yaml", dump_recipe(recipe))
-        environment = read_environment(topology)
-        atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
+        with ExitStack() as stack:
+            lock = stack.enter_context(_lock(run_dir))
+            state = _open(run_dir, recipe, resume, topology)
+            stack.pop_all()  # the lock stays
+        return state, lock
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be written to ({error.strerror}); name another with --run-dir") from None
-    return ResumeState(run_dir, origin, done, environment, skipped_ranges, problems), lock
+
+
+def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> ResumeState:
+    """Find what to resume from, and write recipe and environment, in a locked run folder."""
+    data = data_hashes(Path(recipe.data.path), recipe.data.train_split, recipe.data.eval_split)
+    origin, problems = _find_checkpoint(run_dir, recipe, resume, data)
+    done = _read_json(run_dir / "done.json")
+    skipped_ranges = read_skipped_ranges(run_dir)
+    atomic_write(run_dir / "recipe.yaml", dump_recipe(recipe))
+    environment = read_environment(topology)
+    atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
+    return ResumeState(run_dir, origin, done, environment, data, skipped_ranges, problems)
 
 
 def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +138,10 @@ def write_skipped_ranges(run_dir: Path, ranges: list[tuple[int, int]]) -> None:
 
 
 def read_environment(topology: Topology) -> dict[str, Any]:
-    """Return environment.json: host, command, device, and versions of packages and commit."""
+    """Return environment.json: host, command, device, precision of fp32 products, commit, versions of packages.
+
+    The version of a package that is not installed is None.
+    """
     packages = ("widemix", "torch", "torchvision", "timm", "deepspeed", "ffcv", "numba", "numpy", "pillow")
     device = torch.cuda.get_device_name(topology.device) if topology.device.type == "cuda" else platform.processor()
     return {
@@ -139,11 +150,19 @@ def read_environment(topology: Topology) -> dict[str, Any]:
         "command": os.environ.get(COMMAND_VARIABLE) or shlex.join(sys.argv),
         "ranks": topology.world,
         "device": f"{topology.device.type} {device}".strip(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
         "usable_cpus": usable_cpus(),
         "python": platform.python_version(),
         "commit": _commit(),
-        "packages": {name: version(name) for name in packages},
+        "packages": {name: _installed_version(name) for name in packages},
     }
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _read_json(path: Path) -> Any:
@@ -177,7 +196,10 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
         raise InputError(
             f"{run_dir}: holds a run already; --resume {resume} needs a new folder, name it with --run-dir"
         )
-    changed = [name for name in differences(load_recipe(stored), recipe) if not _CHANGEABLE.match(name)]
+    before = load_recipe(stored)
+    changed = run_differences(before, recipe)
+    if before.train.grad_accum_steps != recipe.train.grad_accum_steps and _has_batch_norms(recipe):
+        changed.append("train.grad_accum_steps")  # the batch of a batch norm is a micro-batch
     metrics = run_dir / "metrics.jsonl"
     if (
         changed and metrics.exists() and metrics.stat().st_size
@@ -188,12 +210,17 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
         )
 
 
-def _find_checkpoint(run_dir: Path, recipe: Recipe, resume: str) -> tuple[Checkpoint | None, list[str]]:
+def _find_checkpoint(
+    run_dir: Path, recipe: Recipe, resume: str, data: dict[str, str]
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the verified checkpoint to resume from, if any, and what is wrong with damaged ones."""
     if resume == "never":
         return None, []
     if resume == "auto":
-        return checkpoint.newest_valid(run_dir)
+        newest, problems = checkpoint.newest_valid(run_dir)
+        if newest:
+            _check_data(newest, recipe, data)
+        return newest, problems
     origin = checkpoint.find(Path(resume))
     origin_recipe = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
     changed = [
@@ -210,8 +237,25 @@ def _find_checkpoint(run_dir: Path, recipe: Recipe, resume: str) -> tuple[Checkp
             f"{origin.path}: its data step counts batches of another order ({', '.join(moved)} differ); "
             "train.init_from takes weights alone"
         )
+    _check_data(origin, recipe, data)
     origin.verify()
     return origin, []
+
+
+def _check_data(origin: Checkpoint, recipe: Recipe, data: dict[str, str]) -> None:
+    """`InputError` where a prepared file is not what the checkpoint's run had under this name."""
+    known = origin.position.data
+    other = sorted(name for name in data.keys() & known.keys() if data[name] != known[name])
+    if other:
+        raise InputError(
+            f"data.path {recipe.data.path}: {other[0]} is not the file that {origin.path} was trained with; "
+            "name that folder, or start a new run with train.init_from, which takes weights alone"
+        )
+
+
+def _has_batch_norms(recipe: Recipe) -> bool:
+    network = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    return any(isinstance(part, _NormBase) for part in network.modules())
 
 
 def _commit() -> str | None:

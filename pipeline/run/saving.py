@@ -23,6 +23,7 @@ from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Position, RetentionPolicy
 
 _WRITTEN = "written"
+_MOVED = "was renamed or removed while the run wrote to it; move it back, and start the run again"
 
 
 class Saver:
@@ -96,7 +97,8 @@ class Saver:
             state = State.of(assembled(every_shard), position.scalars)
             checkpoint.save(self._run_dir, state, position, self._retention)
         except Exception as error:
-            self._raised = error
+            moved = isinstance(error, OSError) and not self._run_dir.exists()
+            self._raised = RunError(f"{self._run_dir}: {_MOVED}") if moved else error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -104,7 +106,8 @@ class Saver:
 def _write(path: Path, shards: list[Shard]) -> str:
     """Write a rank's shards to a file; return its message to rank 0: "written", or the error."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parents[2].exists():  # the run folder itself is not made again where it has been moved
+            path.parent.mkdir(parents=True, exist_ok=True)
         places = {shard.key: json.dumps([shard.start, *shard.shape]) for shard in shards}
         save_file({shard.key: shard.values for shard in shards}, path, metadata=places)
     except Exception as error:  # rank 0 waits for the message, whatever the error is

@@ -1,1 +1,1 @@
-"""Studies: runs of recipes that differ in a few keys, started one by one and reported together."""
+"""Studies: runs of recipes that differ in a few keys, started on one or several machines and reported together."""

@@ -4,55 +4,78 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from pipeline.recipe import Recipe, load_recipe, recipe_hash
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, experiment_hash, load_recipe, run_differences
+
+_LONGEST = 120  # characters of a folder's name before the hash
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of a study.
 
-    name: of its run folder, within the study's folder.
     path: the recipe that it starts from.
     varied: the keys that tell it from other cells, as `("section.key", "YAML value")`.
-    shared: overrides that all cells of the study have, applied before `varied`.
-    line: label of the line of the figure that it belongs to.
-    across: what the x axis of the figure is.
+    shared: overrides that all cells have, applied before `varied`.
+    panel, line: where its result is drawn.
+    seed: its seed; None if the study has none.
     """
 
-    name: str
     path: Path
     varied: tuple[tuple[str, str], ...]
     shared: tuple[tuple[str, str], ...] = ()
+    panel: str = ""
     line: str = ""
-    across: str = "width"
+    seed: int | None = None
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
         """All changes of the recipe, those shared by all cells first."""
         return (*self.shared, *self.varied)
 
+    @cached_property
     def recipe(self) -> Recipe:
-        """Load the recipe with the overrides applied; raises `InputError`."""
+        """The recipe with the overrides applied; raises `InputError`."""
         return load_recipe(self.path, self.overrides)
 
-    def has_result(self, folder: Path) -> bool:
-        """Whether the study's folder has a complete run of this name, whatever its recipe was."""
-        return (folder / self.name / "done.json").exists()
+    @cached_property
+    def name(self) -> str:
+        """Name of the run folder: the recipe's, the varied values, and a hash of the resolved recipe.
+
+        `[("model.depth", "2"), ("train.seed", "1")]` is `cifar10-s_mixer_depth-2_seed-1_9f2b6c01d4`. Cells of other
+        recipes therefore have other folders, whatever they were started with.
+        """
+        words = [f"{self.path.resolve().parent.name}-{self.path.stem}"]
+        for key, text in self.varied:
+            words.append(f"{key.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', text).strip('_.')}")
+        return f"{'_'.join(words)[:_LONGEST]}_{experiment_hash(self.recipe)}"
 
     def is_done(self, folder: Path) -> bool:
-        """Whether the study's folder has a complete run of exactly this recipe."""
-        if not self.has_result(folder):
-            return False
-        done = json.loads((folder / self.name / "done.json").read_text())
-        return done["recipe"] == recipe_hash(self.recipe())
+        """Whether the study's folder has a complete run of this recipe."""
+        return self.result(folder) is not None
+
+    def result(self, folder: Path) -> dict | None:
+        """Return the content of the run's done.json; None if there is none, or the folder has another recipe's run.
+
+        Only keys that could not change in a run count: a node that stages the data changes `data.path`.
+        """
+        run = folder / self.name
+        if not (run / "done.json").exists():
+            return None
+        try:
+            done = json.loads((run / "done.json").read_text())
+            same = not run_differences(load_recipe(run / "recipe.yaml"), self.recipe)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{run}: is not a finished run ({error})") from None
+        return done if same else None
 
 
-def cell_name(varied: Iterable[tuple[str, str]], prefix: str = "") -> str:
-    """Return the name of a cell's run folder: `[("model.depth", "2"), ("optim.lr", "1e-3")]` is `depth-2_lr-1e-3`."""
-    parts = [f"{key.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', text).strip('_.')}" for key, text in varied]
-    return "_".join([*([prefix] if prefix else []), *parts])
+def unique(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells to train: one of each name, since lines of a figure may share a cell."""
+    return list({cell.name: cell for cell in cells}.values())
 
 
 def yaml_text(value: object) -> str:

@@ -1,12 +1,12 @@
 """Exact evaluation: every sample once, on any number of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from pipeline.data.loader import EvalLoader
@@ -35,11 +35,13 @@ def evaluate(
     loader: EvalLoader,
     classes: int,
     beat: Callable[[], None] = lambda: None,
+    metrics: Iterable[Metric] = (),
 ) -> dict[str, float]:
     """Return loss (mean cross-entropy), top1 and top5 (percent) over the whole split, the same on every rank.
 
-    Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch.
-    With fewer than five classes top5 counts all of them. One sample whose loss is not finite makes the mean so too.
+    Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch,
+    and `metrics` are updated with its logits and labels. With fewer than five classes top5 counts all of them. One
+    sample whose loss is not finite makes the mean so too.
     """
     device = loader.topology.device
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
@@ -55,7 +57,7 @@ def evaluate(
             if not len(batch):
                 continue
             loss.update(cross_entropy(logits, batch.targets, reduction="none"))
-            for metric in accuracy.values():
+            for metric in (*accuracy.values(), *metrics):
                 metric.update(logits, batch.targets)
     module.train(was_training)
     result = {"loss": loss.compute().item()}

@@ -62,7 +62,24 @@ def _load(module: nn.Module, weights: Weights, source: str) -> None:
             raise InputError(
                 f"train.init_from {source}: {name} has shape {loaded} there, {expected} in the recipe's model"
             )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(f"train.init_from {source}: {name} has values that are not finite; the training failed")
     module.load_state_dict(weights)
+    try:
+        check_indices(module)
+    except ValueError as error:
+        raise InputError(f"train.init_from {source}: {error}") from None
+
+
+def check_indices(module: nn.Module) -> None:
+    """ValueError where a module's indices, such as a permutation, are none: they would read any memory."""
+    for name, part in module.named_modules():
+        check = getattr(part, "check_indices", None)
+        if check is not None:
+            try:
+                check()
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
 
 
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:

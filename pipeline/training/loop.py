@@ -1,23 +1,22 @@
 """The training loop: when to step, log, evaluate, save, roll back and stop."""
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from pipeline.data.grid import training_grid
 from pipeline.data.loader import Batch, TrainLoader
 from pipeline.data.random import DROPOUT, key
+from pipeline.distributed.requests import Request, SharedRequests
 from pipeline.distributed.signals import StopRequest
-from pipeline.distributed.topology import SharedFlag, mean_over_ranks, seed_device
+from pipeline.distributed.topology import seed_device
 from pipeline.distributed.watchdog import Watchdog
-from pipeline.engine import Engine, StepResult
+from pipeline.engine import Engine
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.run.checkpoint import Position
@@ -25,49 +24,10 @@ from pipeline.run.log import RunLog
 from pipeline.run.metrics import peak_memory
 from pipeline.run.run_dir import ResumeState
 from pipeline.run.saving import Saver
-from pipeline.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
+from pipeline.training.cadence import Cadence
+from pipeline.training.faults import Diverged, HealthMonitor, Rollback
+from pipeline.training.log_interval import LogInterval
 from pipeline.training.schedule import Schedule
-
-
-@dataclass
-class LogInterval:
-    """The steps since the last line of metrics.jsonl. Their metrics stay on the device until `collect` is called."""
-
-    pending: list[tuple[int, int, StepResult, int]] = field(default_factory=list)  # step, data step, result, replaced
-    collected: list[StepMetrics] = field(default_factory=list)
-    replaced: int = 0  # samples that replaced unreadable ones, on all ranks
-    began: float = field(default_factory=time.perf_counter)
-    waited: float = 0.0  # seconds spent waiting for batches
-    paused: float = 0.0  # seconds of evaluation and saving, which are not training time
-
-    def collect(self) -> list[StepMetrics]:
-        """Return the metrics, over all ranks, of the steps since the last call. Every rank calls it."""
-        steps, data_steps, results, replaced = zip(*self.pending, strict=True)
-        losses = torch.stack([result.loss for result in results]).double()
-        norms = torch.stack([result.grad_norm for result in results]).double()
-        counts = torch.tensor(replaced, dtype=torch.float64, device=losses.device)
-        *values, counts = mean_over_ranks(torch.stack([losses, norms, counts]))
-        columns = (column.tolist() for column in values)
-        metrics = [StepMetrics(*row) for row in zip(steps, data_steps, *columns, strict=True)]
-        self.replaced += round(counts.sum().item() * dist.get_world_size())
-        self.pending.clear()
-        self.collected += metrics
-        return metrics
-
-    def summary(self, global_batch: int) -> dict[str, float] | None:
-        """Return the means over the steps that did not fail; None if all failed."""
-        finite = [step for step in self.collected if math.isfinite(step.loss)]
-        if not finite:
-            return None
-        seconds = time.perf_counter() - self.began - self.paused
-        norms = [step.grad_norm for step in finite if math.isfinite(step.grad_norm)]
-        return {
-            "loss": statistics.fmean(step.loss for step in finite),
-            **({"grad_norm": statistics.fmean(norms)} if norms else {}),
-            "images_per_s": len(finite) * global_batch / seconds,
-            "data_wait": self.waited / seconds,
-            **({"replaced": self.replaced} if self.replaced else {}),
-        }
 
 
 @dataclass(frozen=True)
@@ -79,6 +39,7 @@ class RunContext:
     rollback: Rollback
     watchdog: Watchdog
     stop: StopRequest
+    requests: SharedRequests
 
 
 class Loop:
@@ -99,11 +60,15 @@ class Loop:
     ):
         self.recipe, self.engine, self.schedule, self.context = recipe, engine, schedule, context
         self.step, self.data_step = resume.step, context.rollback.next_used(resume.data_step)
-        self.stop_flag = SharedFlag()
+        self._cadence = Cadence(recipe.train, recipe.eval)
+        self._requests = Request.NONE  # of any rank, not yet met
+        position = resume.checkpoint.position if resume.checkpoint else None
+        self._evaluation_due = position is not None and position.evaluation_due  # since before this start
         self.health = HealthMonitor(recipe.faults, recipe.train.precision == "fp16")
         self._evaluate = evaluate
         self._began = time.perf_counter() - resume.seconds
-        self._interval = LogInterval()
+        self._data = resume.data
+        self._interval = LogInterval(position.unlogged) if position else LogInterval()
         self._result: dict[str, Any] | None = None  # of the last evaluation
 
     def fit(self, loader: TrainLoader) -> dict[str, Any] | None:
@@ -111,15 +76,20 @@ class Loop:
 
         Raises `Diverged` when steps fail and no rollback is left, and `RunError` if the last checkpoint is not saved.
         """
+        if self._evaluation_due:
+            began = time.perf_counter()
+            self._evaluate_and_log()
+            self._save(self._result)
+            self._interval.paused += time.perf_counter() - began
         stopped = False
         while self.step < self.schedule.last_step and not stopped:
             try:
                 stopped = self._fit_range(loader)
             except Diverged as diverged:
                 self._roll_back(diverged)
-        self.stop_flag.finish()
+        self.context.requests.finish()
         self.context.saver.finish_all_ranks()
-        if self.step < self.schedule.last_step:
+        if stopped:
             return None
         if self._result is None:  # resumed from the last step's checkpoint: only the evaluation is left
             self._evaluate_and_log()
@@ -168,13 +138,15 @@ class Loop:
 
     def _after_step(self, epoch: int) -> bool:
         """Log, evaluate and save what is due; return whether the run is to stop."""
-        section = self.recipe.train
-        stopping, ending = self.stop_flag.poll(self.context.stop.requested), self.step == self.schedule.last_step
+        section, context = self.recipe.train, self.context
+        own = self._cadence.requests() | (Request.STOP if context.stop.requested else Request.NONE)
+        self._requests |= context.requests.poll(own)
+        stopping, ending = Request.STOP in self._requests, self.step == self.schedule.last_step
         ends_epoch = self.data_step >= (epoch + 1) * self.schedule.steps_per_epoch
-        evaluating = ending or (ends_epoch and (epoch + 1) % self.recipe.eval.every_epochs == 0)
-        due = self.step % section.save_every_steps == 0 if section.save_every_steps else ends_epoch
+        evaluating = ending or (ends_epoch and self._cadence.evaluates(epoch, self._requests))
+        due = self._cadence.saves(self.step, ends_epoch, self._requests)
         saving = stopping or ending or due or (evaluating and section.keep_best is not None)
-        logging = stopping or ending or self.step % self.recipe.log.every == 0
+        logging = ending or self.step % self.recipe.log.every == 0
         if saving or logging:  # no step is saved that has not been checked
             for event in self.health.check_steps(self._interval.collect()):
                 self.context.log.report_event(event)
@@ -184,11 +156,14 @@ class Loop:
         paused = time.perf_counter()
         if evaluating or saving:
             self.engine.average_buffers()
-        if evaluating:
+        self._evaluation_due = evaluating and stopping  # a stop leaves no time for it: the next start evaluates
+        if evaluating and not stopping:
             self._evaluate_and_log()
+            self._requests &= ~Request.EVALUATE
         if saving and not self.health.failing:
-            self._save(self._result if evaluating else None)
-        self._report_save_failure(self.context.saver.failure())
+            self._save(self._result if evaluating and not stopping else None)
+            self._requests &= ~Request.SAVE
+        self._report_save_failure(context.saver.failure())
         self._interval.paused += time.perf_counter() - paused
         return stopping
 
@@ -205,6 +180,7 @@ class Loop:
         """Evaluate, and write the line; figures that are not finite are an event, and null in the result."""
         figures = self._evaluate()
         self._result = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._evaluation_due = False
         bad = {name: str(value) for name, value in figures.items() if not math.isfinite(value)}
         if bad:
             self.context.log.report_event({"step": self.step, "split": "event", "event": "evaluation_failed", **bad})
@@ -223,6 +199,9 @@ class Loop:
             seconds=time.perf_counter() - self._began,
             scalars=self.engine.scalars(),
             figures={name: value for name, value in (figures or {}).items() if value is not None},
+            evaluation_due=self._evaluation_due,
+            unlogged=self._interval.steps,
+            data=self._data,
             recipe=self.recipe.model_dump(mode="json"),
         )
         self._report_save_failure(self.context.saver.begin(self.engine.local_shards(), position))
@@ -240,7 +219,7 @@ class Loop:
         origin = context.rollback.exclude(diverged)
         self.engine.load(origin.load(verify=False))
         self.step, self.data_step = origin.position.step, context.rollback.next_used(origin.position.data_step)
-        self._interval, self._result = LogInterval(), None
+        self._interval, self._result = LogInterval(origin.position.unlogged), None
         self.health.reset()
         context.log.rewind(self.step)
         event = {"step": self.step, "split": "event", "event": "rollback", "from": last_step}

@@ -1,14 +1,14 @@
-"""The benchmark of mixing takes its shares from the times of the same round."""
-
-import argparse
+"""The benchmark of mixing times mixing, and takes its shares from the times of the same round."""
 
 import pytest
 import torch
 
 from pipeline.bench import mixing
+from pipeline.bench.timing import time_in_turns
+from pipeline.recipe.augment import AugmentSection
 
 
-def test_shares_are_medians_over_the_rounds_that_count(monkeypatch):
+def test_shares_are_medians_over_the_rounds_that_count():
     now = 0.0
 
     def takes(*seconds: float):
@@ -16,20 +16,32 @@ def test_shares_are_medians_over_the_rounds_that_count(monkeypatch):
 
         def action(number: int) -> None:
             nonlocal now
-            calls = 1 if len(seconds) > 1 else mixing.REPEATS
-            now += seconds[number // calls % len(seconds)]
+            now += seconds[number % len(seconds)]
 
         return action
 
-    monkeypatch.setattr(mixing, "compute_clock", lambda device: now)
-    monkeypatch.setattr(mixing, "_step", lambda *_: takes(9.0, 1.0, 2.0, 4.0))
-    for name in ("_timm", "_mix_groups"):
-        monkeypatch.setattr(mixing, name, lambda *_: takes(0.1))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    step, *others = mixing.run(argparse.Namespace(rounds=3))
-    assert (step["name"], step["percent_of_step"], step["images_per_s"]) == (mixing.STEP, 100, 4)
-    assert len(others) == 1 + len(mixing.SETTINGS)
-    for row in others:  # 0.1 of 1, 2 and 4 seconds; the first round is not counted
-        assert row["percent_of_step"] == pytest.approx(5)
-        assert row["ratio"] == pytest.approx(20)
-        assert row["images_per_s"] == pytest.approx(80)
+    contestants = {"step": mixing._repeat(takes(9.0, 1.0, 2.0, 4.0), 1), "mixing": mixing._repeat(takes(0.1), 20)}
+    seconds = time_in_turns(contestants, 3, lambda: now)
+    assert seconds["step"] == pytest.approx([1.0, 2.0, 4.0])  # the first round is not counted
+    assert seconds["mixing"] == pytest.approx([0.1] * 3)
+    step, row = (mixing._row(name, own, seconds["step"], size=8) for name, own in seconds.items())
+    assert step == {"name": "step", "percent_of_step": 100, "images_per_s": 4, "ratio": 1}
+    assert row == {"name": "mixing", "percent_of_step": 5, "images_per_s": 80, "ratio": 20}
+
+
+@pytest.mark.parametrize("name", ["timm", *mixing.SETTINGS])
+def test_every_contestant_mixes_each_call_anew(name):
+    """Two pictures with each other: soft targets of both classes, and other shares in the next call."""
+    images, labels = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]), torch.tensor([1, 2])
+    if name == "timm":
+        act = mixing._timm(images, labels)
+        found = [act(number)[1] for number in range(4)]
+    else:
+        act = mixing._mix_groups(images, labels, AugmentSection(mix_group=2, smoothing=0.1, **mixing.SETTINGS[name]))
+        found = [act(number) for number in range(4)]
+    for targets in found:
+        assert targets.shape == (2, mixing.CLASSES)
+        assert torch.allclose(targets.sum(1), torch.ones(2))
+        assert torch.allclose(targets[:, 1] + targets[:, 2], torch.tensor(0.9), atol=1e-3)
+    assert len({targets[0, 1].item() for targets in found}) == 4
+    assert torch.equal(images[0], torch.zeros(3, 8, 8))  # each has pictures of its own

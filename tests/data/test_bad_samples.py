@@ -39,8 +39,8 @@ def pairs(folder: Path) -> Path:
         rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat\tpeople eat {i}" for i in range(count)]
         (folder / f"{split}.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "some", "people", "eat"]) + "\n")
-    prepare("mnli", folder, folder / "prepared", PrepSettings(length=16))
-    return folder / "prepared"
+    prepare("mnli", folder, folder.with_name("prepared"), PrepSettings(length=16))
+    return folder.with_name("prepared")
 
 
 def cut(folder: Path) -> None:
@@ -65,11 +65,14 @@ def overwrite(folder: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "cut": (cut, rf"train\.beton: sample \d+ cannot be read: {CUT}; `widemix verify`"),
-    "flipped": (flip, r"train\.beton: sample 5 cannot be read: Not a JPEG file: starts with 0x00 0xd8; `widemix"),
-    "overwritten": (overwrite, r"train\.beton: sample \d+ cannot be read: .*; `widemix verify`"),
-    "text": (cut, rf"train\.beton: sample \d+: {CUT}$"),
-    "exception": (lambda folder: (folder / "now").touch(), r"train\.beton: sample \d+ cannot be read: out of luck; "),
+    "cut": (cut, rf"train\.beton: sample \d+ \(train/.*\) cannot be read: {CUT}; `widemix verify .*cut`"),
+    "flipped": (
+        flip,
+        r"train\.beton: sample 5 \(train/.*\) cannot be read: its bytes differ from its checksum; `widemix",
+    ),
+    "overwritten": (overwrite, r"train\.beton: sample \d+ \(train/.*\) cannot be read: .*; `widemix verify"),
+    "text": (cut, rf"train\.beton: sample \d+ \(train\.tsv:\d+\) cannot be read: {CUT}; `widemix verify"),
+    "exception": (lambda folder: (folder / "now").touch(), r"sample \d+ \(train/.*\) cannot be read: out of luck; "),
 }
 
 
@@ -121,5 +124,5 @@ def test_a_training_run_ends_with_one_line(digits, train, tmp_path):
     cut(tmp_path / "data")
     code, output = command.wait(timeout=60)
     assert code == 2, output
-    assert re.search(rf"train\.beton: sample \d+ cannot be read: {CUT}", output.splitlines()[-1])
+    assert re.search(rf"train\.beton: sample \d+ \(.*\) cannot be read: {CUT}", output.splitlines()[-1])
     assert "Traceback" not in output

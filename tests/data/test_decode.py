@@ -3,16 +3,16 @@
 import io
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
 import pipeline.data.decode
 from data_prep.jpeg import plain_frame
+from data_prep.layout import PICTURES, SEGMENTED_PICTURES
 from data_prep.picture import Encoded
 from data_prep.restart import DamagedJpeg, with_markers
-from data_prep.write import PICTURES, SEGMENTED_PICTURES, BetonWriter
+from data_prep.write import BetonWriter
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from pipeline.errors import InputError
 from pipeline.formats.beton import JPEG, RAW, open_beton
@@ -46,8 +46,10 @@ def by_pillow(picture: Image.Image, **options) -> bytes:
     return buffer.getvalue()
 
 
-def by_opencv(picture: Image.Image, sampling: int) -> bytes:
-    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling, cv2.IMWRITE_JPEG_QUALITY, 90]
+def by_opencv(picture: Image.Image, sampling: str) -> bytes:
+    cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
+    factor = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{sampling}")
+    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_QUALITY, 90]
     return cv2.imencode(".jpg", np.asarray(picture)[:, :, ::-1], options)[1].tobytes()
 
 
@@ -55,8 +57,8 @@ KINDS = {
     "4:2:0": lambda picture: by_pillow(picture, quality=90, subsampling=2),
     "4:2:2": lambda picture: by_pillow(picture, quality=90, subsampling=1),
     "4:4:4": lambda picture: by_pillow(picture, quality=95, subsampling=0),
-    "4:4:0": lambda picture: by_opencv(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
-    "4:1:1": lambda picture: by_opencv(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
+    "4:4:0": lambda picture: by_opencv(picture, "440"),
+    "4:1:1": lambda picture: by_opencv(picture, "411"),
     "grey": lambda picture: by_pillow(picture.convert("L"), quality=90),
     "coarse": lambda picture: by_pillow(picture, quality=8),
     "fine, own tables": lambda picture: by_pillow(picture, quality=100, optimize=True),
@@ -210,7 +212,7 @@ def test_damage_names_the_sample_and_spares_the_others(tmp_path, segments, way):
     found = decoder.try_read(samples, boxes, samples > 1, after, threads=2)
     assert list(found) == [2]
     assert np.array_equal(np.delete(before, 2, 0), np.delete(after, 2, 0))
-    with pytest.raises(InputError, match=r"a\.beton: sample 2 cannot be read: .*; `widemix verify` finds"):
+    with pytest.raises(InputError, match=r"a\.beton: sample 2 cannot be read: .*; `widemix verify .*` lists"):
         decoder.read(samples, boxes, samples > 1, after, threads=1)
 
 
@@ -269,5 +271,32 @@ def test_a_file_cut_short_while_it_is_read_is_damage_and_no_signal(tmp_path, way
     with beton.path.open("r+b") as file:
         file.truncate(int(beton.offset[2]) + 100)
     boxes = centre_boxes(samples, beton.height, beton.width, 1.0)
-    found = decoder.try_read(samples, boxes, samples, np.empty((4, 8, 8, 3), np.uint8), threads=1)
-    assert found == dict.fromkeys((2, 3), "the file ends before it; it was cut short")
+    for damaged in ((2, 3), (0, 1, 2, 3)):
+        found = decoder.try_read(samples, boxes, samples, np.empty((4, 8, 8, 3), np.uint8), threads=1)
+        assert found == dict.fromkeys(damaged, "the file ends before it; it was cut short")
+        beton.path.write_bytes(b"")
+
+
+def test_bytes_too_many_are_damage_where_all_is_read(tmp_path):
+    """Before the end, and before a restart marker; a crop that ends before them has the pixels of the whole."""
+    plain, marked = (
+        by_pillow(scene(2, 160, 120), quality=90, **options) for options in ({}, {"restart_marker_rows": 1})
+    )
+    marker = marked.rindex(b"\xff\xd1")
+    jpegs = [plain[:-2] + bytes(20) + plain[-2:], marked[:marker] + bytes(20) + marked[marker:]]
+    decoder = written(tmp_path / "a.beton", jpegs)
+    samples, found = np.arange(2), np.empty((2, 8, 8, 3), np.uint8)
+    whole, corner = (np.array([[0, 0, *size, 0]] * 2) for size in ((120, 160), (8, 8)))
+    reasons = decoder.try_read(samples, whole, np.zeros(2), found, threads=1)
+    assert all("extraneous bytes" in reasons[sample] for sample in (0, 1))
+    decoder.read(samples, corner, np.zeros(2), found, threads=1)
+    assert np.array_equal(found, [np.asarray(jpeg(decoder, sample))[:8, :8] for sample in samples])
+
+
+def test_a_jpeg_without_its_tables_does_not_get_those_of_another(tmp_path):
+    intact = by_pillow(scene(3, 40, 30), quality=90)
+    table = intact.index(b"\xff\xdb")
+    decoder = written(tmp_path / "a.beton", [intact, intact[: table + 1] + b"\xee" + intact[table + 2 :]])
+    boxes = np.array([[0, 0, 30, 40, 0]] * 2)
+    found = decoder.try_read(np.arange(2), boxes, np.zeros(2), np.empty((2, 8, 8, 3), np.uint8), threads=1)
+    assert found == {1: "Quantization table 0x00 was not defined"}

@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from data_prep.samples import PictureFiles
+from data_prep.shuffle import shuffled_order
 from pipeline.data.order import RandomOrder, evaluation_samples, shuffled, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.random import ORDER, key
@@ -201,3 +203,22 @@ def _assert_uniform(found, bins, count):
     expected = exact[exact > 0] * found.sum()
     chi2 = ((found[exact > 0] - expected) ** 2 / expected).sum()
     assert chi2 < 33.7  # 9 degrees of freedom: 1 in 10,000
+
+
+@pytest.mark.parametrize(("stored", "least", "most"), [("shuffled", 0.8, 1.1), ("class by class", 3.0, 99)])
+def test_a_shuffled_file_in_paged_order_mixes_classes_as_a_shuffle_does(stored, least, most):
+    """The variance of the classes' counts over 20 steps, over that of a uniform shuffle; ImageNet's sizes, a quarter
+    of its usual batch and window."""
+    count, classes, batch = 64_000, 50, 256
+    size = np.random.RandomState(0).gamma(4, 27_500, count).astype(np.int64) + 5000
+    samples = PictureFiles("", [f"{i}.JPEG" for i in range(count)], np.arange(count) * classes // count)
+    chosen = shuffled_order(samples, 0) if stored == "shuffled" else np.arange(count)
+    label, size = np.asarray(samples.labels)[chosen], size[chosen]
+    paged = PagedOrder(np.cumsum(size) - size, size, batch, 1, 1024 << 20)
+    found = [class_variance(order, label) for order in (paged, RandomOrder(count, batch, 1))]
+    assert least < found[0] / found[1] < most
+
+
+def class_variance(order, label) -> float:
+    parts = [np.concatenate([label[order.step(0, first + k)] for k in range(20)]) for first in range(0, 240, 20)]
+    return float(np.mean([np.bincount(part, minlength=50).var() for part in parts]))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.paged import PagedOrder
-from pipeline.data.readahead import Readahead
+from pipeline.data.readahead import request_ranges
 
 COUNT, BATCH = 4000, 64
 
@@ -81,9 +81,10 @@ def test_requested_bytes_come_into_memory(tmp_path):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if resident(path).any():
         pytest.skip("this file system keeps its files in memory")
-    disk = Readahead(path)
-    disk.request(np.array([[1 << 20, 3 << 20]]))
-    with path.open("rb") as file:  # reading the last of them waits for it, and for nothing else
+    with path.open("rb") as file:
+        path = path.rename(tmp_path / "renamed")
+        request_ranges(file.fileno(), np.array([[1 << 20, 3 << 20]]))
+        # Reading the last of them waits for it, and for nothing else.
         file.seek((3 << 20) - 4096)
         file.read(4096)
     there = resident(path)

@@ -1,8 +1,11 @@
+import io
+
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from data_prep.write import PICTURES, SEGMENTED_PICTURES, BetonWriter
+from data_prep.layout import PICTURES, SEGMENTED_PICTURES
+from data_prep.write import BetonWriter
 
 
 @pytest.fixture
@@ -12,6 +15,18 @@ def picture():
     def make(seed, width=40, height=30, mode="RGB"):
         noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
         return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+
+    return make
+
+
+@pytest.fixture
+def jpeg(picture):
+    """`jpeg(seed)`: the bytes of a small JPEG."""
+
+    def make(seed):
+        buffer = io.BytesIO()
+        picture(seed).save(buffer, "JPEG")
+        return buffer.getvalue()
 
     return make
 
@@ -40,6 +55,6 @@ def write_beton():
             for item in encoded:
                 writer.add(item)
             writer.finish()
-        return writer.count, writer.exceptions
+        return writer.written.count, writer.written.exceptions
 
     return write

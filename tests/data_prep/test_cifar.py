@@ -124,7 +124,11 @@ class Attack:
         ("data_batch_3", pickle.dumps(Attack()), r"it needs (__builtin__|builtins)\.print"),
         ("data_batch_3", pickle.dumps([1]), "it holds a list"),
         ("data_batch_3", pickle.dumps({"labels": [1]}), "data_batch_3: is not a batch"),
-        ("test_batch", pickle.dumps({"labels": [10], "data": np.zeros((1, 3072), np.uint8)}), "outside of 0 to 9"),
+        (
+            "test_batch",
+            pickle.dumps({"labels": [10], "data": np.zeros((1, 3072), np.uint8)}),
+            "not whole numbers of 0 to 9",
+        ),
     ],
 )
 def test_damaged_cifar_files_are_named(tmp_path, cifar_data, name, data, word, capsys):

@@ -33,6 +33,7 @@ def test_pages_are_counted(tmp_path, folder, monkeypatch):
     monkeypatch.setattr("data_prep.write.PAGE", 16_384)  # four raw pictures a page
     estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True))
     manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=1)
+    assert [estimate.split for estimate in estimates] == list(manifest.splits)
     for estimate in estimates:
         assert estimate.bytes == pytest.approx(manifest.splits[estimate.split].bytes, rel=0.15)
 

@@ -24,13 +24,8 @@ def add(tar, name, data):
 
 
 @pytest.fixture
-def pictures(picture):
+def pictures(jpeg):
     """{split: {wnid: {name: JPEG}}}, names as ImageNet has them."""
-
-    def jpeg(seed):
-        buffer = io.BytesIO()
-        picture(seed).save(buffer, "JPEG")
-        return buffer.getvalue()
 
     train = {wnid: {f"{wnid}_{n}.JPEG": jpeg(n) for n in (10, 2)} for wnid in WNIDS}
     numbers = {"n01440764": (2, 5), "n01443537": (1,), "n01484850": (3, 4)}

@@ -121,7 +121,7 @@ def test_damaged_svhn_files_are_refused(tmp_path):
         with pytest.raises(InputError, match="train_32x32"):
             svhn.read(tmp_path)
     savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.full((2, 1), 11)})
-    with pytest.raises(InputError, match="outside of 1 to 10"):
+    with pytest.raises(InputError, match="not whole numbers of 1 to 10"):
         svhn.read(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
     [
         ("train_X.bin", b"x", "not a multiple of 27648"),
         ("test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
-        ("test_y.bin", b"\0\1", r"test_y\.bin: must hold a label"),
+        ("test_y.bin", b"\0\1", r"test_y\.bin: has labels that are not whole numbers of 1 to 10"),
         ("fold_indices.txt", b"6\n", "line 1 must hold indices of 0 to 5"),
         ("fold_indices.txt", b"0 1\n0 \xff\n", "line 2 must hold indices of 0 to 5"),
     ],

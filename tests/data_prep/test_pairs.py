@@ -156,7 +156,7 @@ def test_verify_and_stage_know_the_tokenizer(tmp_path, folder):
     data = bytearray(path.read_bytes())
     data[8 << 20] ^= 1
     path.write_bytes(data)
-    assert "samples 0 to 2" in verify(out)[0]
+    assert f"{path}: sample 0 (train.tsv:2) is damaged" in verify(out)
 
 
 @tokenizers

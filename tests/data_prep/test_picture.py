@@ -35,7 +35,7 @@ def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, picture):
     picture(0).save(tmp_path / "a.jpg", **options)
     encoded = encode_file(tmp_path / "a.jpg", PLAIN(max_size=40))
     data = (tmp_path / "a.jpg").read_bytes()
-    assert encoded == ("a.jpg", 3, JPEG, 40, 30, data, "", b"", (str(tmp_path / "a.jpg"), 0, len(data)))
+    assert encoded[:9] == ("a.jpg", 3, JPEG, 40, 30, data, "", b"", (str(tmp_path / "a.jpg"), 0, len(data)))
     assert encoded.for_transfer() == encoded._replace(data=b"")
     assert encoded.for_transfer().parts == encoded.parts == (data,)
 
@@ -262,3 +262,58 @@ def test_a_missing_file_is_never_left_out(tmp_path):
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         PrepSettings(**wrong)
+
+
+def with_exif(jpeg: bytes, body: bytes) -> bytes:
+    """A JPEG with an EXIF segment of these bytes."""
+    segment = b"Exif\0\0" + body
+    return jpeg[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + jpeg[2:]
+
+
+def orientation(kind: int, count: int, value: bytes) -> bytes:
+    """A TIFF block with one tag, the orientation, of this type, count and value."""
+    entry = (0x0112).to_bytes(2, "big") + kind.to_bytes(2, "big") + count.to_bytes(4, "big") + value.ljust(4, b"\0")
+    return b"MM\0*" + (8).to_bytes(4, "big") + b"\0\1" + entry + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"II*\0",
+        b"II*\0\xff\xff\xff\xff",
+        b"MM\0*\0\0\0\x08\xff\xff" + b"\x99" * 60,
+        bytes(range(256)),
+        orientation(3, 1, b"\0\0"),
+        orientation(3, 1, b"\0\x09"),
+        orientation(2, 2, b"6\0"),
+        orientation(12, 1, b"\xff\xff\xff\xff"),
+        orientation(3, 2**31, b"\0\6"),
+    ],
+    ids=lambda body: body[:12].hex(),
+)
+def test_a_damaged_exif_block_says_nothing_of_the_picture(tmp_path, picture, body):
+    """Nor does an orientation of another value than 1 to 8."""
+    buffer = io.BytesIO()
+    picture(4).save(buffer, "JPEG")
+    (tmp_path / "a.jpg").write_bytes(with_exif(buffer.getvalue(), body))
+    kept = encode_file(tmp_path / "a.jpg", PLAIN())
+    assert (kept.rule, kept.data) == ("", (tmp_path / "a.jpg").read_bytes())
+    raw = encode_file(tmp_path / "a.jpg")
+    assert raw.rule == ""
+    assert np.array_equal(pixels(raw), np.asarray(Image.open(buffer)))
+
+
+def test_a_picture_larger_than_a_page_is_left_out(tmp_path, picture, monkeypatch):
+    monkeypatch.setattr("data_prep.picture.PAGE", 3600)
+    picture(0, 40, 30).save(tmp_path / "a.png")
+    encoded = encode_file(tmp_path / "a.png")
+    assert encoded.rule.startswith("left out: takes 0.0 MiB, more than 0 MiB, the largest sample of a file; shrink")
+    with pytest.raises(InputError, match=r"a\.png: takes .*shrink images with a max_size"):
+        encode_file(tmp_path / "a.png", PrepSettings(raw=True, on_corrupt="error"))
+
+
+def test_pages_are_as_large_as_the_settings_let_images_be():
+    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1700, 4000, 65_535, 0)}
+    assert pages == {512: 0, 1600: 0, 1700: 16, 4000: 64, 65_535: 64, 0: 64}
+    assert PrepSettings(side="shortest").page == 64 << 20

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,13 +14,21 @@ from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.sources import SOURCES, register_source
 from pipeline.cli import main
-from pipeline.errors import InputError
+from pipeline.errors import InputError, RunError
 from pipeline.formats.beton import open_beton
 from pipeline.formats.blocks import hash_blocks
 from pipeline.formats.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
+
+
+def as_before_checksums(manifest: str) -> str:
+    """The text of a manifest as older versions wrote it."""
+    content = json.loads(manifest)
+    assert content.pop("hash")
+    names = [name for name in content["files"] if name.endswith((".crc32c", ".sources"))]
+    return json.dumps(content | {"format": 2, "files": {k: v for k, v in content["files"].items() if k not in names}})
 
 
 def contents(folder):
@@ -32,9 +39,10 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture):
     picture(0, mode="L").save(folder / "train/ant/grey.png")
     (folder / "val/bee/empty.jpg").touch()
     out = tmp_path / "a" / "b"
-    manifest = prepare("image-folder", folder, out, SETTINGS, processes=1)
+    manifest = prepare("image-folder", folder, out, SETTINGS, processes=1, max_bad=0.2)
     assert manifest == read_manifest(out)
-    assert sorted(contents(out)) == ["manifest.json", "train.beton", "val.beton"]
+    tables = [f"{split}.{suffix}" for split in ("train", "val") for suffix in ("beton", "crc32c", "sources")]
+    assert sorted(contents(out)) == ["manifest.json", *tables]
     assert manifest.classes == ("ant", "bee", "cat")
     assert {name: split.samples for name, split in manifest.splits.items()} == {"train": 22, "val": 6}
     assert manifest.exceptions == (
@@ -68,7 +76,7 @@ def test_names_of_any_bytes(tmp_path, picture):
         picture(0).save(path)
     path.write_bytes(b"no picture")
     out = tmp_path / os.fsdecode(b"out\xff")
-    prep = ["prep", "image-folder", "--from", root, "--to", out]
+    prep = ["prep", "image-folder", "--from", root, "--to", out, "--max-bad", "100%"]
     for words in (prep, prep, ["verify", out], ["stage", out, "--to", tmp_path / os.fsdecode(b"\xfe")]):
         done = subprocess.run(
             [sys.executable, "-m", "pipeline.cli", *words],
@@ -105,7 +113,7 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
     for source, origin, settings, word in (
         ("image-folder", folder, small, "max_size 512, not 20"),
         ("digits", None, SETTINGS, "source image-folder, not digits"),
-        ("image-folder", folder / "..", SETTINGS, "from .*pictures, not"),
+        ("image-folder", folder / "train", SETTINGS, "from .*pictures, not"),
     ):
         with pytest.raises(InputError, match=word):
             prepare(source, origin, out, settings, processes=1)
@@ -131,7 +139,7 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
         ("imagenet", "pictures", "out", "not a WordNet id"),
         ("image-folder", "pictures", "file", "is a file"),
         ("image-folder", "pictures", "file/out", "cannot be written to"),
-        ("image-folder", "pictures", "pictures", "holds other files"),
+        ("image-folder", "pictures", ".", "holds other files"),
     ],
 )
 def test_wrong_arguments_create_nothing(tmp_path, folder, source, origin, to, word):
@@ -155,7 +163,38 @@ def test_a_split_without_a_good_picture_is_refused(tmp_path, folder):
     for path in (folder / "val").rglob("*.JPEG"):
         path.write_bytes(b"")
     with pytest.raises(InputError, match="not one image of val"):
-        prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1)
+        prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=1)
+
+
+def test_more_bad_pictures_than_allowed_end_it_with_a_list(tmp_path, folder, capsys):
+    for name in ("0", "3"):
+        (folder / f"train/bee/{name}.JPEG").write_bytes(b"")
+    listed = [f"train/bee/{name}.JPEG: left out: is empty" for name in ("0", "3")]
+    with pytest.raises(RunError, match=r"train: 2 images cannot be decoded, more than 5 % of 21; .*--max-bad"):
+        prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.05)
+    assert capsys.readouterr().err.splitlines()[:2] == listed
+    manifest = prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.1)
+    assert manifest.splits["train"].per_class == (7, 5, 7)
+
+
+def test_a_class_without_a_good_picture_ends_it_with_a_list(tmp_path, folder, capsys):
+    for path in (folder / "val/bee").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(RunError, match=r"val: not one image of bee can be decoded; .*--max-bad 100%"):
+        prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.5)
+    assert capsys.readouterr().err.count("val/bee/") == 2
+    manifest = prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=1)
+    assert manifest.splits["val"].per_class == (2, 0, 2)
+
+
+@pytest.mark.parametrize("share", ["-1%", "101%", "x"])
+def test_max_bad_is_a_share(tmp_path, folder, monkeypatch, capsys, share):
+    words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), f"--max-bad={share}"]
+    monkeypatch.setattr("sys.argv", ["widemix", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert share in capsys.readouterr().err
 
 
 def test_every_source_is_described():
@@ -176,7 +215,8 @@ SQUARES = """
 def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, capsys):
     """It is imported by its full name, prepared, estimated, and listed in the help and in errors."""
     (tmp_path / "their_package.py").write_text(textwrap.dedent(SQUARES))
-    (tmp_path / "count.txt").write_text("5")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "count.txt").write_text("5")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("data_prep.sources.SOURCES", sources := dict(SOURCES))
     register_source("squares", "their_package.read", "grey squares: DIR/count.txt")
@@ -191,9 +231,9 @@ def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, 
     with pytest.raises(SystemExit):
         main()
     assert "squares       grey squares: DIR/count.txt" in capsys.readouterr().out
-    estimates, _ = dry_run("squares", tmp_path, tmp_path / "out", SETTINGS)
+    estimates, _ = dry_run("squares", tmp_path / "source", tmp_path / "out", SETTINGS)
     assert [(estimate.split, estimate.samples) for estimate in estimates] == [("train", 5)]
-    assert prepare("squares", tmp_path, tmp_path / "out", SETTINGS).splits["train"].samples == 5
+    assert prepare("squares", tmp_path / "source", tmp_path / "out", SETTINGS).splits["train"].samples == 5
     assert (open_beton(tmp_path / "out" / "train.beton").label == 0).all()
 
 
@@ -203,7 +243,7 @@ def test_folders_of_older_versions_are_recognised(tmp_path, folder):
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     manifest = (out / "manifest.json").read_text()
     assert manifest.count('"on_corrupt"') == 1
-    (out / "manifest.json").write_text(manifest.replace('"on_corrupt"', '"on_bad"'))
+    (out / "manifest.json").write_text(as_before_checksums(manifest).replace('"on_corrupt"', '"on_bad"'))
     before = contents(out)
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before
@@ -211,17 +251,73 @@ def test_folders_of_older_versions_are_recognised(tmp_path, folder):
         prepare("image-folder", folder, out, PrepSettings(on_corrupt="error"), processes=1)
 
 
-def test_a_folder_without_manifest_is_written_again(tmp_path, folder):
+def test_a_folder_without_manifest_may_be_anybodys(tmp_path, folder):
     out = tmp_path / "out"
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     before = contents(out)
     (out / "manifest.json").unlink()
     (out / ".manifest.json").write_bytes(b"half")  # as a process leaves it that is killed while it writes
     (out / "train.beton").write_bytes(b"half")
+    strange = contents(out)
+    with pytest.raises(InputError, match=r"holds train\.beton and no manifest\.json, .* anybody's; .* --force"):
+        prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == strange
+    (out / "plan.unfinished").write_text("{}")  # as a process leaves it that is killed while it renames its files
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before
-    shutil.copy(out / "manifest.json", tmp_path / "kept.json")
-    assert json.loads((tmp_path / "kept.json").read_text())["format"] == 2
+
+
+@pytest.mark.parametrize("name", ["train.beton", "val.beton.unfinished", "x.journal.unfinished", "train.crc32c"])
+def test_a_strangers_file_is_replaced_only_by_force(tmp_path, folder, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_bytes(b"years of work")
+    with pytest.raises(InputError, match=rf"holds {name} and no manifest\.json"):
+        prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == {name: b"years of work"}
+    prepare("image-folder", folder, out, SETTINGS, processes=1, force=True)
+    assert read_manifest(out).splits["train"].samples == 21
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "thesis.unfinished", ".hidden"])
+def test_other_files_are_never_touched(tmp_path, folder, name):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / name).write_bytes(b"years of work")
+    for force in (False, True):
+        with pytest.raises(InputError, match=rf"holds other files \({name}"):
+            prepare("image-folder", folder, out, SETTINGS, processes=1, force=force)
+    assert contents(out) == {name: b"years of work"}
+
+
+@pytest.mark.parametrize("to", ["pictures/prepared", "pictures/train", "pictures", "link/new"])
+def test_a_folder_within_the_source_is_refused(tmp_path, folder, to):
+    (tmp_path / "link").symlink_to(folder / "train")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"--to .*: lies within the source .*pictures; name a folder outside of it"):
+        prepare("image-folder", folder, tmp_path / to, SETTINGS, processes=1, force=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("option", ["--to", "--from"])
+def test_an_empty_path_is_not_the_working_directory(folder, tmp_path, monkeypatch, capsys, option):
+    monkeypatch.chdir(tmp_path)
+    places = {"--from": str(folder), "--to": "out"} | {option: ""}
+    words = [word for pair in places.items() for word in pair]
+    monkeypatch.setattr("sys.argv", ["widemix", "prep", "image-folder", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: argument {option}: is empty; name a folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_force_leaves_no_file_of_the_preparation_before(tmp_path, folder):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, PrepSettings(holdout=0.2), processes=1)
+    (out / "notes.txt").touch()
+    prepare("image-folder", folder, out, SETTINGS, processes=1, force=True)
+    assert {path.name.partition(".")[0] for path in out.iterdir()} == {"manifest", "train", "val", "notes"}
 
 
 @pytest.fixture

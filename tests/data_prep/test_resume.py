@@ -1,7 +1,9 @@
 """An interrupted preparation resumes, and ends in the bytes of an uninterrupted one."""
 
 import errno
+import gzip
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,8 @@ from data_prep import disk, encode, write
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
+from tests import layouts
+from tests.data_prep import kills
 
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_corrupt="error")
@@ -164,7 +168,7 @@ def test_force_starts_again(tmp_path, pictures, small_shards, encoded):
     manifest = prepare("image-folder", pictures, out, PrepSettings(max_size=8), processes=1, force=True)
     assert manifest.settings["max_size"] == 8
     assert len(encoded) == 170
-    assert sorted(contents(out)) == ["manifest.json", "train.beton", "val.beton"]
+    assert {path.suffix for path in out.iterdir()} == {".json", ".beton", ".crc32c", ".sources"}
 
 
 @pytest.mark.parametrize("what", ["journal", "beton"])
@@ -240,3 +244,99 @@ def test_two_at_once_are_refused(tmp_path, pictures, uninterrupted, monkeypatch)
     prepare("image-folder", pictures, out, RAW, processes=1)
     assert refused
     assert contents(out) == uninterrupted
+
+
+def interrupted(pictures, out, at="val/b/7.bmp"):
+    """A preparation that a damaged picture stopped; its source is repaired."""
+    repair = damage(pictures / at)
+    with pytest.raises(InputError):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    repair()
+    assert any(out.glob("*.journal.unfinished"))
+
+
+@pytest.mark.parametrize("what", ["size", "content"])
+def test_a_source_that_changed_meanwhile_is_refused(tmp_path, pictures, uninterrupted, small_shards, what):
+    """A picture that was taken before: of another size, or of the same one with other bytes; but not its time."""
+    out, path = tmp_path / "out", pictures / "train/a/4.bmp"
+    interrupted(pictures, out)
+    data = path.read_bytes()
+    path.write_bytes(data + b"\0" if what == "size" else data[:-1] + bytes([data[-1] ^ 1]))
+    journal = (out / "train.journal.unfinished").read_bytes()
+    with pytest.raises(InputError, match=r"^train/a/4\.bmp: changed since the interrupted preparation .* --force"):
+        prepare("image-folder", pictures, out, RAW, processes=1)
+    assert (out / "train.journal.unfinished").read_bytes() == journal
+    path.write_bytes(data)
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == uninterrupted
+
+
+def test_force_starts_a_changed_source_again(tmp_path, pictures, small_shards):
+    out, path = tmp_path / "out", pictures / "train/a/4.bmp"
+    interrupted(pictures, out)
+    path.write_bytes((pictures / "train/a/6.bmp").read_bytes())
+    prepare("image-folder", pictures, out, RAW, processes=1, force=True)
+    prepare("image-folder", pictures, tmp_path / "fresh", RAW, processes=1)
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_pixels_that_changed_meanwhile_are_refused(tmp_path, monkeypatch):
+    """Of a source that is read whole, with its listing."""
+    monkeypatch.setattr(write, "SHARD", 1_000)
+    layouts.mnist(tmp_path)
+    out = tmp_path.with_name("mnist-out")
+    shutil.copy(tmp_path / "t10k-labels-idx1-ubyte.gz", tmp_path / "kept")
+    monkeypatch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare("mnist", tmp_path, out, PrepSettings())
+    monkeypatch.undo()
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    body = bytearray(gzip.decompress(path.read_bytes()))
+    body[20] ^= 1
+    path.write_bytes(gzip.compress(body))
+    with pytest.raises(InputError, match=r"^train\[0\]: changed since the interrupted preparation"):
+        prepare("mnist", tmp_path, out, PrepSettings())
+
+
+@pytest.mark.parametrize("line", [0, 1, -1])
+@pytest.mark.parametrize("change", ["character", "{}", "other", "twice"])
+def test_a_changed_journal_is_not_believed(tmp_path, pictures, uninterrupted, small_shards, line, change, capsys):
+    out = tmp_path / "out"
+    interrupted(pictures, out)
+    path = out / "train.journal.unfinished"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) > 10
+    lines[line] = {
+        "character": lines[line].replace(b'"taken": ', b'"taken": 1', 1),
+        "{}": b"{}\n",
+        "other": lines[2],
+        "twice": lines[line] * 2,
+    }[change]
+    path.write_bytes(b"".join(lines))
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == uninterrupted
+    if (change, line) != ("twice", -1):
+        assert "is damaged; what follows it is prepared again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["cut", "zeros", "bit"])
+def test_changed_data_are_not_believed(tmp_path, pictures, uninterrupted, small_shards, change):
+    out = tmp_path / "out"
+    interrupted(pictures, out)
+    path = out / "train.beton.unfinished"
+    data = bytearray(path.read_bytes())
+    at = (8 << 20) + 100_003
+    if change == "bit":
+        data[at] ^= 4
+    else:
+        data[at:] = bytes(len(data) - at if change == "zeros" else 0)
+    path.write_bytes(data)
+    prepare("image-folder", pictures, out, RAW, processes=1)
+    assert contents(out) == uninterrupted
+
+
+def test_some_random_kills_and_damages(tmp_path):
+    """A few of those of `python -m tests.data_prep.kills`, which does hundreds."""
+    found = list(kills.run(["digits", "mnist"], count=2, seed=0, root=tmp_path))
+    assert len(found) == 2
+    assert not [line for line in found if line[1] in kills.BAD]

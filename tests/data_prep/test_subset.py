@@ -5,9 +5,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_prep.prepare import prepare
+from data_prep.prepare import list_samples, prepare
 from data_prep.samples import Dataset, PictureFiles
 from data_prep.settings import PrepSettings, parse_share
+from data_prep.shuffle import shuffle_train
 from data_prep.subset import take_subset
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
@@ -103,3 +104,27 @@ def test_a_part_that_is_none_is_refused():
     ):
         with pytest.raises(InputError, match=words):
             take_subset(dataset([10]), settings)
+
+
+def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, folder):
+    """The same samples and pixels in an order of their own for each seed; val, or a mixed listing, stays as it is."""
+    listed = {
+        seed: names(list_samples("image-folder", folder, PrepSettings(seed=seed, shuffle=True))) for seed in (0, 1)
+    }
+    plain = names(list_samples("image-folder", folder, PrepSettings(shuffle=False)))
+    assert plain == sorted(plain)
+    assert [sorted(found) == plain for found in listed.values()] == [True, True]
+    assert len({*map(tuple, listed.values()), tuple(plain)}) == 3
+    for chosen in (True, False):
+        manifest = prepare("image-folder", folder, tmp_path / str(chosen), PrepSettings(shuffle=chosen), processes=1)
+        assert manifest.settings["shuffle"] is chosen
+    shuffled, sorted_ = (open_beton(tmp_path / name / "train.beton") for name in ("True", "False"))
+    for sample, name in enumerate(listed[0]):
+        assert content(shuffled, sample) == content(sorted_, plain.index(name))
+    assert np.array_equal(open_beton(tmp_path / "True" / "val.beton").label, [0, 0, 1, 1, 2, 2])
+    mixed = Dataset(("a", "b"), {"train": PictureFiles("", ["x", "y", "z"], [0, 1, 0])})
+    assert shuffle_train(mixed, PrepSettings(shuffle=True)) is mixed
+
+
+def content(beton, sample):
+    return beton.label[sample], beton.bytes[beton.offset[sample] :][: beton.size[sample]].tobytes()

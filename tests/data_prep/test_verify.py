@@ -84,7 +84,7 @@ def test_what_is_no_file_is_not_read(prepared, kind):
 def test_a_manifest_that_names_other_folders_or_too_few_blocks_is_refused(prepared):
     path = prepared / "manifest.json"
     whole = path.read_text()
-    for old, new in (('"train.beton"', '"../train.beton"'), ('"files": {}', '"files": {"/etc/hosts": ""}')):
+    for old, new in (('"train.beton"', '"../train.beton"'), ('"files": {', '"files": {"/etc/hosts": "",')):
         path.write_text(whole.replace(old, new))
         with pytest.raises(InputError, match=r"not a manifest .*String should match pattern"):
             read_manifest(prepared)
@@ -93,6 +93,31 @@ def test_a_manifest_that_names_other_folders_or_too_few_blocks_is_refused(prepar
     path.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"not a manifest .*blocks do not cover"):
         read_manifest(prepared)
+
+
+def test_a_changed_manifest_is_refused(prepared, folder):
+    """Valid in itself, but with other classes, splits or settings than were written."""
+    path, section = prepared / "manifest.json", DataSection(path=str(prepared), num_classes=3)
+    words = r"manifest\.json: was changed since it was written \(its hash differs"
+    whole = json.loads(path.read_text())
+    swapped = {"train": whole["splits"]["val"], "val": whole["splits"]["train"]}
+    for change in (
+        {"classes": whole["classes"][::-1]},
+        {"splits": swapped},
+        {"settings": whole["settings"] | {"quality": 91}},
+        {"exceptions": [{"file": "a", "rule": "b"}]},
+        {"hash": "0" * 32},
+        {"format": 2},
+    ):
+        path.write_text(json.dumps(whole | change))
+        for check in (verify, lambda _: open_split(section, "train", open_beton)):
+            with pytest.raises(InputError, match=words):
+                check(prepared)
+    path.write_text(json.dumps({name: value for name, value in whole.items() if name != "hash"}))
+    with pytest.raises(InputError, match="its hash differs"):
+        verify(prepared)
+    path.write_text(json.dumps(whole, indent=3))
+    assert verify(prepared) == []
 
 
 def test_what_is_ended_early_reads_no_further_blocks():
@@ -162,8 +187,11 @@ def test_200_corruptions_are_named(prepared, capsys):
         lines = verify(prepared)
         assert any(f"block {at // 4096} " in line for line in lines), (kind, at, lines)
         if kind in ("pictures", "segments"):
-            hit = np.flatnonzero((beton.offset <= at) & (at < beton.stop))
-            assert set(hit.tolist()) <= samples_named(lines), (at, lines)
+            (hit,) = np.flatnonzero((beton.offset <= at) & (at < beton.stop)).tolist()
+            assert samples_named(lines) == {hit}, (at, lines)
+            assert (
+                f"{path}: sample {hit} (train/{['ant', 'bee', 'cat'][hit // 7]}/{hit % 7}.JPEG) is damaged" in lines
+            )
         assert all(str(path) in line for line in lines)
 
 

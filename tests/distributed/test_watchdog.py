@@ -1,10 +1,14 @@
 """What a rank that fails raises and leaves behind, where several share a run folder and a store."""
 
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.distributed import HashStore
 
+from pipeline.distributed import watchdog
 from pipeline.distributed.topology import Topology
 from pipeline.distributed.watchdog import Watchdog
 from pipeline.errors import InputError
@@ -12,16 +16,21 @@ from pipeline.errors import InputError
 WORLD = 2
 
 
+@pytest.fixture(autouse=True)
+def without_waiting(monkeypatch):
+    monkeypatch.setattr(watchdog, "HEARTBEAT_INTERVAL", 0.01)
+
+
 def ranks_that_fail(run_dir: Path, store: HashStore, *errors: BaseException | None) -> list[BaseException | None]:
     """What leaves each rank's watchdog when these are raised in turn, with all ranks within theirs."""
     topologies = [Topology(rank, WORLD, rank, WORLD, torch.device("cpu")) for rank in range(WORLD)]
-    watchdogs = [Watchdog(run_dir, topology, store, 600) for topology in topologies]
+    guards = [Watchdog(run_dir, topology, store, 600) for topology in topologies]
     raised: list[BaseException | None] = []
-    for watchdog in watchdogs:
-        watchdog.__enter__()
-    for watchdog, error in zip(watchdogs, errors, strict=True):
+    for guard in guards:
+        guard.__enter__()
+    for guard, error in zip(guards, errors, strict=True):
         try:
-            watchdog.__exit__(type(error) if error else None, error, None)
+            guard.__exit__(type(error) if error else None, error, None)
             raised.append(error)
         except RuntimeError as other:
             raised.append(other)
@@ -74,3 +83,61 @@ def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_pat
         assert (tmp_path / "stacks/rank-0.txt").exists()
     assert len(made) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough(monkeypatch):
+    """Not one that sends heartbeats, nor one that has ended; one that has never sent any, as well."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store, heartbeats = HashStore(), watchdog._Heartbeats(4)
+    for second in range(0, 100, 10):
+        now = 1000.0 + second
+        store.set("alive 1", f"{now}")
+        store.set("alive 2", "done" if second >= 20 else f"{now}")
+        if second <= 30:
+            store.set("alive 3", f"{now}")
+        assert heartbeats.find_silent(store) == (3 if second > 30 + watchdog.HEARTBEAT_TIMEOUT else None)
+    never = watchdog._Heartbeats(2)
+    now += watchdog.HEARTBEAT_TIMEOUT
+    assert never.find_silent(HashStore()) is None
+    now += 1
+    assert never.find_silent(HashStore()) == 1
+
+
+def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypatch):
+    """Of three ranks the last never sends a heartbeat."""
+    monkeypatch.setattr(watchdog, "HEARTBEAT_INTERVAL", 0.01)
+    monkeypatch.setattr(watchdog, "HEARTBEAT_TIMEOUT", 0.5)
+    store = HashStore()
+    topologies = [Topology(rank, 3, rank, 3, torch.device("cpu")) for rank in range(2)]
+    with (
+        Watchdog(tmp_path, topologies[0], store, 600) as main,
+        Watchdog(tmp_path, topologies[1], store, 600) as other,
+    ):
+        deadline = time.monotonic() + 60
+        while not (main._failure and other._failure):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert main._failure == other._failure == "rank 2 has sent no heartbeat for 0.5 s"
+
+
+def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(tmp_path, monkeypatch):
+    """But not while its beats come in time."""
+    now, ended = 1000.0, []
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog, "GRACE_PERIOD", 0.1)
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)  # would end pytest
+    monkeypatch.setattr("os._exit", lambda code: (ended.append(code), guarded._stopped.set()))
+    with Watchdog(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 1.0) as guarded:
+        for _ in range(4):
+            now += 0.9
+            time.sleep(0.2)  # it looks ten times a second
+            guarded.beat()
+        assert not ended
+        now += 1.1
+        assert guarded._stopped.wait(60)
+    assert ended == [1]
+    stacks = (tmp_path / "stacks/rank-0.txt").read_text()
+    assert "no step or batch was finished in 1 s" in stacks
+    assert "test_a_main_thread_that_makes_no_progress" in stacks

@@ -18,6 +18,7 @@ from pipeline.models.section import ModelSection
 from pipeline.optim.registry import OptimizerSpec
 from pipeline.optim.registry import register as register_optimizer
 from pipeline.section import Positive, key
+from tests.forks import be_widemix
 
 
 class Pixels(nn.Module):
@@ -62,9 +63,19 @@ def stripes(origin: None) -> Dataset:
     return Dataset(("left", "right"), splits | {"test": PixelArrays("test", pixels[48:], labels[48:])})
 
 
-if __name__ == "__main__":
+def be_extended(*words: str) -> None:
+    """This command in a fork."""
+    register_all()
+    be_widemix(*words)
+
+
+def register_all() -> None:
     register_family(PixelsSection)
     register_optimizer("rmsprop", OptimizerSpec(build_rprop, "RMSprop", states=1))
     register_operation("Shift", shift, Law(LINEAR, 2), sets=("ours",))
     register_source("stripes", "tests.end_to_end.extended.stripes", "striped pictures", takes_origin=False)
+
+
+if __name__ == "__main__":
+    register_all()
     main()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Command, Fork
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 
@@ -140,6 +140,6 @@ def test_a_damaged_checkpoint_is_named(train, tmp_path):
     damaged = bytearray(model.read_bytes())
     damaged[-5] ^= 1
     model.write_bytes(damaged)
-    refused(Command("eval", run), "model.safetensors: is damaged")
+    refused(Fork("eval", run, log=tmp_path / "one.log"), "model.safetensors: is damaged")
     (model.parent / "COMPLETE").write_text("[]")
-    refused(Command("eval", run), "COMPLETE: is damaged (it holds no hashes)")
+    refused(Fork("eval", run, log=tmp_path / "other.log"), "COMPLETE: is damaged (it holds no hashes)")

@@ -13,7 +13,7 @@ from pipeline.cli.commands import Exit
 from pipeline.estimate.recipe_tables import header, shipped
 from pipeline.recipe import Recipe, load_recipe
 from pipeline.train import train
-from pipeline.training.trained import evaluate_checkpoint
+from pipeline.training.assessment import evaluate_checkpoint
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
 
@@ -22,7 +22,7 @@ SHIPPED = shipped(ROOT / "recipes")
 SMALLER = {
     "mixer": {"depth": 1, "channels": 8, "token_hidden": 8, "channel_hidden": 8},
     "s_mixer": {"depth": 1, "channels": 8},
-    "sw_mlp": {"depth": 1, "width": 64},
+    "sw_mlp": {"depth": 1, "width": 64, "channels": 1},
     "shallow": {"width": 16},
     "s_fc": {"base_channels": 1},
     "text_mixer": {"depth": 1, "channels": 8},

@@ -6,11 +6,13 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.run import checkpoint
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
 from tests.forks import Forks
@@ -39,21 +41,19 @@ def assert_same_curve(run: Path, reference: Path, tolerance: float) -> None:
     assert ours["top1"] == pytest.approx(theirs["top1"], abs=0.3)  # one picture of 360
 
 
+def eval_lines(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == "eval"]
+
+
 def finish(command: Command) -> None:
     code, output = command.wait()
     assert code == 0, output
 
 
-@pytest.mark.parametrize(
-    ("options", "start"),
-    [
-        pytest.param(("--ranks", "2"), {"real": True}, id="two ranks"),
-        pytest.param(("--engine.kind", "deepspeed"), {"world": 2}, id="ZeRO 1"),
-        pytest.param(("--engine.kind", "fsdp"), {"world": 2}, id="FSDP"),
-    ],
-)
-def test_ranks_and_engines_draw_the_same_curve(train, undisturbed, tmp_path, options, start):
-    finish(train("run", *EPOCHS, *options, **start))
+def test_two_ranks_draw_the_same_curve(train, undisturbed, tmp_path):
+    """On other engines: tests/end_to_end/test_worlds.py."""
+    finish(train("run", *EPOCHS, "--ranks", "2", real=True))
     assert_same_curve(tmp_path / "run", undisturbed, 1e-4)
 
 
@@ -110,6 +110,40 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert last < LAST
     finish(train("run", *EPOCHS))
     assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_run_stopped_where_it_would_evaluate_saves_first_and_leaves_the_same_record(
+    digits, train, undisturbed, tmp_path
+):
+    """The lines of the interval in which it was stopped included."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
+    codes, output = Forks(train_with, f"stop@{LAST // 2 - 2}", *arguments, "--log.every", "5", log=log).wait()
+    assert codes == [75], output
+    assert checkpoint.read(run / f"checkpoints/{LAST // 2:08d}").position.evaluation_due
+    assert eval_lines(run) == []
+    finish(train("run", *EPOCHS, "--log.every", "5"))
+    losses = [line["loss"] for line in train_lines(undisturbed)]
+    found = {line["step"]: line["loss"] for line in train_lines(run)}
+    assert list(found) == [*range(5, LAST, 5), LAST]
+    assert all(loss == pytest.approx(fmean(losses[step - 5 : step])) for step, loss in found.items() if step < LAST)
+    expected = eval_lines(undisturbed)
+    assert [line["step"] for line in eval_lines(run)] == [LAST // 2, LAST]
+    assert [line["loss"] for line in eval_lines(run)] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
+
+
+def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    often = ("--train.save_minutes", "0.002", "--eval.every_minutes", "0.001", "--eval.every_epochs", "1")
+    finish(train("run", *EPOCHS, *often, "--train.keep_last", "100", world=2))
+    assert_same_curve(run, undisturbed, 1e-4)
+    saved = [int(path.parent.name) for path in run.glob("checkpoints/*/COMPLETE")]
+    assert any(step % (LAST // 4) for step in saved)
+    assert {line["step"] for line in eval_lines(run)} <= {LAST // 4 * epoch for epoch in range(1, 5)}
+    other = train("other", *EPOCHS, "--train.save_minutes", "60", "--eval.every_minutes", "60")
+    finish(other)
+    assert [path.name for path in (tmp_path / "other/checkpoints").iterdir()] == [f"{LAST:08d}"]
+    assert [line["step"] for line in eval_lines(tmp_path / "other")] == [LAST]
 
 
 def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
@@ -188,7 +222,9 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
     code, output = Command("eval", undisturbed, "--json", figures).wait()
     assert code == 0, output
     found, done = json.loads(figures.read_text()), json.loads((undisturbed / "done.json").read_text())
-    assert {name: done[name] for name in found} == pytest.approx(found, rel=1e-5)
+    for name in ("loss", "top1", "top5"):
+        assert done[name] == pytest.approx(found[name], rel=1e-5)
+    assert (found["samples"], found["step"]) == (360, LAST)
 
 
 def test_python_m_starts_need_no_launcher():

@@ -1,5 +1,6 @@
 """What one or several ranks compute for these tests."""
 
+import itertools
 import os
 import shutil
 import tempfile
@@ -10,11 +11,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from pipeline.data.loader import Batch, EvalLoader, TrainLoader
-from pipeline.distributed.topology import mean_over_ranks, read_topology
+from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
 from pipeline.engine import State, build_engine, prepare
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
@@ -31,6 +33,8 @@ GOLDEN = [
     for engine in (ENGINES if recipe == "mixer" else ("ddp", "fsdp", "deepspeed 3"))
     if (engine, precision) != ("deepspeed 0", "bf16")  # refused
 ]
+SUPPORTED = [(engine, precision) for engine in ENGINES for precision in ("fp32", "bf16")]
+SUPPORTED.remove(("deepspeed 0", "bf16"))  # refused
 STEPS = 10
 
 
@@ -142,9 +146,58 @@ def resumed(data: Path) -> dict[str, Any]:
     return results
 
 
+def hybrid(data: Path) -> dict[str, Any]:
+    """On nodes of two ranks, each with all shards: losses, what a resumed engine has, and all ranks' shards."""
+    setting = Setting("mixer", data, *overrides_for("fsdp"), ("engine.sharding", "hybrid"), *EMA)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    setting.topology = Topology(rank, world, rank % 2, 2, torch.device("cpu"))
+    engine, other = setting.engine(), setting.engine()
+    losses, norm = setting.run(engine), engine.weight_norm()
+    state = _everywhere(engine.state())
+    other.load(state)
+    every: list[Any] = [None] * world
+    dist.all_gather_object(every, other.local_shards())
+    saved = State.of(assembled([shard for mine in every for shard in mine]), other.scalars())
+    sizes = [sum(len(shard.values) for shard in mine) for mine in every]
+    held = sum(tensor.to_local().numel() for tensor in engine.optimizer_tensors())
+    total = sum(tensor.numel() for tensor in engine.optimizer_tensors())
+    return {"losses": losses, "norm": norm, "state": vars(state), "saved": vars(saved), "sizes": sizes} | {
+        "held": held / total
+    }
+
+
+REDUCED = ["ddp", "fsdp", "deepspeed 1", "deepspeed 2", "deepspeed 3"]
+
+
+def summed(data: Path) -> dict[tuple[str, int, str], float]:
+    """In bf16, by engine, micro-batches and dtype of reduction: the sum of all gradients of one weight.
+
+    They are 1 on rank 0 in its first micro-batch and 2^-8 in all others, half of what bf16 can tell from 1. SGD with
+    a learning rate of 1 subtracts their mean from the weight, which is 0 before.
+    """
+    found = {}
+    rank, world = dist.get_rank(), dist.get_world_size()
+    keys = {"name": "sgd", "momentum": "0", "weight_decay": "0", "clip_grad": "null"}
+    optim = [(f"optim.{name}", value) for name, value in keys.items()]
+    for name, accumulated, dtype in itertools.product(REDUCED, (1, 4), ("fp32", "bf16")):
+        half = [("train.precision", "bf16"), ("engine.reduce_dtype", dtype)]
+        accumulation = ("train.grad_accum_steps", str(accumulated))
+        setting = Setting("mixer", data, *overrides_for(name), *optim, *half, accumulation)
+        recipe, module = setting.recipe, torch.nn.Linear(4, 4, bias=False)
+        torch.nn.init.zeros_(module.weight)
+        engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, setting.topology)
+        engine.loss = lambda outputs, targets: outputs.float().sum()
+        inputs = [1.0 if rank == number == 0 else 2.0**-8 for number in range(accumulated)]
+        batches = [Batch(torch.full((1, 4), value), torch.zeros(1), np.arange(1)) for value in inputs]
+        engine.step(batches, 1.0)
+        weight = _everywhere(engine.state()).model["weight"]
+        found[name, accumulated, dtype] = -weight[0, 0].item() * world * accumulated
+    return found
+
+
 def compressed(data: Path) -> list[float]:
     """The losses with gradients that are reduced in bf16."""
-    setting = Setting("mixer", data, ("engine.bf16_compress", "true"))
+    setting = Setting("mixer", data, ("engine.reduce_dtype", "bf16"))
     return setting.run(setting.engine())
 
 
@@ -202,14 +255,17 @@ def drawn_and_normed(data: Path) -> dict[str, Any]:
 
 def averaged_buffers(data: Path) -> dict[str, Any]:
     """With batch norms of each rank's own: all ranks' buffers before and after they are averaged, and those saved."""
-    setting = Setting(REPMLP, data, ("train.sync_batch_norm", "false"))
+    setting = Setting(REPMLP, data, ("train.sync_batch_norm", "false"), *EMA)
     engine = setting.engine()
     setting.run(engine)
     found = {}
     for name, act in (("before", lambda: None), ("after", engine.average_buffers)):
         act()
         every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, {key: value.clone() for key, value in engine.module.named_buffers()})
+        own = {key: value.clone() for key, value in engine.module.named_buffers()}
+        averages = engine.ema.tensors[len(engine.optimizer_tensors()) :]
+        own |= {f"ema {number}": value.clone() for number, value in enumerate(averages)}
+        dist.all_gather_object(every, own)
         found[name] = every
     return found | {"saved": engine.state().model}
 
@@ -241,6 +297,8 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         chain,
         optimizers,
         compressed,
+        hybrid,
+        summed,
         overflowing,
         drawn_and_normed,
         averaged_buffers,

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from pipeline.distributed.topology import read_topology
+from pipeline.distributed.topology import Topology, read_topology
 from pipeline.engine import check_engine
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
@@ -27,6 +27,8 @@ def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
         ("engine.gradient_as_bucket_view", "false"),
         ("engine.static_graph", "true"),
     ]
+    default = Setting("mixer", digits).engine().model
+    assert (default.bucket_bytes_cap, default.bucket_bytes_cap_default) == (25 * 2**20, True)  # the first is of 1 MB
     setting = Setting("mixer", digits, *keys)
     engine = setting.engine()
     assert engine.model.bucket_bytes_cap == 2**20
@@ -39,6 +41,27 @@ def test_gradients_reduced_in_bf16_are_rounded_and_no_more(ranks, reference):
     found = ranks(2, "compressed")
     assert found == pytest.approx(reference, rel=1e-3)
     assert found != pytest.approx(reference, rel=1e-7)
+
+
+def test_hybrid_sharding_computes_and_saves_what_one_rank_does(ranks, digits, reference):
+    """Two nodes of two ranks."""
+    found = ranks(4, "hybrid")
+    assert found["losses"] == pytest.approx(reference, rel=1e-6)
+    assert 0.49 < found["held"] < 0.6
+    for kind in ("model", "optimizer", "ema"):
+        saved, gathered = found["saved"][kind], found["state"][kind]
+        assert saved.keys() == gathered.keys()
+        assert all(torch.equal(saved[name], gathered[name]) for name in gathered)
+    assert max(found["sizes"]) < 1.5 * min(found["sizes"])
+    weights = sum(value.double().square().sum() for value in found["state"]["model"].values())
+    assert found["norm"] == pytest.approx(weights.sqrt().item())
+
+
+def test_hybrid_sharding_needs_nodes_of_one_size():
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*overrides_for("fsdp"), ("engine.sharding", "hybrid")])
+    topology = Topology(0, 6, 0, 4, torch.device("cpu"))
+    with pytest.raises(InputError, match="this node has 4 of 6"):
+        check_engine(recipe.engine, recipe.optim, recipe.train, topology)
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
@@ -65,8 +88,8 @@ def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
     ("overrides", "words"),
     [
         (
-            [("engine.kind", "fsdp"), ("engine.bf16_compress", "true")],
-            "engine.bf16_compress is for engine.kind ddp, fsdp",
+            [("engine.kind", "fsdp"), ("engine.static_graph", "true")],
+            "engine.static_graph is for engine.kind ddp, fsdp",
         ),
         ([("engine.overlap_comm", "false")], "engine.overlap_comm is for engine.kind deepspeed, ddp"),
         (

@@ -51,7 +51,7 @@ def test_memory_follows_the_recipes_engine():
     options = [("engine.kind", "deepspeed"), ("engine.zero_stage", "2")]
     found = values(*options)
     assert found["memory"] == found["state, ZeRO 2"] + found["activations"]
-    assert found["state, ZeRO 2"] == pytest.approx((2 + 2 / 128 + 12 / 128) * 59_880_472)
+    assert found["state, ZeRO 2"] == pytest.approx((2 + 4 / 128 + 12 / 128) * 59_880_472)
 
 
 def test_wrong_numbers_are_refused():
@@ -112,7 +112,7 @@ def test_a_fake_pass_takes_the_memory_of_a_real_one(checkpointing):
     "engine",
     [
         (("engine.kind", "ddp"),),
-        (("engine.kind", "ddp"), ("engine.bf16_compress", "true"), ("train.grad_accum_steps", "2")),
+        (("engine.kind", "ddp"), ("engine.reduce_dtype", "bf16"), ("train.grad_accum_steps", "2")),
         (("engine.kind", "fsdp"), ("train.grad_accum_steps", "2")),
     ],
 )

@@ -10,6 +10,8 @@ stuck@S:R    rank R never reaches step S + 1
 silent@S:R   all threads of rank R stop after step S, as if its machine had gone
 full@A-B     the disk is full for saves at steps A to B
 fill@A-B     the run folder's disk is filled after step A, and freed after step B
+stop@S:R     rank R is asked to stop after step S
+rename@S     the run folder is renamed after step S, once it has a checkpoint
 term@S       rank 0 is asked to stop while the save of step S is being written
 """
 
@@ -66,6 +68,19 @@ def die(step: int, rank: int) -> None:
 
 def stuck(step: int, rank: int) -> None:
     after(step, rank, lambda run: time.sleep(3600))
+
+
+def stop(step: int, rank: int) -> None:
+    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def rename(step: int, rank: int) -> None:
+    def move(run: Path) -> None:
+        while not any(run.glob("checkpoints/*/COMPLETE")):  # a thread writes it
+            time.sleep(0.01)
+        run.rename(run.with_name("elsewhere"))
+
+    after(step, rank, move)
 
 
 def silent(step: int, rank: int) -> None:
@@ -142,6 +157,8 @@ FAULTS = {
     "skipped_ranges": skipped_ranges,
     "die": die,
     "stuck": stuck,
+    "stop": stop,
+    "rename": rename,
     "silent": silent,
     "raise": raise_,
     "loader": loader,

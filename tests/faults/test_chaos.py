@@ -1,6 +1,7 @@
 """Runs with killed ranks, damaged files, full disks and invalid data, in real processes: what they leave behind."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pipeline.training.schedule import build_schedule
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
 from tests.faults.chaos import short, undisturbed
+from tests.faults.ranks import ranks
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +34,11 @@ def events(run: Path) -> list[dict]:
 def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
     for name in ("ddp", "ZeRO-1"):
         said = (chaos / f"{name}.log").read_text()
-        for ranks, step in (("4 ranks", 8), ("1 rank", 12), ("3 ranks", 26)):
-            assert f"at step {step} to 36 steps on {ranks}" in said
-        for what in ("optimizer.safetensors: is damaged", "No space left on device", "stopped with a checkpoint"):
-            assert what in said or "model.safetensors: is damaged" in said
+        for number, step in (("4 ranks", 8), ("1 rank", 12), ("3 ranks", 26)):
+            assert f"at step {step} to 36 steps on {number}" in said
+        assert re.search(r"00000016/(model|optimizer)\.safetensors: is damaged .*; an older checkpoint is used", said)
+        assert "No space left on device" in said
+        assert "stopped with a checkpoint" in said
         assert json.loads((chaos / name / "done.json").read_text())["step"] == 36
 
 
@@ -88,3 +91,13 @@ def test_pictures_that_are_nan_are_skipped_and_nothing_else_changes(chaos, digit
     assert [losses[step + 1] for step, _ in steps] == pytest.approx(expected, rel=1e-5)
     assert not {7, 8, 14, 15} & losses.keys()
     assert max(losses) == 36
+
+
+def test_a_run_folder_that_is_renamed_ends_the_run_with_one_line(digits, tmp_path):
+    run = tmp_path / "run"
+    codes, said = ranks(2, "rename@7", digits, run, "--train.save_every_steps", "5").wait()
+    assert 1 in codes, said
+    assert f"error: {run}: was renamed or removed while the run wrote to it; move it back" in said
+    assert "Traceback" not in said
+    assert not run.exists()
+    assert (tmp_path / "elsewhere/checkpoints/00000005/COMPLETE").exists()

@@ -1,1 +1,1 @@
-from tests.data_prep.conftest import write_beton  # noqa: F401 - a fixture
+from tests.data_prep.conftest import folder, picture, write_beton  # noqa: F401 - fixtures

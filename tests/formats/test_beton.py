@@ -1,12 +1,14 @@
 """What is damaged opens nowhere."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from data_prep.picture import Encoded
 from data_prep.write import PAGE
 from pipeline.errors import InputError
-from pipeline.formats.beton import ALLOCATION, FIELD, HEADER, JPEG, RAW, SAMPLE, open_beton
+from pipeline.formats.beton import ALLOCATION, FIELD, FIELDS, HEADER, JPEG, RAW, SAMPLE, open_beton
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
 
@@ -117,3 +119,28 @@ def test_bytes_after_the_end_are_refused(whole):
         file.write(b"\0")
     with pytest.raises(InputError, match="after its allocation table"):
         open_beton(path)
+
+
+def test_opening_copies_no_places(tmp_path):
+    """What a rank holds of its own, while it checks and after: pixels, size and label, 16 bytes a sample."""
+    count, end = 300_000, PAGE * (1 + 300_000 // 1000)
+    path, offset = tmp_path / "many.beton", PAGE * (1 + np.arange(count) // 1000) + 8000 * (np.arange(count) % 1000)
+    samples, table = np.zeros(count, SAMPLE), np.zeros(count, ALLOCATION)
+    samples["f0"]["width"], samples["f0"]["height"], samples["f0"]["data_ptr"] = 300, 200, offset
+    samples["f1"], table["sample_id"], table["ptr"], table["size"] = 5, np.arange(count), offset, 8000
+    fields = np.zeros(2, FIELD)
+    for field, (name, kind) in zip(fields, FIELDS, strict=True):
+        field["type_id"], field["name"][: len(name)] = kind, np.frombuffer(name.encode(), np.uint8)
+    with path.open("wb") as file:
+        file.write(np.array((2, 2, PAGE, count, end), HEADER).tobytes() + fields.tobytes() + samples.tobytes())
+        file.seek(end)
+        file.write(table.tobytes())
+    tracemalloc.start()
+    try:
+        beton = open_beton(path)
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(beton.offset, offset)
+    assert held < 17 * count
+    assert most < 17 * count + (8 << 20)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data_prep.disk import DiskFile
+from pipeline.errors import InputError
 from pipeline.formats import blocks
 from pipeline.formats.blocks import BlockHashes, hash_blocks
 
@@ -21,7 +22,7 @@ def written(path, start: int, pieces: list[tuple[int, int]], keep: int = 0) -> B
         start += gap
         disk.write(start, [rng.bytes(size // 3), rng.bytes(size - size // 3)])
         start += size
-    disk.flush(then=lambda: None)
+    disk.flush(then=lambda _: None)
     disk.wait()
     disk.close()
     return disk.hashes
@@ -56,3 +57,32 @@ def test_hashes_tell_of_what_should_be_on_disk(tmp_path):
         file.seek(10_000)
         file.write(b"damage")
     assert hash_blocks(tmp_path / "file", hashes.known)[2] != hash_blocks(tmp_path / "file")[2]
+
+
+@pytest.mark.parametrize("size", [3_000, 4_096, 30_000])
+@pytest.mark.parametrize("hit", [None, 10, 500, 700, 2_000])
+def test_what_the_disk_does_not_hold_is_noticed(tmp_path, size, hit):
+    """The tables at the beginning, what lies between them and the data, and the data in their block are read back."""
+    path, head = tmp_path / "file", b"tables" * 100
+    hashes = written(path, 640, [(0, size)])
+    with path.open("r+b") as file:
+        file.write(head)
+        if hit is not None:
+            file.seek(hit)
+            file.write(b"\x99")
+    hashes.add(0, memoryview(head))
+    if hit is None:
+        assert hashes.of_file(path, head) == hash_blocks(path)
+        return
+    with pytest.raises(InputError, match="differs from what was written to it; the disk is failing"):
+        hashes.of_file(path, head)
+
+
+def test_a_file_that_is_read_has_the_hash_of_what_was_written(tmp_path):
+    hashes, read = written(tmp_path / "file", 4096, [(0, 10_000), (300, 9_000)]), BlockHashes()
+    with (tmp_path / "file").open("rb") as file:
+        assert read.add_file(file, 4096, 9_000)
+        before = read.copy()
+        assert not before.add_file(file, 9_000, 100_000)
+        assert read.add_file(file, 9_000, 4096 + 19_300)
+    assert (read.all(), read.known, read.start) == (hashes.all(), hashes.known, hashes.start)

@@ -32,6 +32,7 @@ def test_the_lock_has_a_hashed_version_of_everything_that_is_needed():
         name = requirement.name.lower().replace("_", "-")
         assert name in pinned, f"{name} is not in the lock: launch/README.md says how to renew it"
         assert Version(pinned[name]) in requirement.specifier, text
-    for block in re.split(r"\n(?=[a-z])", lock.partition("\n\n")[2] or lock):
-        if re.match(r"[a-z0-9-]+==", block):
-            assert "--hash=sha256:" in block, block
+    blocks = [block for block in re.split(r"\n(?=[a-z])", lock) if re.match(r"[a-z0-9-]+==", block)]
+    assert len(blocks) == len(pinned)
+    for block in blocks:
+        assert "--hash=sha256:" in block, block

@@ -60,5 +60,7 @@ def test_torchrun_accepts_its_options():
 def test_a_launchers_page_has_at_most_forty_lines():
     pages = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     anchors = {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")): text for title, text in pages}
-    for link in re.findall(r"\]\(#([\w-]+)\)", PAGE):
+    links = re.findall(r"\]\(#([\w-]+)\)", PAGE)
+    assert len(links) >= 5
+    for link in links:
         assert len(anchors[link].strip().splitlines()) <= 40, link

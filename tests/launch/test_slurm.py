@@ -157,26 +157,32 @@ def kill_rank(run: Path, rank: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+def names_of(output: str) -> list[str]:
+    """The run folders of the cells, from the table that a dry run prints."""
+    return [line.partition("\t")[0] for line in output.splitlines() if "\t" in line and "--train.seed=" in line]
+
+
 def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_path):
     folder = tmp_path / "study"
     study = ("--vary", "train.seed=0,1,2", "--train.epochs", "2")
-    (folder / "seed-1").mkdir(parents=True)
-    (folder / "seed-1" / "thesis.tex").write_text("not a run")
+    names = names_of(submit(folder, *study, "--dry-run"))
+    (folder / names[1]).mkdir(parents=True)
+    (folder / names[1] / "thesis.tex").write_text("not a run")
     output = submit(folder, *study)
     job = job_of(output)
     assert "3 cells" in output
     assert "are queued or running" in submit(folder, *study, code=2)  # all are queued or running
     slurm.until(lambda: not slurm("squeue", "-h"), 600)
-    assert [(folder / f"seed-{seed}" / "done.json").exists() for seed in range(3)] == [True, False, True]
-    (failed,) = summaries(folder / "seed-1")
+    assert [(folder / name / "done.json").exists() for name in names] == [True, False, True]
+    (failed,) = summaries(folder / names[1])
     assert failed["code"] == 2
     assert "is not empty and not a run folder" in failed["why"][0]
-    shutil.rmtree(folder / "seed-1")
+    shutil.rmtree(folder / names[1])
     output = submit(folder, *study)
     assert "--array 2 " in output
     assert job_of(output) != job
     slurm.until(lambda: not slurm("squeue", "-h"), 600)
-    assert (folder / "seed-1" / "done.json").exists()
+    assert (folder / names[1] / "done.json").exists()
     assert "the others done" in submit(folder, *study, code=2)
 
 

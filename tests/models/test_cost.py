@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import pipeline.models.timm_registry  # noqa: F401 - registers our names
 from pipeline.models.cost import model_cost
 from pipeline.models.families import named_networks
 from pipeline.models.ff_only.section import FfOnlySection
@@ -16,6 +17,7 @@ from pipeline.models.registry import build_model
 from pipeline.models.repmlp.section import RepMlpSection
 from pipeline.models.shallow.section import ShallowSection
 from pipeline.models.sw_mlp.section import SwMlpSection
+from pipeline.models.sw_mlp.sparse import SparseLinear
 from pipeline.models.text.section import TextMixerSection, TextTransformerSection
 from pipeline.models.timm_model.section import TimmSection
 from tests.models.test_mixer import SHAPE, VARIANTS
@@ -58,11 +60,25 @@ def overcounted(section):
 
 
 SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.items()} | {
-    "sw_mlp": SwMlpSection(kind="sw_mlp", width=30, depth=2, density=0.2),
-    "sw_mlp with hidden layers": SwMlpSection(kind="sw_mlp", width=30, depth=3, density=0.1, expansion=1.5),
+    "sw_mlp": SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=0.2),
+    "sw_mlp with hidden layers": SwMlpSection(
+        kind="sw_mlp", patch_size=2, width=30, project_tokens=True, depth=3, density=0.1, expansion=1.5
+    ),
+    "sw_mlp as a Mixer": SwMlpSection(
+        kind="sw_mlp",
+        patch_size=2,
+        width=32,
+        channels=8,
+        depth=2,
+        density=0.5,
+        expansion=1.5,
+        pool=True,
+        outer_activation=False,
+    ),
     "shallow dense": ShallowSection(kind="shallow", width=30, matrices="dense"),
     "shallow monarch": ShallowSection(kind="shallow", width=30, matrices="monarch"),
     "shallow kronecker": ShallowSection(kind="shallow", width=30, matrices="kronecker"),
+    "shallow grayscale": ShallowSection(kind="shallow", width=30, matrices="monarch", grayscale=True),
     "s_fc": LassoSection(kind="s_fc", base_channels=3),
     "s_local": LassoSection(kind="s_local", base_channels=3),
     "ff_only": FfOnlySection(kind="ff_only", patch_size=1, channels=8, depth=2),
@@ -79,6 +95,9 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
 def test_formula_equals_the_counted_network(section):
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, SparseLinear):  # a GPU multiplies these by dense copies
+            module.rule_device = torch.device("cuda")
     x = torch.randint(1, 11, (8, 7)) if section.kind.startswith("text") else torch.randn(8, 3, 4, 4)
     with FlopCounterMode(display=False) as counter:
         output = model(x)
@@ -117,16 +136,17 @@ def test_published_figures():
     assert b16.parameters == 59_880_472
     assert b16.omega == pytest.approx(2.60e8, rel=1e-3)
     assert b16.width == 150_528
+    assert b16.max_width == 602_112  # table 1: 6.0e5
     assert b16.training_flops == pytest.approx(75.4e9, rel=1e-3)
     assert model_cost(MixerSection(**B16, permutation="random"), 224, 1000) == b16
 
     text = model_cost(MixerSection(**B_W), 224, 1000)
     assert text.omega == pytest.approx(2.90e8, rel=2e-3)
-    assert text.hidden_width == pytest.approx(6.88e5, rel=2e-3)
+    assert text.max_width == pytest.approx(6.88e5, rel=2e-3)
     assert text.gamma == pytest.approx(4.57, abs=2e-3)
     table = model_cost(MixerSection(**{**B_W, "expansion": 4.09}), 224, 1000)
     assert table.omega == pytest.approx(2.6e8, rel=2e-3)
-    assert table.hidden_width == pytest.approx(6.2e5, rel=1e-2)
+    assert table.max_width == pytest.approx(6.2e5, rel=1e-2)
 
 
 def test_s_fc_has_the_connections_of_table_1():

@@ -63,15 +63,15 @@ def test_timms_layers_are_replaced_in_any_network():
 def test_each_call_in_a_block_draws_for_itself_and_again_the_same_when_computed_again():
     model = timm.create_model("mixer_s32_224", img_size=32, drop_path_rate=0.5, num_classes=3).train()
     layers = [layer for layer in number_drop_paths(model) if layer.drop_prob]
-    set_drop_path_keys(layers, KEYS[:500])
-    layer, ones = layers[-1], torch.ones(500, 1)
+    set_drop_path_keys(layers, KEYS[:16])
+    layer, ones = layers[-1], torch.ones(16, 1)
     block = next(part for part in model.modules() if layer in part.children())
     first, second = layer(ones), layer(ones)
     assert not torch.equal(first, second)
     layer.start_block(block)
     assert torch.equal(layer(ones), first)
 
-    pictures = torch.randn(500, 3, 32, 32)
+    pictures = torch.randn(16, 3, 32, 32)
     gradients = []
     for checkpointing in (False, True):
         model.set_grad_checkpointing(checkpointing)

@@ -26,13 +26,14 @@ SECTIONS = {
     "mixer": MIXER,
     "rp": MIXER.model_copy(update={"permutation": "random", "permuted_blocks": (1,)}),
     "rp_s_mixer": MixerSection(kind="s_mixer", **PATCHED, tokens=9, permutation="random", project_tokens=True),
-    "sw_mlp": SwMlpSection(kind="sw_mlp", width=30, depth=2, density=0.3, expansion=1.5),
+    "sw_mlp": SwMlpSection(kind="sw_mlp", **PATCHED, width=30, project_tokens=True, density=0.3, expansion=1.5),
     "shallow": ShallowSection(kind="shallow", width=30, matrices="monarch"),
     "s_local": LassoSection(kind="s_local", base_channels=3),
     "ff_only": FfOnlySection(kind="ff_only", **PATCHED),
     "permutator": PermutatorSection(kind="permutator", **PATCHED),
     "repmlp": RepMlpSection(kind="repmlp", **PATCHED, share_sets=4),
     "timm": TimmSection(kind="timm", name="resmlp_12_224"),
+    "of any size": TimmSection(kind="timm", name="test_resnet"),
 }
 OUTER = {
     "data": DataSection(
@@ -69,6 +70,15 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     assert loaded.pretrained_cfg["crop_pct"] == 0.9
     assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
+
+
+@pytest.mark.parametrize(
+    ("trained_by", "said"), [("bilinear", "bilinear"), ("bicubic", "bicubic"), ("random", "bicubic")]
+)
+def test_the_interpolation_of_the_evaluation_is_kept(trained_by, said, tmp_path):
+    data = OUTER["data"].model_copy(update={"interpolation": trained_by})
+    export_model(trained(MIXER), MIXER, tmp_path / "exported", data=data, labels=OUTER["labels"])
+    assert json.loads((tmp_path / "exported/config.json").read_text())["pretrained_cfg"]["interpolation"] == said
 
 
 def test_a_new_head_can_be_put_on(tmp_path):

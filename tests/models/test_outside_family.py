@@ -20,7 +20,8 @@ from pipeline.models.section import ModelSection
 from pipeline.recipe import dump_recipe, keys, load_recipe
 from pipeline.section import Positive, key
 from pipeline.train import train
-from pipeline.training.trained import evaluate_checkpoint, export_checkpoint
+from pipeline.training.assessment import evaluate_checkpoint
+from pipeline.training.trained import export_checkpoint
 from tests.conftest import ROOT
 
 RECIPE = """

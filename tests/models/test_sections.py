@@ -19,7 +19,7 @@ RECIPE = {
     "optim": {"lr": 1e-3},
     "train": {"epochs": 1, "global_batch": 8},
 }
-SW_MLP = {"kind": "sw_mlp", "width": 20, "depth": 2, "density": 0.5}
+SW_MLP = {"kind": "sw_mlp", "patch_size": 2, "width": 32, "depth": 2, "density": 0.5}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_missing_and_unknown_keys_are_named_without_the_kind(recipe):
     with pytest.raises(InputError, match=r"model\.kind is missing"):
         load_recipe(recipe(depth=2))
     with pytest.raises(InputError, match=r"model\.density is missing"):
-        load_recipe(recipe(kind="sw_mlp", width=20, depth=2))
+        load_recipe(recipe(kind="sw_mlp", patch_size=2, width=20, depth=2))
     with pytest.raises(InputError, match=r"unknown key model\.widht; did you mean model\.width\?"):
         load_recipe(recipe(**SW_MLP, widht=3))
 

@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 
+import pipeline.models.timm_registry  # noqa: F401  adds our names to timm's
 from pipeline.errors import InputError
 from pipeline.models.permutation import commutation
 from pipeline.models.registry import build_model
@@ -57,6 +58,19 @@ def test_network_is_two_matrices_a_relu_and_a_head(matrices):
     assert torch.allclose(model(x), expected, atol=1e-12)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x), expected, atol=1e-12)
+
+
+def test_monarch_matrices_of_mnist_have_28_blocks_of_28_by_28():
+    """Equation 12 at n = 784 = 28 x 28: sqrt(n) blocks of sqrt(n) x sqrt(n), on one channel of a gray picture."""
+    section = ShallowSection(kind="shallow", width=784, matrices="monarch", grayscale=True)
+    model = build_model(section, image_size=28, num_classes=10)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if "head" not in name}
+    assert set(shapes.values()) == {(28, 28, 28)}
+    assert len(shapes) == 4
+    torch.nn.init.normal_(model.head.weight)
+    gray = torch.randn(3, 1, 28, 28)
+    hidden = torch.relu(model.stem[0](gray.flatten(1)))
+    assert torch.equal(model(gray.expand(-1, 3, -1, -1)), model.head(model.blocks(hidden)))
 
 
 @pytest.mark.parametrize("matrices", ["dense", "monarch", "kronecker"])

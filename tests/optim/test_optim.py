@@ -15,7 +15,8 @@ from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed
 from pipeline.optim.section import OptimSection
 from pipeline.recipe import load_recipe
 from pipeline.recipe.schedule import ScheduleSection
-from pipeline.training.schedule import build_schedule
+from pipeline.training.schedule import build_run_schedule, build_schedule
+from tests.sections import train_section
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
@@ -59,6 +60,13 @@ def test_layer_wise_decay_is_timms(name):
     )
 
 
+def test_frozen_weights_are_in_no_group():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    groups = parameter_groups(OptimSection(lr=0.1), model)
+    assert {id(p) for group in groups for p in group["params"]} == {id(model[1].weight), id(model[1].bias)}
+
+
 def test_layer_wise_decay_needs_layers():
     with pytest.raises(InputError, match="Linear does not define an order of layers"):
         parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
@@ -99,6 +107,14 @@ def test_the_schedule_without_warm_up_is_torchs_cosine():
         assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
+
+
+def test_a_run_ends_after_its_epochs_or_its_max_steps_if_that_is_fewer():
+    for max_steps, last in ((None, 20), (7, 7), (100, 20)):
+        train = train_section(8, epochs=4, max_steps=max_steps)
+        schedule = build_run_schedule(ScheduleSection(min_lr=0.1), 1.0, train, steps_per_epoch=5)
+        assert schedule.last_step == last
+        assert schedule.lr(19) == pytest.approx(0.1)  # of the whole length, wherever it ends
 
 
 def rates(epochs=4, **changes):

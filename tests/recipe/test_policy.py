@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 from timm.data import auto_augment
+from torchvision.transforms.autoaugment import AutoAugment as TorchvisionAutoAugment
+from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
 from pipeline.errors import InputError
 from pipeline.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, parse_policy
@@ -56,6 +58,17 @@ def test_a_policy_is_timms(text):
         assert ours == theirs
 
 
+def test_the_policy_of_cifar10_is_torchvisions():
+    """Sub-policies in torchvision's order, with its probabilities and, of operations that have any, magnitudes."""
+    policy = parse_policy("cifar10")
+    theirs = TorchvisionAutoAugment(AutoAugmentPolicy.CIFAR10).policies
+    assert len(policy.policies) == len(theirs) == 25
+    for ours, expected in zip(policy.policies, theirs, strict=True):
+        for step, (name, prob, magnitude) in zip(ours, expected, strict=True):
+            assert step.name.removesuffix("Rel").removesuffix("Increasing") == name
+            assert (step.prob, step.magnitude) == (prob, magnitude or 0)
+
+
 @pytest.mark.parametrize("inc", ["", "-inc1"])
 def test_the_weights_of_earlier_timm_are_known(inc):
     """`w0` is refused by today's timm. Up to 0.8 it meant these shares, by place in either list of operations."""
@@ -77,7 +90,7 @@ def test_uniform_magnitudes_have_an_infinite_deviation():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "'': no such policy; known are rand, augmix, v0, v0r, original, originalr, 3a"),
+        ("", "'': no such policy; known are rand, augmix, v0, v0r, original, originalr, cifar10, 3a"),
         ("rnd-m9", "'rnd': no such policy"),
         ("randm9", "'randm9': no such policy"),
         ("rand-m9-x4", "part 'x4': no such option; known are m, n, p, mstd, mmax, inc, t, w0"),

@@ -1,5 +1,7 @@
 """Checkpoints are complete or absent, whatever fails while they are written."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,47 @@ def test_folders_that_someone_else_has_named_are_left_alone(tmp_path):
     assert checkpoint.newest(tmp_path).position.step == 3
     assert folders(tmp_path) == ["00000001-good", "00000003"]
     assert checkpoint.find(copied).position.step == 1  # but by its own name
+
+
+def test_everything_is_on_disk_before_the_checkpoint_is_marked_complete(tmp_path, monkeypatch):
+    """A machine may lose its power between any two of these calls, and with it all that was not flushed."""
+    calls = []
+    fsync, rename = os.fsync, Path.rename
+
+    def noted_fsync(descriptor):
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        fsync(descriptor)
+
+    def noted_rename(path, target):
+        calls.append(("rename", path, target))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    with_ema = State(**vars(state()) | {"ema": state().model})
+    final = checkpoint.save(tmp_path, with_ema, position(1), RetentionPolicy(2))
+    folder, writing = final.parent, final.with_name(".writing-1")
+    files = ["model.safetensors", "optimizer.safetensors", "state.json", "ema/model.safetensors", ".COMPLETE"]
+    assert sorted(calls[: len(files)]) == sorted(("fsync", writing / name) for name in files)
+    assert calls[len(files) :] == [
+        ("rename", writing, final),
+        ("fsync", folder),
+        ("rename", final / ".COMPLETE", final / "COMPLETE"),
+        ("fsync", final),
+    ]
+
+
+def test_a_checkpoint_whose_removal_is_interrupted_is_never_read(tmp_path, monkeypatch):
+    old = checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(1))
+
+    def interrupted(path):
+        assert path == old
+        (path / "model.safetensors").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(tmp_path, state(), position(2), RetentionPolicy(1))
+    assert old.exists()
+    assert [path.name for path in checkpoint.complete_checkpoints(tmp_path)] == ["00000002"]

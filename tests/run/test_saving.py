@@ -125,6 +125,14 @@ def test_keeps_the_newest_the_best_and_every_so_many(tmp_path):
     assert checkpoint.best(tmp_path, "loss") is None
 
 
+def test_of_equally_good_checkpoints_the_newer_is_the_best(tmp_path):
+    (saver,) = savers(tmp_path, 1, RetentionPolicy(1, best="top1"))
+    for step, top1 in enumerate([50.0, 70.0, 70.0, 60.0], start=1):
+        save([saver], [0, 15], step, figures={"top1": top1})
+    assert checkpoint.best(tmp_path, "top1").name == "00000003"
+    assert folders(tmp_path) == ["00000003", "00000004"]
+
+
 def test_the_best_loss_is_the_smallest(tmp_path):
     (saver,) = savers(tmp_path, 1, RetentionPolicy(1, best="ema_loss"))
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], start=1):

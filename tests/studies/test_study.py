@@ -1,123 +1,178 @@
-"""A study runs its cells, leaves out those that are done, goes on after a failure, and draws what they reached."""
-
-import json
-import math
+"""A study file says which cells there are: axes, constraints, seeds, lines; mistakes are one line."""
 
 import pytest
-from matplotlib.image import imread
 
 from pipeline.errors import InputError
 from pipeline.models.cost import model_cost
-from pipeline.recipe import dump_recipe, recipe_hash
-from pipeline.studies.plan import read_studies
-from pipeline.studies.report import collect, write_report
-from tests.conftest import ROOT, SMALL, Command
+from pipeline.recipe import experiment_hash, load_recipe
+from pipeline.studies.cell import unique
+from pipeline.studies.study import is_study, read_study, study_cells
+from tests.conftest import ROOT
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
+TWO = """
+title: t
+source: s
+claim: c
+cells:
+- label: Normal
+  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+  axes: {model.channels: [8, 16]}
+figure: {x: width}
+"""
 
 
-def pretend(cell, folder, top1=50.0):
-    """A finished run of a cell."""
-    run = folder / cell.name
-    run.mkdir(parents=True)
-    (run / "recipe.yaml").write_text(dump_recipe(cell.recipe()))
-    done = {"top1": top1, "top5": 90.0, "loss": 1.0, "step": 1, "seconds": 2.0}
-    (run / "done.json").write_text(json.dumps({**done, "recipe": recipe_hash(cell.recipe())}))
-
-
-def write(folder, text):
+def write(folder, text=TWO):
     path = folder / "study.yaml"
-    path.write_text(text.replace("DIGITS", str(ROOT / "recipes/digits")))
+    path.write_text(text.replace("ROOT", str(ROOT)))
     return path
 
 
-TWO = "- recipes: [DIGITS/s_mixer.yaml]\n  keys: [model.channels]\n  cells: [[8], [16]]\n"
+def cells_of(path, overrides=(), only="*"):
+    return study_cells(path, read_study(path), overrides, only)
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_the_lines_of_a_shipped_study_are_functions(path):
-    """No two cells of a line share their x, or the figure would zigzag."""
-    seen = set()
-    for cell in read_studies([path]):
-        section = cell.recipe().model
-        width = getattr(section, "width", None) or section.channels
-        x = section.depth / math.log2(width) if cell.across == "depth_to_width" else model_cost(section, 32, 10).width
-        assert (cell.line, x) not in seen
-        seen.add((cell.line, x))
-    assert len({line for line, _ in seen}) < len(seen)
+def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_axes(tmp_path):
+    text = TWO.replace("cells:\n", "set: {train.epochs: 2, optim.lr: 0.5}\ncells:\n")
+    text = text.replace("  axes", "  set: {optim.lr: 0.25}\n  axes")
+    cells = cells_of(write(tmp_path, text), [("train.epochs", "3")])
+    recipes = [cell.recipe for cell in cells]
+    assert [(r.model.channels, r.train.epochs, r.optim.lr) for r in recipes] == [(8, 3, 0.25), (16, 3, 0.25)]
+    assert [cell.name.rpartition("_")[0] for cell in cells] == [
+        "digits-s_mixer_channels-8",
+        "digits-s_mixer_channels-16",
+    ]
+    assert [cell.name for cell in cells_of(write(tmp_path), only="*channels-16_*")] == [
+        cells_of(write(tmp_path))[1].name
+    ]
+    assert is_study(write(tmp_path))
+    assert not is_study(ROOT / "recipes/digits/s_mixer.yaml")
 
 
-def test_a_cell_is_its_recipe_with_its_values_and_those_of_all(tmp_path):
-    cells = read_studies([write(tmp_path, TWO)], [("train.epochs", "3")])
-    assert [cell.name for cell in cells] == ["digits-s_mixer_channels-8", "digits-s_mixer_channels-16"]
-    assert [(c.recipe().model.channels, c.recipe().train.epochs) for c in cells] == [(8, 3), (16, 3)]
-    other = tmp_path / "other.yaml"
-    other.write_text(write(tmp_path, TWO).read_text().replace("s_mixer", "rp_s_mixer"))
-    both = read_studies([write(tmp_path, TWO), other])
-    assert [cell.line for cell in both] == 2 * ["digits-s_mixer"] + 2 * ["digits-rp_s_mixer"]
-    assert [c.name for c in read_studies([write(tmp_path, TWO)], only="*-16")] == ["digits-s_mixer_channels-16"]
+def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
+    path = write(tmp_path)
+    name = cells_of(path)[0].name
+    for changes in ([("train.seed", "1")], [("data.path", "datasets/other")], [("train.max_steps", "5")]):
+        assert cells_of(path, changes)[0].name != name  # once, all of these were one folder
+    for changes in (
+        [("log.every", "1")],
+        [("engine.kind", "fsdp")],
+        [("data.workers", "3")],
+        [("optim.lr", "0.001")],
+    ):
+        same = load_recipe(ROOT / "recipes/digits/s_mixer.yaml").optim.lr == 0.001 or changes[0][0] != "optim.lr"
+        assert (cells_of(path, changes)[0].name == name) is same
+    recipe = cells_of(path)[0].recipe
+    assert name.endswith(experiment_hash(recipe))
+
+
+def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
+    text = TWO.replace("cells:\n", "seeds: [3, 4]\ncells:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
+    cells = cells_of(write(tmp_path, text.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
+    drawn = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in cells]
+    assert drawn == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
+    assert len({cell.name for cell in cells}) == 4
+
+
+def test_lines_share_a_cell_that_is_the_same(tmp_path):
+    entry = TWO[TWO.index("- label") : TWO.index("figure")]
+    cells = cells_of(write(tmp_path, TWO.replace("figure:", entry.replace("Normal", "Again") + "figure:")))
+    assert [cell.line for cell in cells] == ["Normal", "Normal", "Again", "Again"]
+    assert len(unique(cells)) == 2
+
+
+def test_joined_axes_vary_together_and_lines_are_labelled(tmp_path):
+    axes = "{'model.channels, model.patch_size': [[8, 2], [16, 2]], model.depth: [1, 2]}\n  lines: [model.depth]"
+    cells = cells_of(write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes)))
+    assert [(c.recipe.model.channels, c.line) for c in cells] == [
+        (8, "Normal, depth 1"),
+        (8, "Normal, depth 2"),
+        (16, "Normal, depth 1"),
+        (16, "Normal, depth 2"),
+    ]
+
+
+def test_omega_gives_the_papers_pairs_and_widths():
+    """As appendix C.4 prints them."""
+    path = ROOT / "recipes/studies/figure5.yaml"
+    study = read_study(path)
+    study = study.model_copy(update={"seeds": [0]})
+    cells = [cell for cell in study_cells(path, study) if cell.panel == "CIFAR-10"]
+    mixers = [cell.recipe.model for cell in cells if cell.line == "Normal, 2^18"]
+    assert [(m.channels, m.tokens) for m in mixers] == [
+        (16, 173),
+        (32, 113),
+        (48, 83),
+        (83, 48),
+        (113, 32),
+        (173, 16),
+    ]
+    mixers = [cell.recipe.model for cell in cells if cell.line == "RP, 2^21"]
+    printed = [(16, 504), (32, 346), (64, 226), (226, 64), (346, 32), (504, 16)]
+    assert [(m.channels, m.tokens) for m in mixers] == printed
+    mixers = [cell.recipe.model for cell in cells if cell.line == "Normal, 2^27"]
+    assert [(m.channels, m.tokens) for m in mixers] == [(128, 1386), (256, 904), (904, 256), (1386, 128)]
+    widths = [cell.recipe.model.width for cell in cells if cell.line == "SW-MLP"]
+    assert widths == [540, 612, 724, 935, 1619]
+
+
+@pytest.mark.parametrize(("name", "unit"), [("svhn", 1), ("mnli", 4)])
+def test_widths_fill_their_weight_budget(tmp_path, name, unit):
+    """Counted on modules: the budget has no room for the next width, and depths without any are left out."""
+    import torch
+
+    from pipeline.models.registry import build_model
+
+    recipe = {"svhn": "svhn/mixer_gelu", "mnli": "mnli/transformer"}[name]
+    axes = "{model.depth: [1, 4, 5000], model.channels: {weights: [131072, 262144]}}"
+    text = TWO.replace("digits/s_mixer", recipe).replace("{model.channels: [8, 16]}", axes)
+    cells = cells_of(write(tmp_path, text))
+
+    def weights(model):
+        with torch.device("meta"):
+            network = build_model(model, 32, 3)
+        blocks = network.encoder if name == "mnli" else network.blocks
+        return sum(parameter.numel() for parameter in blocks.parameters())
+
+    assert [cell.recipe.model.depth for cell in cells] == [1, 1, 4, 4]
+    for cell, budget in zip(cells, [131072, 262144] * 2, strict=True):
+        model = cell.recipe.model
+        assert weights(model) <= budget < weights(model.model_copy(update={"channels": model.channels + unit}))
 
 
 @pytest.mark.parametrize(
-    ("text", "overrides", "only", "complaint"),
+    ("old", "new", "overrides", "only", "complaint"),
     [
-        (TWO, [("model.channels", "8")], "*", "--model.channels: .* varies it"),
-        (TWO, [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
-        (TWO.replace("[16]", "[8]"), [], "*", "the cell digits-s_mixer_channels-8 is duplicated"),
-        (TWO.replace("[16]", "[16, 2]"), [], "*", r"the cell \[16, 2\] has 2 values, there are 1 keys"),
-        (TWO.replace("keys", "key"), [], "*", "0.keys: Field required"),
-        (TWO.replace("channels", "chanels"), [], "*", "model.chanels.*channels"),
-        (TWO.replace("cells: [[8], [16]]", "cells: [[8], [0]]"), [], "*", "model.channels"),
-        ("- [", [], "*", "is not YAML"),
-        ("a: 1", [], "*", "the whole file: Input should be a valid list"),
+        ("", "", [("model.channels", "8")], "*", "--model.channels: .* varies it"),
+        ("", "", [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
+        ("[8, 16]", "[8, 8]", [], "*", r"cells.0 \(Normal\): the cell digits-s_mixer_channels-8_.* is duplicated"),
+        ("[8, 16]", "[]", [], "*", "cells.0: axes: model.channels: has no values"),
+        ("axes", "axis", [], "*", "cells.0.axis: .*did you mean axes"),
+        ("claim", "claims", [], "*", "claims: .*did you mean claim"),
+        ("model.channels", "model.chanels", [], "*", "model.chanels.*channels"),
+        ("[8, 16]", "[8, 0]", [], "*", "model.channels"),
+        ("x: width", "x: wdith", [], "*", "wdith: no such quantity; did you mean width"),
+        ("x: width", "x: error", [], "*", "error is a result"),
+        ("model.channels: [8, 16]", "optim.lr: {omega: 4}", [], "*", "omega is solved for a key of the model"),
+        ("model.channels: [8, 16]", "model.depth: {omega: 4}", [], "*", "model.depth: omega can't be solved"),
+        ("recipes/digits/s_mixer.yaml", "no.yaml", [], "*", "no.yaml: no such recipe"),
+        ("title: t", "title: [", [], "*", "not valid YAML"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, text, overrides, only, complaint):
+def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, overrides, only, complaint):
+    path = write(tmp_path, TWO.replace(old, new, 1) if old else TWO)
     with pytest.raises(InputError, match=complaint) as found:
-        read_studies([write(tmp_path, text)], overrides, only)
+        cells_of(path, overrides, only)
     assert "\n" not in str(found.value)
 
 
-def test_a_report_has_the_finished_cells_at_their_widths(tmp_path):
-    cells = read_studies([write(tmp_path, TWO)])
-    with pytest.raises(InputError, match="none of the study's 2 cells"):
-        collect(cells, tmp_path)
-    for cell, top1 in zip(cells, (40.0, 60.0), strict=True):
-        pretend(cell, tmp_path, top1)
-    points = collect(cells, tmp_path)
-    assert [(p.x, p.top1) for p in points] == [(16 * 8, 40.0), (16 * 16, 60.0)]
-    table, figure = write_report(points, tmp_path)
-    rows = table.read_text().splitlines()
-    assert [row.split(" | ")[4] for row in rows[2:]] == ["40.00", "60.00"]
-    assert imread(figure)[:, :, :3].std() > 0.05
-
-
-def test_a_cell_is_done_only_by_its_own_recipe(tmp_path):
-    path = write(tmp_path, TWO)
-    cell = read_studies([path])[0]
-    assert not cell.is_done(tmp_path)
-    pretend(cell, tmp_path)
-    assert cell.is_done(tmp_path)
-    assert not read_studies([path], [("train.epochs", "3")])[0].is_done(tmp_path)
-
-
-def test_run_goes_on_after_a_failure_and_leaves_out_what_is_done(tmp_path, digits):
-    path = write(tmp_path, TWO.replace("[16]", "[16], [24]"))
-    cuts = (*SMALL, "--train.max_steps", "1", "--data.path", str(digits))
-    pairs = [(name.removeprefix("--"), value) for name, value in zip(cuts[::2], cuts[1::2], strict=True)]
-    done, broken, missing = read_studies([path], pairs)
-    folder = tmp_path / "runs"
-    pretend(done, folder)
-    (folder / broken.name).mkdir()
-    (folder / broken.name / "mine.txt").touch()
-    record = folder / done.name / "metrics.jsonl"
-    code, output = Command("study", "run", path, "--to", folder, "--ranks", "1", *cuts).wait()
-    assert (code, "1 of 3 cells are done" in output) == (2, True), output
-    assert f"{broken.name}: is not empty and not a run folder" in output
-    assert not missing.is_done(folder)  # a mistake would be made again by every other cell
-    (folder / broken.name / "recipe.yaml").write_text(dump_recipe(broken.recipe()))
-    (folder / broken.name / "metrics.jsonl").mkdir()
-    code, output = Command("study", "run", path, "--to", folder, "--ranks", "1", *cuts).wait()
-    assert (code, f"1 of 3 cells failed, {broken.name} first" in output) == (1, True), output
-    assert missing.is_done(folder)
-    assert not record.exists()  # the finished one was left alone
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_a_shipped_study_has_no_cell_twice_in_a_line(path):
+    """Of its first seed: every recipe is valid, and no two points of a line are the same experiment."""
+    study = read_study(path)
+    cells = study_cells(path, study.model_copy(update={"seeds": study.seeds[:1]}))
+    drawn = [(cell.panel, cell.line, cell.name) for cell in cells]
+    assert len(set(drawn)) == len(drawn) > 1
+    assert not study.measured or len(study.seeds) in (0, 1, 3, 4, 5)
+    for cell in cells[:1]:
+        model_cost(cell.recipe.model, cell.recipe.data.image_size, cell.recipe.data.num_classes)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from pipeline.data.loader import Batch
 from pipeline.training.evaluate import evaluate
-from tests.conftest import Command
+from tests.conftest import Fork
 
 
 class Batches(list):
@@ -34,21 +34,24 @@ def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
     logits = model(inputs)
     assert found["loss"] == pytest.approx(cross_entropy(logits, labels).item())
     assert found["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
+    among_five = (logits.topk(5).indices == labels[:, None]).any(1)
+    assert found["top5"] == pytest.approx(100 * among_five.float().mean().item())
+    assert model.training  # as it was before
     inputs[11] = torch.nan
     assert np.isnan(evaluate(model, nullcontext(), loader(inputs, labels), 10)["loss"])
 
 
 def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
-    """Of running statistics that are NaN, which training does not use."""
+    """Of running means so large that pictures less them overflow; training does not use them."""
     options = {"recipe": "tests/engine/repmlp.yaml"}
     steps = ("--train.max_steps", "2")
     assert train("whole", *steps, **options).wait()[0] == 0
     weights = load_file(tmp_path / "whole/checkpoints/00000002/model.safetensors")
     for name, values in weights.items():
         if name.endswith("running_mean"):
-            values.fill_(torch.nan)
-    save_file(weights, tmp_path / "nan.safetensors")
-    start = ("--train.init_from", str(tmp_path / "nan.safetensors"))
+            values.fill_(3e38)
+    save_file(weights, tmp_path / "large.safetensors")
+    start = ("--train.init_from", str(tmp_path / "large.safetensors"))
     code, output = train("run", *steps, *start, **options).wait()
     assert code == 0, output
     assert "the evaluation at step 2 failed: loss nan" in output
@@ -57,6 +60,6 @@ def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
     assert json.loads((tmp_path / "run/done.json").read_text())["loss"] is None
     code, output = train("run", *steps, *start, **options).wait()
     assert code == 0, output
-    code, output = Command("eval", str(tmp_path / "run")).wait()
+    code, output = Fork("eval", tmp_path / "run", log=tmp_path / "eval.log").wait()
     assert code == 0, output
     assert "nan" in output.lower()

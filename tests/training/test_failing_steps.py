@@ -4,9 +4,11 @@ import json
 import math
 
 import pytest
+import torch
 
+from pipeline.distributed.topology import Topology
 from pipeline.recipe.faults import FaultsSection
-from pipeline.training.faults import Diverged, HealthMonitor, StepMetrics
+from pipeline.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
 
@@ -86,3 +88,9 @@ def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     assert event["expected"] == pytest.approx((30 + 1.55) / 31)
     assert health(loss_spike_std=None).check_steps(steps_of(*calm, 100.0)) == []
     assert health().check_steps(steps_of(*calm[:10], 100.0)) == []
+
+
+def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path):
+    rollback = Rollback(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), 5, [(10, 12), (4, 6), (6, 9)])
+    assert [rollback.next_used(step) for step in range(14)] == [0, 1, 2, 3, 9, 9, 9, 9, 9, 9, 12, 12, 12, 13]
+    assert [rollback.next_skipped(step) for step in (0, 4, 5, 9, 11)] == [4, 4, 6, 10, None]

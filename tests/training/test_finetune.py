@@ -14,9 +14,10 @@ from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
 from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
+from pipeline.models.sw_mlp.sparse import SparseLinear
 from pipeline.models.timm_model.section import TimmSection
 from pipeline.run import checkpoint
-from pipeline.training.finetune import freeze, load_init_weights
+from pipeline.training.finetune import check_indices, freeze, load_init_weights
 from tests.run.test_checkpoint import position
 
 
@@ -242,3 +243,38 @@ def mixer_of_digits(tmp_path: Path) -> str:
     model = build_model(MixerSection(**shape, permutation="random"), 8, 10)
     torch.nn.init.normal_(model.head.weight, std=0.1)
     return written(model, tmp_path / "weights")
+
+
+class TestDamagedWeights:
+    """What would train, or read other memory, without a word."""
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_values_that_are_not_finite_are_refused(self, tmp_path, value):
+        source = mixer()
+        with torch.no_grad():
+            source.blocks[1].mlp_channels.fc1.weight[3, 2] = value
+        with pytest.raises(InputError, match=r"blocks.1.mlp_channels.fc1.weight has values that are not finite"):
+            load_init_weights(mixer(), written(source, tmp_path / "weights.safetensors"))
+
+    @pytest.mark.parametrize("index", ["zeros", "out of range"])
+    def test_indices_that_are_no_permutation_are_refused(self, tmp_path, index):
+        source = mixer(permutation="random")
+        permutation = next(part for name, part in source.named_buffers() if name.endswith("index"))
+        permutation.copy_(torch.zeros_like(permutation) if index == "zeros" else permutation + 1)
+        with pytest.raises(InputError, match="index is not a permutation"):
+            load_init_weights(mixer(permutation="random"), written(source, tmp_path / "w.safetensors"))
+
+    @pytest.mark.parametrize(
+        ("name", "change", "words"),
+        [
+            ("columns", lambda t: t + 1000, "columns has entries outside of 0 to 11"),
+            ("order", lambda t: t.flip(0), "order does not fit"),
+            ("row_starts", lambda t: t + 1, "row_starts does not divide"),
+        ],
+    )
+    def test_positions_of_sparse_weights_that_do_not_fit_are_refused(self, name, change, words):
+        layer = SparseLinear(12, 8, 0.5, (1,))
+        check_indices(layer)
+        layer.get_buffer(name).copy_(change(layer.get_buffer(name)))
+        with pytest.raises(ValueError, match=words):
+            check_indices(layer)

@@ -45,10 +45,13 @@ class Augmentation:
         return _run_augmix if self.program.kind == MIX else _run_policy
 
 
-def build_augmentation(section: AugmentSection, mean: tuple[float, float, float]) -> Augmentation:
-    """The section's augmentation; `mean`, on a scale of 0 to 1, is the fill colour of pixels from outside."""
+def build_augmentation(section: AugmentSection, mean: tuple[float, float, float], interpolation: str) -> Augmentation:
+    """The section's augmentation; `mean`, on a scale of 0 to 1, is the fill colour of pixels from outside.
+
+    `interpolation` is `data.interpolation`, for the operations of a policy that move pixels.
+    """
     policy = parse_policy(section.auto_augment) if section.auto_augment else None
-    program = compile_policy(policy, mean)
+    program = compile_policy(policy, mean, interpolation)
     registered = {operation.number: operation.function for operation in OPERATIONS if operation.function is not None}
     functions = {int(number): registered[number] for number in set(program.table[:, 0]) & registered.keys()}
     return Augmentation(program, build_color_jitter(section), functions)

@@ -41,7 +41,7 @@ def draw_chain(program, stream, chain):
             row = _weighted(program.weights, stream, k)
         else:
             row = int(uniform(stream, at + _CHOICE) * len(table))
-        _draw_step(table[row], stream, at, chain[k])
+        _draw_step(table[row], program.cubic, stream, at, chain[k])
 
 
 @jit
@@ -63,7 +63,7 @@ def _weighted(weights, stream, k):
 
 
 @jit
-def _draw_step(row, stream, at, step):
+def _draw_step(row, cubic, stream, at, step):
     prob, magnitude, std, limit = row[6], row[7], row[8], row[9]
     step[0] = row[0] if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
     if std == np.inf:
@@ -72,7 +72,7 @@ def _draw_step(row, stream, at, step):
         magnitude += std * _normal(stream, at)
     share = max(0.0, min(magnitude, limit)) / 10.0
     step[1] = draw_argument(row, share, stream, at)
-    step[2] = uniform(stream, at + _CUBIC) < 0.5
+    step[2] = uniform(stream, at + _CUBIC) < cubic
 
 
 @jit

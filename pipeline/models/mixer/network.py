@@ -51,8 +51,9 @@ class MixerShape:
     permuted_blocks: Sequence[int] | None = None
     permuted_mixings: Literal["token", "channel", "both"] = "both"
     permuted_layers: Literal["mixing", "each"] = "mixing"
-    activation: Literal["gelu", "square"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "square"] = "gelu"
     norm: Literal["layer", "none"] = "layer"
+    norm_eps: float = 1e-6
     drop_path_rate: float = 0.0
 
     def token_mixing(self, block: int, tokens_in: int) -> Mixing:
@@ -70,6 +71,11 @@ class MixerShape:
         if self._permutes(block, "channel"):
             permutations = self._random(tokens, widths, (block, 1))
         return mixing(widths, permutations, self.activation)
+
+    @property
+    def norm_layer(self) -> Callable[..., nn.Module]:
+        """Makes a norm over a number of features."""
+        return partial(NORMS[self.norm], eps=self.norm_eps)
 
     def _permutes(self, block: int, mixing: str) -> bool:
         chosen = self.permuted_blocks is None or block in self.permuted_blocks
@@ -101,7 +107,7 @@ class MixerBlock(nn.Module):
 
     def __init__(self, shape: MixerShape, number: int, tokens_in: int):
         super().__init__()
-        tokens, norm = shape.tokens or tokens_in, partial(NORMS[shape.norm], shape.channels)
+        tokens, norm = shape.tokens or tokens_in, partial(shape.norm_layer, shape.channels)
         projects = shape.tokens is not None and number == 0
         self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else nn.Identity()
         self.norm1 = norm()
@@ -150,7 +156,7 @@ class Mixer(MlpMixer):
             patch_size=patch_size,
             num_blocks=0,
             embed_dim=blocks.channels,
-            norm_layer=cast(type[nn.Module], NORMS[blocks.norm]),
+            norm_layer=cast(type[nn.Module], blocks.norm_layer),
             drop_rate=drop_rate,
             global_pool=global_pool,
             device=device,

@@ -45,9 +45,15 @@ class MixerSection(ModelSection):
         "mixing",
         "mixing: permutations around a mixing MLP (appendix A.2.3); each: around each of its layers (section 5.2)",
     )
-    activation: Literal["gelu", "square"] = key("gelu", "phi; square is |x|^2, sigma_2 of Navon & Bronstein 2023")
+    activation: Literal["gelu", "gelu_tanh", "square"] = key(
+        "gelu",
+        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
+    )
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    )
+    norm_eps: Annotated[float, Field(gt=0)] = key(
+        1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
     )
     drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
@@ -112,6 +118,7 @@ class MixerSection(ModelSection):
             "permuted_layers": self.permuted_layers,
             "activation": self.activation,
             "norm": self.norm,
+            "norm_eps": self.norm_eps,
             "drop_path_rate": self.drop_path,
         }
 
@@ -128,13 +135,13 @@ class MixerSection(ModelSection):
         hidden = f", gamma {self.expansion:g}" if self.expansion else ""
         if self.token_hidden:
             hidden = f", D {self.token_hidden}/{self.channel_hidden}"
-        activation = "" if self.activation == "gelu" else ", sigma_2"
+        activation = ", sigma_2" if self.activation == "square" else ""
         shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
         return f"{random}{name}, {shape}{hidden}{activation}"
 
     @override
     def depth_to_width(self) -> float:
-        return self.depth / math.log2(self.channels)
+        return 2 * self.depth / math.log2(self.channels)
 
     @override
     def published_note(self) -> str | None:

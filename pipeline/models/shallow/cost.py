@@ -9,11 +9,12 @@ from pipeline.models.shallow.section import ShallowSection
 
 def shallow_costs(section: ShallowSection, image_size: int, num_classes: int) -> NetworkCost:
     """Every layer, stem to head."""
-    pixels, width = 3 * image_size**2, section.width
+    pixels, width = (1 if section.grayscale else 3) * image_size**2, section.width
     first = _matrix(section.matrices, pixels, width)
     first[0] = replace(first[0], input_gradient=False)
     layers = [*first, *_matrix(section.matrices, width, width), LayerCost(1, width, num_classes, mixes=False)]
-    return NetworkCost(layers, [], width=width, gamma=1.0)
+    unread = 2 * image_size**2 if section.grayscale else 0  # the picture is saved with all its channels
+    return NetworkCost(layers, [], width=width, gamma=1.0, extra_saved=unread)
 
 
 def _matrix(kind: Matrix, inputs: int, outputs: int) -> list[LayerCost]:

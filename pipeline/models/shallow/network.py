@@ -49,12 +49,28 @@ def matrix(kind: Matrix, inputs: int, outputs: int) -> nn.Module:
 
 
 class ShallowMlp(MlpClassifier):
-    """x -> Bc B2 ReLU(B1 x): pixels -> m -> m -> classes. Bc, the head, is dense."""
+    """x -> Bc B2 ReLU(B1 x): pixels -> m -> m -> classes. Bc, the head, is dense.
+
+    `grayscale` reads the first channel alone: those of a gray picture are equal.
+    """
 
     def __init__(
-        self, *, width: int, matrices: Matrix, img_size: int = 32, in_chans: int = 3, num_classes: int = 1000
+        self,
+        *,
+        width: int,
+        matrices: Matrix,
+        grayscale: bool = False,
+        img_size: int = 32,
+        in_chans: int = 3,
+        num_classes: int = 1000,
     ):
-        stem = nn.Sequential(matrix(matrices, in_chans * img_size**2, width), nn.ReLU())
+        inputs = (1 if grayscale else in_chans) * img_size**2
+        stem = nn.Sequential(matrix(matrices, inputs, width), nn.ReLU())
         blocks = nn.Sequential(matrix(matrices, width, width))
         outer = {"width": width, "img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
         super().__init__(stem, blocks, nn.Identity(), **outer)
+        self.channels_read = 1 if grayscale else in_chans
+
+    def embed(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, width]."""
+        return self.stem(x[:, : self.channels_read].flatten(1))

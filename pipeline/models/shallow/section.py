@@ -19,6 +19,10 @@ class ShallowSection(ModelSection):
     width: Positive = key(..., "m: features of the MLP")
     matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
 
+    grayscale: bool = key(
+        False, "shallow: the input is one channel, for gray pictures; false: three channels one after the other"
+    )
+
     @model_validator(mode="after")
     def width_splits(self) -> Self:
         """Structured matrices need a width with two factors."""
@@ -30,7 +34,12 @@ class ShallowSection(ModelSection):
     def model_spec(self, image_size: int) -> ModelSpec:
         from pipeline.models.shallow.network import ShallowMlp
 
-        return ShallowMlp, {"img_size": image_size, "width": self.width, "matrices": self.matrices}
+        return ShallowMlp, {
+            "img_size": image_size,
+            "width": self.width,
+            "matrices": self.matrices,
+            "grayscale": self.grayscale,
+        }
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -1,197 +1,128 @@
 """SW-MLP: MLPs with frozen random masks on their weights (Hayase & Karakida 2024, equations S.16 and S.17).
 
-A masked weight is stored as its nonzero values, with their positions in compressed rows and columns: weights,
-gradients and optimizer state are p times those of the dense matrix. `multiplies_sparsely` decides how it is
-multiplied: as a sparse matrix, or scattered into a dense one, which is faster on a GPU.
-
-Shapes: B batch, I inputs, O outputs, N nonzero values.
+Shapes: B batch, S0 patches, C channels of the patch layer, m features.
 """
 
-import warnings
+from collections.abc import Callable
+from functools import partial
 
-import numpy as np
-import torch
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
-from torch.utils.flop_counter import register_flop_formula
 
 from pipeline.models.mlp_base import MlpClassifier
 from pipeline.models.norms import LayerNorm
-
-DENSE_ENTRIES = 1 << 28  # largest dense copy of a weight, in entries: 1 GiB in fp32
-
-
-def row_counts(outputs: int, inputs: int, density: float, generator: np.random.Generator) -> np.ndarray:
-    """Draw the number of nonzeros in each row of a Bernoulli(density) mask [outputs, inputs]: int [outputs]."""
-    if density == 1:
-        return np.full(outputs, inputs)
-    return generator.binomial(inputs, density, size=outputs)
+from pipeline.models.sw_mlp.sparse import SparseLinear
 
 
-def multiplies_sparsely(device: torch.device, density: float, entries: int) -> bool:
-    """Whether to multiply as a sparse matrix: on a CPU at densities up to 0.3, elsewhere above `DENSE_ENTRIES`."""
-    return entries > DENSE_ENTRIES or (device.type == "cpu" and density <= 0.3)
+class MaskedSkip(nn.Module):
+    """LN((M * W) x): the skip of the first block where it maps n to m features, [B, n] -> [B, m].
 
-
-def _csr(starts: Tensor, indices: Tensor, values: Tensor, columns: int) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        size = (len(starts) - 1, columns)
-        return torch.sparse_csr_tensor(starts, indices, values, size, check_invariants=False)
-
-
-def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Sparse products exist in fp32 and fp64 only."""
-    kind = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-    return [t.to(kind) for t in tensors]
-
-
-@torch.library.custom_op("widemix::sparse_product", mutates_args=())
-def sparse_product(x: Tensor, values: Tensor, starts: Tensor, indices: Tensor, outputs: int) -> Tensor:
-    """[B, I] times the transpose of the compressed-row matrix [O, I] -> [B, O]."""
-    x_wide, values_wide = _wide(x, values)
-    with torch.autocast(x.device.type, enabled=False):
-        return (_csr(starts, indices, values_wide, x.shape[1]) @ x_wide.T).T.to(x.dtype).contiguous()
-
-
-@sparse_product.register_fake
-def _(x, values, starts, indices, outputs):
-    return x.new_empty(x.shape[0], outputs)
-
-
-@torch.library.custom_op("widemix::sampled_product", mutates_args=())
-def sampled_product(gradient: Tensor, x: Tensor, values: Tensor, starts: Tensor, indices: Tensor) -> Tensor:
-    """The entries of gradient^T x [O, I] at the nonzero positions alone: the gradient of the values, [N]."""
-    gradient_wide, x_wide, values_wide = _wide(gradient, x, values)
-    pattern = _csr(starts, indices, values_wide, x.shape[1])
-    with torch.autocast(x.device.type, enabled=False):
-        sampled = torch.sparse.sampled_addmm(pattern, gradient_wide.T.contiguous(), x_wide.contiguous(), beta=0.0)
-    return sampled.values().to(values.dtype, copy=True)
-
-
-@sampled_product.register_fake
-def _(gradient, x, values, starts, indices):
-    return torch.empty_like(values)
-
-
-@register_flop_formula(torch.ops.widemix.sparse_product)
-def _sparse_product_flops(x_shape, values_shape, *args, **kwargs) -> int:
-    return 2 * x_shape[0] * values_shape[0]
-
-
-@register_flop_formula(torch.ops.widemix.sampled_product)
-def _sampled_product_flops(gradient_shape, x_shape, values_shape, *args, **kwargs) -> int:
-    return 2 * x_shape[0] * values_shape[0]
-
-
-class _SparseProduct(torch.autograd.Function):
-    """x W^T with W by compressed rows, its gradient for x by compressed columns, for the values by sampling."""
-
-    @staticmethod
-    def forward(ctx, x, values, row_starts, columns, column_starts, rows, order):
-        ctx.save_for_backward(x, values, row_starts, columns, column_starts, rows, order)
-        return sparse_product(x, values, row_starts, columns, len(row_starts) - 1)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, values, row_starts, columns, column_starts, rows, order = ctx.saved_tensors
-        for_x = for_values = None
-        if ctx.needs_input_grad[0]:
-            for_x = sparse_product(gradient, values[order], column_starts, rows, x.shape[1])
-        if ctx.needs_input_grad[1]:
-            for_values = sampled_product(gradient, x, values, row_starts, columns)
-        return for_x, for_values, None, None, None, None, None
-
-
-class SparseLinear(nn.Module):
-    """(M * W) x + b with a frozen mask M ~ Bernoulli(density): [B, I] -> [B, O].
-
-    Values start as N(0, 1 / (density * I)): the paper's N(0, 1/I) with the mask scaled by 1 / sqrt(density).
+    The skip LN(W X) of Mixers (equation S.15), with a masked matrix in place of I (x) W. It has no bias, as there.
     """
 
-    def __init__(self, inputs: int, outputs: int, density: float, key: tuple[int, ...]):
+    def __init__(self, inputs: int, width: int, density: float, key: tuple[int, int], norm: Callable[..., nn.Module]):
         super().__init__()
-        self.inputs, self.outputs, self.density = inputs, outputs, density
-        generator = np.random.default_rng(key)
-        counts = row_counts(outputs, inputs, density, generator)
-        chosen = [np.sort(generator.choice(inputs, count, replace=False, shuffle=False)) for count in counts]
-        columns = np.concatenate(chosen)
-        order = np.argsort(columns, kind="stable")
-        self.row_starts: Tensor
-        self.columns: Tensor
-        self.values = nn.Parameter(torch.randn(len(columns)) * (density * inputs) ** -0.5)
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        layout = {
-            "row_starts": np.concatenate([[0], np.cumsum(counts)]),
-            "columns": columns,
-            "column_starts": np.concatenate([[0], np.cumsum(np.bincount(columns, minlength=inputs))]),
-            "rows": np.repeat(np.arange(outputs), counts)[order],
-            "order": order,
-        }
-        for name, array in layout.items():
-            self.register_buffer(name, torch.from_numpy(array.astype(np.int32)).to(self.values.device))
-
-    def dense_weight(self) -> Tensor:
-        """M * W as a matrix [O, I], differentiable in the values."""
-        per_row = self.row_starts[1:] - self.row_starts[:-1]
-        row = torch.arange(self.outputs, device=self.values.device)
-        index = row.repeat_interleave(per_row, output_size=len(self.values)) * self.inputs + self.columns
-        empty = self.values.new_zeros(self.outputs * self.inputs)
-        return empty.index_put((index,), self.values).view(self.outputs, self.inputs)
+        self.fc = SparseLinear(inputs, width, density, (*key, 2), bias=False)
+        self.norm = norm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, I] -> [B, O]."""
-        # TorchScript does not support autograd.Function.
-        return self._densely(x) if torch.jit.is_scripting() else self._by_rule(x)
-
-    def _densely(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.dense_weight(), self.bias)
-
-    def _by_rule(self, x: Tensor) -> Tensor:
-        if not multiplies_sparsely(x.device, self.density, self.inputs * self.outputs):
-            return self._densely(x)
-        layout = (self.row_starts, self.columns, self.column_starts, self.rows, self.order)
-        return _SparseProduct.apply(x, self.values, *layout) + self.bias
-
-    def extra_repr(self) -> str:
-        """For print(module)."""
-        return f"{self.inputs}, {self.outputs}, density={self.density}, nonzero={len(self.values)}"
+        """[B, n] -> [B, m]."""
+        return self.norm(self.fc(x))
 
 
 class SwMlpBlock(nn.Module):
-    """x + phi((M * W) LN(x)) (S.16), or x + (M2 * W2) phi((M1 * W1) LN(x)) (S.17): [B, m] -> [B, m]."""
+    """skip(x) + phi((M * W) LN(x)), [B, n] -> [B, m] (S.16), or with `hidden` features an MLP.
 
-    def __init__(self, width: int, hidden: int | None, density: float, key: tuple[int, int]):
+    That is skip(x) + phi((M2 * W2) phi((M1 * W1) LN(x))) (S.17), the outer phi only with `outer_activation`. The skip
+    is the identity but for a `MaskedSkip` where the block `projects`.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        hidden: int | None,
+        density: float,
+        key: tuple[int, int],
+        *,
+        projects: bool,
+        outer_activation: bool,
+        norm: Callable[..., nn.Module],
+    ):
         super().__init__()
-        self.norm = LayerNorm(width)
-        self.fc1 = SparseLinear(width, hidden or width, density, (*key, 0))
+        self.skip = MaskedSkip(inputs, width, density, key, norm) if projects else nn.Identity()
+        self.norm = norm(inputs)
+        self.fc1 = SparseLinear(inputs, hidden or width, density, (*key, 0))
         self.act = nn.GELU()
         self.fc2 = SparseLinear(hidden, width, density, (*key, 1)) if hidden else nn.Identity()
+        self.outer_act = nn.GELU() if hidden and outer_activation else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, m] -> [B, m]."""
-        return x + self.fc2(self.act(self.fc1(self.norm(x))))
+        """[B, n] -> [B, m]."""
+        return self.skip(x) + self.outer_act(self.fc2(self.act(self.fc1(self.norm(x)))))
+
+
+class PooledNorm(nn.Module):
+    """LN over the C channels of each of m / C tokens, then their average, as in Mixers: [B, m] -> [B, C]."""
+
+    def __init__(self, channels: int, norm: Callable[..., nn.Module]):
+        super().__init__()
+        self.channels = channels
+        self.norm = norm(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, m] -> [B, C]."""
+        return self.norm(x.unflatten(1, (-1, self.channels))).mean(1)
 
 
 class SwMlp(MlpClassifier):
-    """A dense layer from the pixels to m features, L static-mask blocks, LN, linear head.
+    """Patch layer, vectorisation, L static-mask blocks, LN, linear head (appendices A.1 and A.2.5).
 
-    The paper does not describe the first layer; a dense one needs no patches, so that m is free. `hidden` is
-    gamma * m, None for single layers. density 1 is the dense MLP.
+    The patch layer gives S0 tokens of C channels, [B, S0*C] as a vector. m = S0*C, or with `project_tokens` the first
+    block maps S0*C features to m. `hidden` is gamma * m, None for single layers. `pool` averages over tokens before
+    the head, as table S.1 has it; otherwise the head reads all m features. density 1 is the dense MLP.
     """
 
     def __init__(
         self,
         *,
+        patch_size: int,
+        channels: int,
         width: int,
         depth: int,
         density: float,
         hidden: int | None = None,
+        outer_activation: bool = True,
+        project_tokens: bool = False,
+        pool: bool = False,
+        norm_eps: float = 1e-6,
         mask_seed: int = 0,
         img_size: int = 32,
         in_chans: int = 3,
         num_classes: int = 1000,
     ):
-        blocks = nn.Sequential(*[SwMlpBlock(width, hidden, density, (mask_seed, i)) for i in range(depth)])
-        pixels = in_chans * img_size**2
-        outer = {"width": width, "img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
-        super().__init__(nn.Linear(pixels, width), blocks, LayerNorm(width), **outer)
+        stem = PatchEmbed(img_size, patch_size, in_chans, channels)
+        norm = partial(LayerNorm, eps=norm_eps)
+        embedded = stem.num_patches * channels
+        blocks = nn.Sequential(
+            *[
+                SwMlpBlock(
+                    width if i else embedded,
+                    width,
+                    hidden,
+                    density,
+                    (mask_seed, i),
+                    projects=project_tokens and i == 0,
+                    outer_activation=outer_activation,
+                    norm=norm,
+                )
+                for i in range(depth)
+            ]
+        )
+        last = PooledNorm(channels, norm) if pool else norm(width)
+        outer = {"img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
+        super().__init__(stem, blocks, last, width=channels if pool else width, **outer)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """[B, in_chans, H, W] -> [B, S0*C]."""
+        return self.stem(x).flatten(1)

@@ -2,32 +2,75 @@
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
+from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
 from pipeline.section import Positive, key
 
 
 class SwMlpSection(ModelSection):
-    """An MLP with frozen random masks on its weights, or dense (Hayase & Karakida 2024, equations S.16 and S.17)."""
+    """An MLP with frozen random masks on its weights, or dense (Hayase & Karakida 2024, appendices A.1 and A.2.5)."""
 
     timm_architecture: ClassVar[str] = "sw_mlp_1619_32"
 
     kind: Literal["sw_mlp"] = key(..., "sw_mlp: MLP with frozen random masks on its weights")
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    channels: Positive | None = key(
+        None, "C: channels of a token; sw_mlp: null takes those that make S0 * C nearest to width"
+    )
     width: Positive = key(..., "m: features of the MLP")
     depth: Positive = key(..., "L: blocks")
     density: Annotated[float, Field(gt=0, le=1)] = key(
         ..., "p: fraction of the weights that the mask keeps; 1 is dense"
     )
     expansion: Expansion | None = key(None, "sw_mlp: gamma, hidden width over m; null: single layers (equation S.16)")
+    outer_activation: bool = key(
+        True,
+        "sw_mlp with expansion: an activation after the second layer too (equation S.17); false: as in the mixings "
+        "of an MLP-Mixer (appendix C.1)",
+    )
+    project_tokens: bool = key(
+        False, "sw_mlp: the first block maps the S0 * C features of the patch layer to m, with the skip LN((M * W) x)"
+    )
+    pool: bool = key(
+        False, "average over the m / C tokens before the head (table S.1); false: the head reads all m features"
+    )
+    norm_eps: Annotated[float, Field(gt=0)] = key(
+        1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
+    )
     mask_seed: Seed = key(0, "seed of the masks")
+
+    @model_validator(mode="after")
+    def options_apply(self) -> Self:
+        """Single layers have one activation, and tokens are whole."""
+        if self.expansion is None and not self.outer_activation:
+            raise ValueError(
+                "outer_activation false: single layers have one activation; set expansion, or leave it out"
+            )
+        if self.pool and (self.channels is None or self.width % self.channels):
+            raise ValueError(f"pool true: width {self.width} must be a multiple of channels {self.channels}")
+        return self
 
     @property
     def hidden_width(self) -> int:
         """gamma * m, rounded."""
         return hidden_width(self.expansion or 1, self.width)
+
+    def patch_channels(self, image_size: int) -> int:
+        """C: as given, or what makes S0 * C nearest to m."""
+        return self.channels or max(1, round(self.width / (image_size // self.patch_size) ** 2))
+
+    @override
+    def check_image_size(self, side: int) -> None:
+        patches = check_patches(side, self.patch_size) ** 2
+        embedded = patches * self.patch_channels(side)
+        if embedded != self.width and not self.project_tokens:
+            raise ValueError(
+                f"model.width {self.width}: {patches} patches of {embedded // patches} channels have {embedded} "
+                "features; set model.width to that, or model.project_tokens to true"
+            )
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
@@ -35,10 +78,16 @@ class SwMlpSection(ModelSection):
 
         return SwMlp, {
             "img_size": image_size,
+            "patch_size": self.patch_size,
+            "channels": self.patch_channels(image_size),
             "width": self.width,
             "depth": self.depth,
             "density": self.density,
             "hidden": self.hidden_width if self.expansion else None,
+            "outer_activation": self.outer_activation,
+            "project_tokens": self.project_tokens,
+            "pool": self.pool,
+            "norm_eps": self.norm_eps,
             "mask_seed": self.mask_seed,
         }
 
@@ -51,21 +100,28 @@ class SwMlpSection(ModelSection):
     @override
     def summary(self) -> str:
         hidden = f", gamma {self.expansion:g}" if self.expansion else ""
-        return f"SW-MLP, m {self.width}, p {self.density:g}, L {self.depth}{hidden}"
+        return f"SW-MLP, P {self.patch_size}, m {self.width}, p {self.density:g}, L {self.depth}{hidden}"
 
     @override
     @classmethod
     def named(cls) -> dict[str, tuple[Self, int]]:
-        # Omega = 2^18 at gamma 1; as wide as an S-Mixer of S = C = 64; Omega = 2^21 at gamma 2.
-        sizes = ((1619, 0.1, None), (4096, 1 / 64, None), (8192, 1 / 64, 2.0))
-        return {
-            f"sw_mlp_{width}_32": (cls(kind="sw_mlp", width=width, depth=6, density=density, expansion=gamma), 32)
-            for width, density, gamma in sizes
-        }
+        figure5 = cls(kind="sw_mlp", patch_size=4, width=1619, density=0.1, depth=8, project_tokens=True)
+        figure2 = cls(
+            kind="sw_mlp",
+            patch_size=4,
+            width=4096,
+            channels=64,
+            density=1 / 64,
+            depth=6,
+            expansion=2.0,
+            outer_activation=False,
+            pool=True,
+        )
+        return {"sw_mlp_1619_32": (figure5, 32), "sw_mlp_4096_32": (figure2, 32)}
 
     @override
     def first_layer(self) -> str:
-        return "stem"
+        return "stem.proj"
 
 
 SECTIONS = (SwMlpSection,)

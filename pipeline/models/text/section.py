@@ -100,7 +100,10 @@ class TextMixerSection(TextSection):
         "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
     )
     permutation_seed: Seed = key(0, "seed of the random permutations")
-    activation: Literal["gelu", "square"] = key("gelu", "phi; square is |x|^2, sigma_2 of Navon & Bronstein 2023")
+    activation: Literal["gelu", "gelu_tanh", "square"] = key(
+        "gelu",
+        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
+    )
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
     )
@@ -114,6 +117,10 @@ class TextMixerSection(TextSection):
         norms = 4 * width if self.norm == "layer" else 0
         token, channel = (_mlp_weights(size, hidden_width(self.expansion, size)) for size in (self.tokens, width))
         return self.depth * (token + channel + norms)
+
+    @override
+    def depth_to_width(self) -> float:
+        return 2 * super().depth_to_width()
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
@@ -150,7 +157,7 @@ class TextMixerSection(TextSection):
     @override
     def summary(self) -> str:
         random = "RP " if self.permutation == "random" else ""
-        activation = "" if self.activation == "gelu" else ", sigma_2"
+        activation = ", sigma_2" if self.activation == "square" else ""
         return f"{random}Mixer, T {self.tokens}, d {self.width}, L {self.depth}{activation}"
 
 

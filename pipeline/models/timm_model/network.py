@@ -1,6 +1,8 @@
 """Networks of timm, with errors that name the recipe's key."""
 
 import difflib
+import functools
+from typing import Any
 
 import timm
 import torch
@@ -15,7 +17,23 @@ def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Modu
         raise InputError(
             f"model.name: timm has no network called {name}" + (f"; did you mean {close[0]}?" if close else "")
         )
+    if not takes_image_size(name):
+        arguments.pop("img_size", None)
     try:
         return timm.create_model(name, num_classes=num_classes, **arguments)
     except TypeError as error:
         raise InputError(f"model.name {name}: timm's network does not take these arguments ({error})") from None
+
+
+@functools.cache
+def takes_image_size(name: str) -> bool:
+    """Whether timm's network is made for one size of picture, `img_size`; convolutional networks take any."""
+    if not timm.is_model(name):
+        return True
+    size: Any = timm.get_pretrained_cfg_value(name, "input_size")
+    try:
+        with torch.device("meta"):
+            timm.create_model(name, img_size=size[-1])
+    except TypeError as error:
+        return "img_size" not in str(error)
+    return True

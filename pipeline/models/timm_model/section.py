@@ -9,7 +9,7 @@ from pipeline.section import Fraction, key
 
 
 class TimmSection(ModelSection):
-    """Any network of timm that takes img_size: ViT, ResMLP, gMLP, ... Its cost is counted."""
+    """Any network of timm: ResNet, ViT, ResMLP, gMLP, ... Its cost is counted."""
 
     kind: Literal["timm"] = key(..., "timm: a network of timm, by its name there")
     name: str = key(..., "timm's name, such as vit_small_patch16_224, resmlp_12_224 or gmlp_s16_224")
@@ -23,7 +23,10 @@ class TimmSection(ModelSection):
 
     @override
     def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
-        return self.name, {"img_size": image_size, "drop_path_rate": self.drop_path}
+        from pipeline.models.timm_model.network import takes_image_size
+
+        size = {"img_size": image_size} if takes_image_size(self.name) else {}
+        return self.name, {**size, "drop_path_rate": self.drop_path}
 
     @override
     @classmethod

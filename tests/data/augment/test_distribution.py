@@ -1,4 +1,4 @@
-"""Over 100,000 draws of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
+"""Over 25,000 draws of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ from pipeline.data.random import AUGMENT, key
 from pipeline.recipe.policy import parse_policy
 
 MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
-DRAWS = 100_000  # chains of steps
+DRAWS = 25_000  # chains of steps
 NUMBERS = {
     "auto_contrast": op.AUTOCONTRAST,
     "equalize": op.EQUALIZE,

@@ -90,5 +90,13 @@ def test_other_devices_erase_like_the_cpu(count, mode):
 
 
 def test_a_batch_of_nothing():
-    erase(blank(0, 8), np.arange(0), AugmentSection(re_prob=1.0), SEED, EPOCH)
-    erase_with_torch(blank(0, 8), *draw_boxes(np.arange(0), SEED, EPOCH, 8, 1.0, 1), "pixel")
+    """As of a rank whose part of the last evaluation batch is empty."""
+    boxes, streams = draw_boxes(np.arange(0), SEED, EPOCH, 8, 1.0, 1)
+    assert boxes.shape == (0, 5)
+    for act in (
+        lambda images: erase(images, np.arange(0), AugmentSection(re_prob=1.0), SEED, EPOCH),
+        lambda images: erase_with_torch(images, boxes, streams, "pixel"),
+    ):
+        images = blank(0, 8)
+        act(images)
+        assert images.shape == (0, 3, 8, 8)

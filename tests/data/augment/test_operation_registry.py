@@ -61,7 +61,9 @@ def test_a_policy_draws_registered_and_compiled_operations(registered):
     program = compile_policy(parse_policy("rand-m9-n3-mstd1-tmixed"), MEAN)
     pictures = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
     found, view_ids, numbers = pictures.copy(), np.arange(200, 240), set()
-    build_augmentation(AugmentSection(auto_augment="rand-m9-n3-mstd1-tmixed"), MEAN)(found, view_ids, 7, 2, threads=2)
+    build_augmentation(AugmentSection(auto_augment="rand-m9-n3-mstd1-tmixed"), MEAN, "random")(
+        found, view_ids, 7, 2, threads=2
+    )
     for picture, result, view_id in zip(pictures, found, view_ids, strict=True):
         chain = np.empty((3, 3))
         draw_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)

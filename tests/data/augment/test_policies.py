@@ -1,12 +1,13 @@
 """Policies: steps are drawn from timm's distributions and applied as timm applies them."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 from scipy import stats
-from timm.data import auto_augment
+from timm.data import auto_augment, create_transform
 
 from pipeline.data.augment import registry as op
 from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
@@ -14,7 +15,7 @@ from pipeline.data.augment.program import compile_policy
 from pipeline.data.augment.run import run_mixture, run_policy
 from pipeline.data.augment.scratch import scratch_for
 from pipeline.data.random import AUGMENT, key
-from pipeline.recipe.policy import parse_policy
+from pipeline.recipe.policy import RandAugment, Step, parse_policy
 
 MEAN = (0.485, 0.456, 0.406)
 FILL = (124, 116, 104)
@@ -95,6 +96,7 @@ def picture() -> np.ndarray:
         "rand-tweights-n3",
         "rand-t3a",
         "original",
+        "cifar10",
         "v0-mstd1",
         "3a",
     ],
@@ -109,6 +111,51 @@ def test_drawn_steps_are_applied_as_timm_applies_them(picture, text):
         assert np.array_equal(ours, np.asarray(expected))
         changed += not np.array_equal(ours, picture)
     assert changed > 20
+
+
+def test_magnitudes_of_cifar10_are_the_authors():
+    """The arguments by the formulas of the code that AutoAugment's authors released; translations by the paper's."""
+    formulas = {
+        op.CONTRAST: lambda m: 0.1 + 1.8 * m / 10,
+        op.COLOR: lambda m: 0.1 + 1.8 * m / 10,
+        op.BRIGHTNESS: lambda m: 0.1 + 1.8 * m / 10,
+        op.SHARPNESS: lambda m: 0.1 + 1.8 * m / 10,
+        op.POSTERIZE: lambda m: 4 - int(4 * m / 10),
+        op.SOLARIZE: lambda m: 256 - int(256 * m / 10),
+        op.ROTATE: lambda m: 30 * m / 10,
+        op.SHEAR_Y: lambda m: 0.3 * m / 10,
+        op.TRANSLATE_X_REL: lambda m: 150 / 331 * m / 10,  # up to 150 of 331 pixels
+        op.TRANSLATE_Y_REL: lambda m: 150 / 331 * m / 10,
+    }
+    found = set()
+    for policy in parse_policy("cifar10").policies:
+        for step in policy:
+            program = compile_policy(RandAugment((replace(step, prob=1.0),), 1, None), MEAN)
+            number, argument, _ = drawn(program, 0, 1)[0]
+            if number in formulas:
+                rel = 0.01 if number in (op.TRANSLATE_X_REL, op.TRANSLATE_Y_REL) else 1e-6
+                assert abs(argument) == pytest.approx(formulas[number](step.magnitude), rel=rel), step
+                found.add(number)
+    assert found == set(formulas)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
+def test_operations_interpolate_as_timms_loader_has_them_do(picture, interpolation, monkeypatch):
+    """timm's own operations, as its training transform makes them; only signs and `random`'s choices are ours."""
+    transform = create_transform(48, is_training=True, auto_augment="rand-m7-n1-p1", interpolation=interpolation)
+    theirs = {operation.name: operation for step in transform.transforms for operation in getattr(step, "ops", ())}
+    cubics = set()
+    for name in ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"):
+        program = compile_policy(RandAugment((Step(name, 1.0, 7),), 1, None), MEAN, interpolation)
+        for stream in range(8):
+            ours = picture.copy()
+            run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((1, 3)))
+            (_, argument, cubic), *_ = drawn(program, stream, 1)
+            monkeypatch.setattr(auto_augment.random, "random", lambda negative=argument < 0: 0.9 if negative else 0.4)
+            monkeypatch.setattr(auto_augment.random, "choice", lambda ways, cubic=cubic: ways[int(cubic)])
+            assert np.array_equal(ours, np.asarray(theirs[name](Image.fromarray(picture))))
+            cubics.add(cubic)
+    assert cubics == {"bilinear": {0}, "bicubic": {1}, "random": {0, 1}}[interpolation]
 
 
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])

@@ -1,0 +1,67 @@
+"""The fields of a .beton, and what the writer asks of a sample."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from data_prep.samples import Origin
+from pipeline.formats.beton import ALLOCATING, FIELDS, SAMPLE, SEGMENT_FIELDS, SEGMENTED, TYPES
+
+
+class Record(Protocol):
+    """A sample ready to be written."""
+
+    @property
+    def name(self) -> str:
+        """The sample's name in messages and in the manifest."""
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """The data of each field that has data; empty if the sample is left out."""
+
+    @property
+    def rule(self) -> str:
+        """What was unusual about the sample, or ""."""
+
+    @property
+    def origin(self) -> Origin:
+        """What it was read from."""
+
+    @property
+    def checksum(self) -> int | None:
+        """The sample's checksum where it was encoded, or None if it is computed when it is written."""
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether the checksums of its blocks are stored too."""
+
+    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
+        """The numbers of which the sample's checksum is made, before those of its blocks."""
+
+    def blocks(self, parts: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of each of its blocks."""
+
+    def row(self, positions: Sequence[int]) -> tuple:
+        """The record in the table of samples, with the parts at these positions (bytes from the file's start)."""
+
+
+class Layout(NamedTuple):
+    """The fields of a file, as (name, FFCV's type, FFCV's arguments), and the dtype of a sample's record."""
+
+    fields: tuple[tuple[str, int, bytes], ...]
+    sample: np.dtype
+
+    @property
+    def parts(self) -> int:
+        """The number of fields that have data."""
+        return sum(kind in ALLOCATING for _, kind, _ in self.fields)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The name of FFCV's type for each field name."""
+        return {name: TYPES[kind] for name, kind, _ in self.fields}
+
+
+PICTURES = Layout(tuple((name, kind, b"") for name, kind in FIELDS), SAMPLE)
+SEGMENTED_PICTURES = Layout(tuple((name, kind, b"") for name, kind in SEGMENT_FIELDS), SEGMENTED)

@@ -1,0 +1,47 @@
+"""How many of a split's images may be left out because they cannot be decoded."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from data_prep.progress import print_status
+from data_prep.written import Written
+from pipeline.errors import RunError
+
+LISTED = 20  # images that are left out, in the list before an error
+ADVICE = "repair or remove them and add --force, or allow more of them with --max-bad"
+
+
+def check_share(split: str, written: Written, samples: int, max_bad: float) -> None:
+    """Raise `RunError`, after a list of them, once more than the share `max_bad` of the samples are left out."""
+    bad = written.taken - written.count
+    if bad > max_bad * samples:
+        _list(written)
+        share = f"more than {100 * max_bad:.3g} % of {samples}"
+        raise RunError(f"{split}: {bad} images cannot be decoded, {share}; {ADVICE}")
+
+
+def check_classes(
+    split: str, written: Written, samples: Sequence[Any], classes: Sequence[str], max_bad: float
+) -> None:
+    """Raise `RunError`, after a list, if all images of a class are left out, unless all may be."""
+    out = np.setdiff1d(np.arange(written.taken), written.stored[: written.count])
+    if not len(out) or max_bad >= 1:
+        return
+    kept = {samples[number].label for number in written.stored[: written.count].tolist()}
+    lost = sorted({samples[number].label for number in out.tolist()} - kept)
+    if lost:
+        _list(written)
+        names = ", ".join(classes[label] for label in lost)
+        raise RunError(f"{split}: not one image of {names} can be decoded; {ADVICE} 100%")
+
+
+def _list(written: Written) -> None:
+    lines = [
+        f"{entry['file']}: {entry['rule']}" for entry in written.exceptions if entry["rule"].startswith("left out")
+    ]
+    for line in lines[:LISTED]:
+        print_status(line)
+    if len(lines) > LISTED:
+        print_status(f"... and {len(lines) - LISTED} more")

@@ -1,0 +1,112 @@
+"""WebDataset shards: plain tars in which the members `KEY.jpg` and `KEY.cls`, or `KEY.json`, are one sample."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.image_folder import SPLIT_FOLDERS, SUFFIXES
+from data_prep.samples import Dataset, FileSlice, Sample
+from data_prep.tar_listing import list_tar
+from pipeline.errors import InputError
+
+MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on
+WORD = re.compile(r"[a-z]+")
+SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
+CLASSES = "classes.txt"
+
+
+@dataclass(frozen=True)
+class TarPictures(Sequence[Sample]):
+    """Images in several tars. `Sample`s are made on access, which keeps millions of them small."""
+
+    tars: Sequence[Path]
+    tar: np.ndarray  # int64 [n], which of them
+    names: np.ndarray  # bytes [n], UTF-8
+    labels: np.ndarray  # int64 [n]
+    offsets: np.ndarray  # int64 [n], bytes
+    sizes: np.ndarray  # int64 [n], bytes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        tar = self.tars[self.tar[index]]
+        place = FileSlice(str(tar), int(self.offsets[index]), int(self.sizes[index]))
+        return Sample(f"{tar.name}/{self.names[index].decode()}", int(self.labels[index]), place)
+
+
+def read(origin: Path) -> Dataset:
+    """The splits whose shards are in `origin`, in the order of the shards' names and of their members.
+
+    A shard's split is a word of its name or of its folder's (train, val, validation, valid, test), otherwise train.
+    Class names are the lines of `classes.txt`, by default the labels. Raises `InputError` for damaged shards.
+    """
+    shards: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(origin.rglob("*.tar")) if origin.is_dir() else [origin]:
+        words = WORD.findall(str(path.relative_to(origin) if origin.is_dir() else path.name).lower())
+        shards[next((SPLIT_OF[word] for word in words if word in SPLIT_OF), "train")].append(path)
+    if not shards:
+        raise InputError(f"{origin}: holds no shards (*.tar)")
+    splits = {split: _pictures(shards[split]) for split in SPLIT_FOLDERS if split in shards}
+    return Dataset(_classes(origin, splits), splits)
+
+
+def _classes(origin: Path, splits: dict[str, TarPictures]) -> tuple[str, ...]:
+    count = 1 + max(int(split.labels.max(initial=0)) for split in splits.values())
+    path = origin / CLASSES
+    if not path.is_file():
+        return tuple(map(str, range(count)))
+    names = tuple(
+        line.strip() for line in FileSlice(str(path)).read().decode("utf-8", "replace").splitlines() if line
+    )
+    if len(names) < count:
+        raise InputError(f"{path}: names {len(names)} classes, and the shards have labels up to {count - 1}")
+    return names
+
+
+def _pictures(tars: Sequence[Path]) -> TarPictures:
+    rows = [(number, *row) for number, tar in enumerate(tars) for row in _samples(tar)]
+    if not rows:
+        raise InputError(f"{tars[0]}: holds no samples (KEY.jpg with KEY.cls or KEY.json)")
+    number, names, labels, offsets, sizes = zip(*rows, strict=True)
+    columns = (np.array(column, np.int64) for column in (labels, offsets, sizes))
+    return TarPictures(tars, np.array(number, np.int64), np.array(names, np.bytes_), *columns)
+
+
+def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
+    """Name, label, offset and size of each image of a shard."""
+    members = list_tar(tar)
+    keys: dict[str, dict[str, int]] = defaultdict(dict)  # member numbers by extension, of each key
+    for number in range(len(members.names)):
+        match = MEMBER.fullmatch(members.name(number))
+        if match:
+            keys[match[1]][match[2].lower()] = number
+    for key, parts in keys.items():
+        pictures = [number for extension, number in parts.items() if f".{extension}" in SUFFIXES]
+        if len(pictures) != 1:
+            raise InputError(f"{tar}: {key} has {len(pictures)} images ({', '.join(SUFFIXES)}), not one")
+        labels = [extension for extension in ("cls", "json") if extension in parts]
+        if not labels:
+            raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json")
+        place = parts[labels[0]]
+        text = FileSlice(str(tar), int(members.offsets[place]), int(members.sizes[place])).read()
+        image = pictures[0]
+        label = _label(tar, f"{key}.{labels[0]}", text)
+        yield bytes(members.names[image]), label, int(members.offsets[image]), int(members.sizes[image])
+
+
+def _label(tar: Path, name: str, text: bytes) -> int:
+    try:
+        label = json.loads(text)
+        label = label["label"] if name.endswith(".json") else label
+        if type(label) is not int or label < 0:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        wanted = '{"label": 3}' if name.endswith(".json") else "3"
+        raise InputError(f"{tar}: {name} holds no label such as {wanted}") from None
+    return label

@@ -1,0 +1,111 @@
+"""Listed samples -> the files of a prepared folder, in one that `prep_dir` holds."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_prep.changes import check_unchanged
+from data_prep.encoding import Encoding
+from data_prep.left_out import check_classes, check_share
+from data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
+from data_prep.progress import progress
+from data_prep.samples import Dataset
+from data_prep.settings import PrepSettings
+from data_prep.write import BetonWriter
+from pipeline.errors import InputError
+from pipeline.files import atomic_write
+from pipeline.formats import checksums, sources
+from pipeline.formats.blocks import hash_bytes
+from pipeline.formats.manifest import Manifest, Split, count_labels
+
+
+class Job(NamedTuple):
+    """What is written where."""
+
+    plan: dict[str, Any]  # all that the output depends on, as `prep_dir` records it
+    to: Path
+    settings: PrepSettings
+    dataset: Dataset
+    encoding: Encoding
+    max_bad: float  # share of a split's images that may be left out
+    force: bool  # whether to start again where a source has changed since an interrupted preparation
+
+
+def write_dataset(job: Job) -> Manifest:
+    """Write all splits, their checksums and the manifest; returns it. Raises what `prepare` raises."""
+    splits: dict[str, Split] = {}
+    exceptions = [*job.dataset.exceptions, *job.dataset.check_files()]
+    files = dict(job.encoding.files)
+    for name in job.dataset.splits:
+        splits[name], more, tables = _write_split(name, job)
+        exceptions += more
+        files |= tables
+    for name, data in files.items():
+        atomic_write(job.to / f"{name}{UNFINISHED}", data)
+    manifest = Manifest(
+        source=job.plan["source"],
+        origin=job.plan["from"],
+        classes=job.dataset.classes,
+        splits=splits,
+        settings=job.settings.as_json(),
+        versions=job.plan["versions"],
+        exceptions=tuple(exceptions),
+        files={name: hash_bytes(data) for name, data in files.items()},
+    )
+    rename_finished(job.to, manifest)
+    return manifest
+
+
+def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict[str, bytes]]:
+    """Write one split's .beton; returns its manifest entry, its exceptions, and the files of its checksums."""
+    samples, encoding = job.dataset.splits[name], job.encoding
+    with _open_writer(name, job) as writer:
+        written = writer.written
+        with (
+            closing(encoding.records(samples, written.taken)) as records,
+            closing(progress(records, len(samples), name, encoding.unit, written.taken)) as counted,
+        ):
+            for record in counted:
+                writer.add(record)
+                check_share(name, written, len(samples), job.max_bad)
+        if not written.count:
+            raise InputError(f"{job.plan['from']}: not one image of {name} can be decoded")
+        check_classes(name, written, samples, job.dataset.classes, job.max_bad)
+        blocks = writer.finish()
+    split = Split(
+        file=f"{name}.beton",
+        bytes=writer.path.stat().st_size,
+        samples=written.count,
+        per_class=count_labels(writer.labels, len(job.dataset.classes)),
+        fields=encoding.layout.types,
+        blocks=blocks,
+    )
+    stored = written.stored[: written.count]
+    names = [samples[number].name for number in stored.tolist()]
+    tables = {
+        f"{name}{checksums.SUFFIX}": writer.checksum_file(),
+        f"{name}{sources.SUFFIX}": sources.sources_text(written.origins["checksum"][stored].tolist(), names),
+    }
+    return split, written.exceptions, tables
+
+
+def _open_writer(name: str, job: Job) -> BetonWriter:
+    """A writer that resumes, if the samples that were taken before are still the same."""
+    samples, journal = job.dataset.splits[name], journal_path(job.to, name)
+
+    def open_writer() -> BetonWriter:
+        seed = f"{name} {json.dumps(job.plan)}"
+        layout, page = job.encoding.layout, job.settings.page
+        return BetonWriter(data_path(job.to, name), journal, len(samples), layout, page=page, seed=seed)
+
+    writer = open_writer()
+    try:
+        check_unchanged(samples, writer.written.origins[: writer.written.taken], job.to)
+    except InputError:
+        writer.disk.close()
+        if not job.force:
+            raise
+        journal.unlink()
+        return open_writer()
+    return writer

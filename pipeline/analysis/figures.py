@@ -1,0 +1,77 @@
+"""The style of all figures: one size of type, colours that colour-blind readers can tell apart, no frames."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pipeline.files import atomic_write
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
+STYLE: Any = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.prop_cycle": cycler(color=COLORS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+}
+DPI = 150
+styled = mpl.rc_context(STYLE)  # decorator of functions that draw
+
+
+def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **options) -> tuple[Figure, Any]:
+    """Return a figure of this size in inches and its axes, as `matplotlib.pyplot.subplots` does, but without pyplot.
+
+    With more than one row or column the axes are an array.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure as a PNG, whole or not at all; returns the path."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    atomic_write(path, buffer.getvalue())
+    return path
+
+
+def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:
+    """Draw values within [0, 1] as a matrix [vertical, horizontal], the first row at the bottom; nan is grey.
+
+    `names` are those of the columns and of the rows.
+    """
+    colors = mpl.colormaps["viridis"].with_extremes(bad="0.8")
+    image = axes.imshow(values, origin="lower", vmin=0, vmax=1, cmap=colors, aspect="equal")
+    columns, rows = names
+    axes.set_xticks(range(len(columns)), columns, rotation=90 if max(map(len, columns)) > 2 else 0)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.figure.colorbar(image, ax=axes, label=label, shrink=0.8)
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names without the part that all begin with: blocks.0.mlp, blocks.1.mlp -> 0.mlp, 1.mlp."""
+    first, last = min(names), max(names)  # in alphabetical order these two differ earliest
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    cut = first.rfind(".", 0, shared) + 1
+    return [name[cut:] for name in names]
+
+
+def label(network: str) -> str:
+    """Return a network's name without folders: runs/a -> a, runs/a/checkpoints/00000100 -> a step 100."""
+    path = Path(network)
+    if path.parent.name == "checkpoints" and path.name.isdecimal():
+        return f"{path.parent.parent.name} step {int(path.name)}"
+    return path.stem if path.suffix in (".yaml", ".yml") else path.name

@@ -1,0 +1,185 @@
+"""CKA between the layers of two networks over a prepared split: `widemix analyse cka`."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from pipeline.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
+from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from pipeline.analysis.figures import COLORS, heat_map, label, new_figure, short_names, styled
+from pipeline.data.loader import EvalLoader
+from pipeline.distributed.topology import read_topology
+from pipeline.errors import InputError
+from pipeline.formats.manifest import read_manifest
+from pipeline.models.cost import model_cost
+from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.training.networks import Network
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Which samples to compare on: a prepared folder and split (None: the first network's), and how many."""
+
+    data: Path | None = None
+    split: str | None = None
+    batch: int = 256  # n, of a mini-batch
+    most: int | None = None  # None: all
+    seed: int = 0  # of their order
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """CKA of each layer of one network (rows) with each layer of another (columns)."""
+
+    row_network: str
+    column_network: str
+    rows: list[str]
+    columns: list[str]
+    values: np.ndarray  # float64 [rows, columns]
+    samples: int
+    batch: int
+    sparsity: float | None  # 1/p of the second network, where the cost formulas give p
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what --json writes; nan, where a layer is constant, becomes null."""
+        values = [[None if math.isnan(value) else value for value in row] for row in self.values.tolist()]
+        mean = diagonal_mean(self.values)
+        return {
+            "row_network": self.row_network,
+            "column_network": self.column_network,
+            "rows": self.rows,
+            "columns": self.columns,
+            "values": values,
+            "diagonal_mean": None if mean is None or math.isnan(mean) else mean,
+            "samples": self.samples,
+            "batch": self.batch,
+            "inverse_density": self.sparsity,
+        }
+
+
+@torch.no_grad()
+def compare(
+    first: Network,
+    second: Network,
+    samples: Samples,
+    row_layers: Sequence[str] = (),
+    column_layers: Sequence[str] = (),
+) -> Similarity:
+    """Return CKA between named layers of two networks, by default those before skip connections.
+
+    Each network reads the samples with its own preprocessing. Layers are patterns such as `blocks.*.norm1`. On the
+    GPU if there is one.
+    """
+    if samples.batch < LEAST or (samples.most is not None and samples.most < LEAST):
+        raise InputError(f"a mini-batch needs at least {LEAST} samples: unbiased HSIC divides by n (n - 3)")
+    topology = read_topology()
+    sections = [_section(network, first.data, samples) for network in (first, second)]
+    count = len(EvalLoader(sections[0], samples.batch, topology))
+    chosen = random_samples(count, samples.most, samples.batch, samples.seed)
+    loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in sections]
+    modules = [network.module.to(topology.device) for network in (first, second)]
+    row_names, column_names = (
+        layers_by_pattern(module, patterns) if patterns else layers_before_skips(module)
+        for module, patterns in zip(modules, (row_layers, column_layers), strict=True)
+    )
+    total = MinibatchCka()
+    with loaders[0].batches() as one, loaders[1].batches() as other:
+        for batches in zip(one, other, strict=True):
+            kernels = [
+                list(layer_features(module, batch.inputs, names, centered_kernel).values())
+                for module, batch, names in zip(modules, batches, (row_names, column_names), strict=True)
+            ]
+            total.update(*kernels)
+    sparsity = _inverse_density(second)
+    batch = min(samples.batch, total.samples)
+    return Similarity(
+        first.name, second.name, row_names, column_names, total.values(), total.samples, batch, sparsity
+    )
+
+
+def _section(network: Network, default: AnyDataSection, samples: Samples) -> AnyDataSection:
+    """How a network reads the samples that both are compared on."""
+    path = str(samples.data or default.path)
+    if not path:
+        raise InputError(f"{network.name} has no data of its own: give a prepared folder with --data")
+    classes = read_manifest(Path(path)).classes
+    own, wanted = isinstance(network.data, DataSection), isinstance(default, DataSection)
+    if own != wanted:
+        raise InputError(f"{network.name}: reads {network.data.kind}, the other network {default.kind}")
+    split = samples.split or default.eval_split
+    number = max(network.data.num_classes, len(classes))  # labels are not used
+    return network.data.model_copy(update={"path": path, "eval_split": split, "num_classes": number})
+
+
+def _inverse_density(network: Network) -> float | None:
+    """1/p: of a mask its key, and not the number of weights that were drawn; of others by the cost formulas."""
+    if network.section is None:
+        return None
+    density = (
+        getattr(network.section, "density", None)
+        or model_cost(network.section, network.data.image_size, network.data.num_classes).density
+    )
+    return None if math.isnan(density) else 1 / density
+
+
+def similarities_json(similarities: Sequence[Similarity]) -> dict[str, Any]:
+    """Return what --json writes: one comparison as it is, several under `comparisons`."""
+    entries = [similarity.as_json() for similarity in similarities]
+    return entries[0] if len(entries) == 1 else {"comparisons": entries}
+
+
+def similarity_figures(similarities: Sequence[Similarity]) -> dict[str, Callable[[], Figure]]:
+    """Return what draws cka.png, or cka_1.png, ... and the mean diagonals of several networks, cka_diagonal.png."""
+    if len(similarities) == 1:
+        return {"cka.png": partial(draw_matrix, similarities[0])}
+    figures: dict[str, Callable[[], Figure]] = {}
+    figures |= {f"cka_{number}.png": partial(draw_matrix, each) for number, each in enumerate(similarities, 1)}
+    if all(diagonal_mean(each.values) is not None for each in similarities):
+        figures["cka_diagonal.png"] = partial(draw_diagonals, similarities)
+    return figures
+
+
+@styled
+def draw_matrix(similarity: Similarity):
+    """Return the heat map of figures 2b and 2c: the first network along the horizontal axis, input at the bottom."""
+    side = 2.2 + 0.24 * max(len(similarity.rows), len(similarity.columns))
+    figure, axes = new_figure(max(4.6, side + 1.2), max(3.8, side))
+    heat_map(
+        axes,
+        similarity.values.T,
+        (short_names(similarity.rows), short_names(similarity.columns)),
+        "CKA",
+    )
+    mean = diagonal_mean(similarity.values)
+    title = "" if mean is None else f"mean of the diagonal {mean:.3f}"
+    axes.set(xlabel=label(similarity.row_network), ylabel=label(similarity.column_network))
+    axes.set_title(title)
+    return figure
+
+
+@styled
+def draw_diagonals(similarities: Sequence[Similarity]):
+    """Return figure 2a: the mean of the diagonal over 1/p, or over the networks where p is not known."""
+    figure, axes = new_figure(6, 3.8)
+    means = [diagonal_mean(similarity.values) or 0.0 for similarity in similarities]
+    sparsities = [similarity.sparsity for similarity in similarities if similarity.sparsity]
+    if len(sparsities) < len(similarities):
+        names = [label(similarity.column_network) for similarity in similarities]
+        axes.plot(names, means, "o")
+        axes.tick_params(axis="x", rotation=30)
+    else:
+        axes.plot(sparsities, means, "o")
+        x, group = np.unique(sparsities, return_inverse=True)  # runs that differ in their seed alone
+        axes.plot(x, np.bincount(group, means) / np.bincount(group), color=COLORS[0])
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero")
+    axes.set_ylabel("mean of the diagonal of CKA")
+    axes.set_title(f"with {label(similarities[0].row_network)}")
+    return figure

@@ -1,0 +1,122 @@
+"""Singular values of a network's layers at the start and along training: `widemix analyse spectrum`."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import torch
+
+from pipeline.analysis.figures import label, new_figure, styled
+from pipeline.analysis.spectrum import LayerSpectrum, spectra
+from pipeline.errors import InputError
+from pipeline.models.registry import empty_inputs
+from pipeline.run.checkpoint import complete_checkpoints
+from pipeline.training.networks import Network, initial_module, load_network, of_recipe
+
+LINES = ("-", "--", ":", "-.")
+Course = list[tuple[int | None, list[LayerSpectrum]]]  # a step, None if it is not known, and the layers at it
+
+
+def course(name: str, patterns: Sequence[str] = (), ema: bool = False) -> Course:
+    """Return the spectra of a network's layers, of a run folder at the start and at each checkpoint.
+
+    Layers match one of the patterns, such as `blocks.*.fc1`; without any they are all.
+    """
+    checkpoints = complete_checkpoints(Path(name))
+    if not checkpoints:
+        network = load_network(name, ema)
+        return [(_step(name, network), _chosen(network, patterns))]
+    last = load_network(str(checkpoints[-1]), ema)
+    assert last.recipe is not None
+    start = of_recipe(name, last.recipe, initial_module(last.recipe))
+    between = ((int(path.name), load_network(str(path), ema)) for path in checkpoints[:-1])
+    networks = [(0, start), *between, (int(checkpoints[-1].name), last)]
+    return [(step, _chosen(network, patterns)) for step, network in networks]
+
+
+def _step(name: str, network: Network) -> int | None:
+    if Path(name).name.isdecimal():
+        return int(Path(name).name)
+    return 0 if network.recipe else None
+
+
+def _chosen(network: Network, patterns: Sequence[str]) -> list[LayerSpectrum]:
+    size = network.data.image_size
+    inputs = empty_inputs(network.section, 1, size) if network.section else torch.zeros(1, 3, size, size)
+    found = spectra(network.module, inputs)
+    chosen = [each for each in found if not patterns or any(fnmatchcase(each.layer, p) for p in patterns)]
+    if not chosen:
+        names = ", ".join(each.layer for each in found[:6])
+        raise InputError(f"--layers {' '.join(patterns)}: matches none of the linear layers {names}, ...")
+    return chosen
+
+
+def as_json(name: str, steps: Course) -> dict[str, Any]:
+    """Return what --json writes: of the first and the last step all singular values, between them the largest."""
+    entries = []
+    for number, (step, layers) in enumerate(steps):
+        whole = number in (0, len(steps) - 1)
+        entries.append({"step": step, "layers": [_layer_json(layer, whole) for layer in layers]})
+    return {"network": name, "steps": entries}
+
+
+def _layer_json(layer: LayerSpectrum, whole: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"layer": layer.layer, "largest": layer.largest, "edge_at_start": layer.edge}
+    if whole:
+        rows, columns = layer.shape
+        entry |= {
+            "shape": layer.shape,
+            "repeats": layer.repeats,
+            "effective_shape": (layer.repeats * rows, layer.repeats * columns),
+            "complete": layer.complete,
+            "singular_values": layer.values.tolist(),
+        }
+    return entry
+
+
+@styled
+def draw_course(name: str, steps: Course):
+    """Return the figure: the largest singular values by step, and all of them at the start and at the end.
+
+    Divided by where the largest is at the start (Marchenko-Pastur, of masked weights L+).
+    """
+    figure, (left, right) = new_figure(9, 3.8, columns=2)
+    layers = [layer.layer for layer in steps[-1][1]]
+    kinds = list(dict.fromkeys(_kind(layer) for layer in layers))
+    ramp = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(layers)))
+    for number, (layer, color) in enumerate(zip(layers, ramp, strict=True)):
+        style = {"color": color, "linestyle": LINES[kinds.index(_kind(layer)) % len(LINES)]}
+        ratios = [found[number].largest / found[number].edge for _, found in steps]
+        if len(steps) > 1:
+            left.plot([step for step, _ in steps], ratios, **style)
+        else:
+            left.plot([number], ratios, "o", color=color)
+        last = steps[-1][1][number]
+        places = (np.arange(len(last.values)) + 0.5) / min(last.shape)
+        right.plot(places, last.values / last.edge, **style)
+    for first in steps[0][1] if len(steps) > 1 else ():
+        places = (np.arange(len(first.values)) + 0.5) / min(first.shape)
+        right.plot(places, first.values / first.edge, color="0.75", linewidth=1, zorder=0)
+    for axes in (left, right):
+        axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.set_ylim(bottom=0)
+    left.set(ylabel="largest singular value / edge at the start", xlabel="step" if len(steps) > 1 else "layer")
+    left.set_title(label(name))
+    right.set(xlabel="rank / number of singular values", ylabel="singular value / edge at the start")
+    right.set_title("all singular values" + (", grey: at the start" if len(steps) > 1 else ""))
+    for kind, line in zip(kinds, LINES * len(kinds), strict=False):
+        right.plot([], [], line, color="black", label=kind)
+    right.legend(fontsize=8, loc="upper right")
+    scale = mpl.cm.ScalarMappable(mpl.colors.Normalize(0, max(len(layers) - 1, 1)), mpl.colors.ListedColormap(ramp))
+    figure.colorbar(scale, ax=[left, right], label="layer, from the input", ticks=[0, len(layers) - 1])
+    return figure
+
+
+def _kind(layer: str) -> str:
+    """A layer's name without its block: blocks.3.mlp_tokens.fc1 -> mlp_tokens.fc1."""
+    parts = layer.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[numbers[-1] + 1 :]) if numbers and numbers[-1] + 1 < len(parts) else "others"

@@ -1,0 +1,132 @@
+"""widemix analyse cka, spectrum, weights: figures of networks."""
+
+import argparse
+from pathlib import Path
+
+from pipeline.cli.commands import Exit
+from pipeline.cli.outputs import write_outputs
+from pipeline.errors import InputError
+
+NETWORK = (
+    "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "
+    "(RECIPE.yaml, its weights at the start of training), or timm:NAME (timm's pretrained weights)."
+)
+
+
+def add_cka(analyses) -> None:
+    """Add `widemix analyse cka`."""
+    parser = analyses.add_parser(
+        "cka",
+        help="similarity of the features of networks, layer by layer",
+        description="Centered kernel alignment (CKA) between the layers of network A and those of each network B: in "
+        "mini-batches, with the unbiased estimator of HSIC (Nguyen et al. 2021). By default the layers are those "
+        f"before each skip connection. {NETWORK} Each network reads the samples with its own preprocessing.",
+    )
+    add = parser.add_argument
+    add("first", metavar="A", help="network of the rows")
+    add("others", metavar="B", nargs="+", help="networks of the columns")
+    add("--to", type=Path, metavar="DIR", help="draw heat maps there, and with several B their mean diagonals")
+    add("--json", type=Path, metavar="FILE", help="write rows, columns (layer names) and values (the matrix)")
+    add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers of A, such as 'blocks.*.norm1'")
+    add("--layers-b", nargs="+", metavar="PATTERN", help="layers of B (default: --layers)")
+    add("--data", type=Path, metavar="DIR", help="prepared folder (default: that of A's recipe)")
+    add("--split", metavar="NAME", help="split to compare on (default: the data.eval_split of A's recipe)")
+    add("--batch", type=int, default=256, metavar="N", help="samples of a mini-batch (default: 256)")
+    add("--samples", type=int, metavar="N", help="compare on so many samples, drawn by --seed (default: all)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order of the samples (default: 0)")
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    parser.set_defaults(command=_cka)
+
+
+def _cka(arguments: argparse.Namespace) -> Exit:
+    from pipeline.analysis.cka import diagonal_mean
+    from pipeline.analysis.similarity import Samples, compare, similarities_json, similarity_figures
+    from pipeline.training.networks import load_network
+
+    if arguments.seed < 0:
+        raise InputError(f"--seed {arguments.seed}: must not be negative")
+    samples = Samples(arguments.data, arguments.split, arguments.batch, arguments.samples, arguments.seed)
+    columns = arguments.layers if arguments.layers_b is None else arguments.layers_b
+    first, similarities = load_network(arguments.first, arguments.ema), []
+    for name in arguments.others:
+        similarity = compare(first, load_network(name, arguments.ema), samples, arguments.layers, columns)
+        similarities.append(similarity)
+        mean = diagonal_mean(similarity.values)
+        shape = f"{len(similarity.rows)} x {len(similarity.columns)} layers, {similarity.samples} samples"
+        diagonal = "" if mean is None else f", mean of the diagonal {mean:.4f}"
+        print(f"{arguments.first} with {name}: {shape}{diagonal}")
+    return write_outputs(arguments, similarities_json(similarities), similarity_figures(similarities))
+
+
+def add_spectrum(analyses) -> None:
+    """Add `widemix analyse spectrum`."""
+    parser = analyses.add_parser(
+        "spectrum",
+        help="singular values of a network's weights, at the start and along training",
+        description="Singular values of every linear layer, next to where the largest is at the start of training: "
+        "the Marchenko-Pastur edge, of masked weights L+. Of a run folder, at the start and at each checkpoint that "
+        "it keeps. The wide matrix I (x) W of a Mixer, permuted or not, has those of W, each `repeats` times. Of "
+        f"matrices too large to decompose, the largest by Lanczos. {NETWORK}",
+    )
+    add = parser.add_argument
+    add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
+    add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
+    add("--to", type=Path, metavar="DIR", help="draw spectrum.png there")
+    add("--json", type=Path, metavar="FILE", help="write the singular values")
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    parser.set_defaults(command=_spectrum)
+
+
+def _spectrum(arguments: argparse.Namespace) -> Exit:
+    from pipeline.analysis.training_spectrum import as_json, course, draw_course
+
+    steps = course(arguments.network, arguments.layers, arguments.ema)
+    for layer in steps[-1][1]:
+        rows, columns = layer.shape
+        effective = f" x {layer.repeats}" if layer.repeats > 1 else ""
+        print(f"{layer.layer:<32} {rows} x {columns}{effective}: {layer.largest:.4f}, edge {layer.edge:.4f}")
+    figures = {"spectrum.png": lambda: draw_course(arguments.network, steps)}
+    return write_outputs(arguments, as_json(arguments.network, steps), figures)
+
+
+def add_weights(analyses) -> None:
+    """Add `widemix analyse weights`."""
+    parser = analyses.add_parser(
+        "weights",
+        help="the wide, sparse matrices that mixings stand for, and receptive fields by depth",
+        description="Draw the effective weights of a block of each network, J2 (I (x) W) J1 or M * A (figure S.9 of "
+        "Hayase & Karakida 2024), and the share of the features that reaches a unit after each mixing. For Mixers "
+        f"and SW-MLPs. {NETWORK}",
+    )
+    add = parser.add_argument
+    add("networks", metavar="NETWORK", nargs="+", help="networks to compare")
+    add("--block", type=int, default=0, metavar="N", help="block to draw, from 0 (default: 0)")
+    add("--values", action="store_true", help="draw the weights' values; without it, which weights there are")
+    add("--units", type=int, default=64, metavar="N", help="units of which receptive fields are taken (default: 64)")
+    add("--to", type=Path, metavar="DIR", help="draw weights.png and receptive_fields.png there")
+    add("--json", type=Path, metavar="FILE", help="write the shape and density of each weight, and the fields")
+    parser.set_defaults(command=_weights)
+
+
+def _weights(arguments: argparse.Namespace) -> Exit:
+    from pipeline.analysis.effective_weights import block_weights, draw_fields, draw_weights, receptive_fields
+    from pipeline.training.networks import load_network
+
+    if arguments.units < 1:
+        raise InputError(f"--units {arguments.units}: must be at least 1")
+    matrices, numbers = {}, []
+    for name in arguments.networks:
+        network = load_network(name)
+        module, side = network.module, network.data.image_size
+        fields = [receptive_fields(module, side, arguments.units, skips) for skips in (False, True)]
+        matrices[name], features = block_weights(module, side, arguments.block)
+        layers = {layer: [*matrix.shape, float((matrix != 0).mean())] for layer, matrix in matrices[name].items()}
+        entry = {"network": name, "features": features, "block": arguments.block, "layers": layers}
+        numbers.append(entry | {"fields": fields[0], "fields_with_skips": fields[1]})
+        shares = ", ".join(f"{field['mean']:.3f}" for field in fields[0][:4])
+        print(f"{name}: m {features}; of the features reach a unit after 1, 2, ... mixings: {shares}")
+    figures = {
+        "weights.png": lambda: draw_weights(matrices, arguments.values),
+        "receptive_fields.png": lambda: draw_fields(numbers),
+    }
+    return write_outputs(arguments, numbers, figures)

@@ -1,0 +1,92 @@
+"""widemix analyse sparse-spectrum, regularisation: experiments that need no data and no run."""
+
+import argparse
+from pathlib import Path
+
+from pipeline.cli.commands import Exit
+from pipeline.cli.outputs import write_outputs
+from pipeline.errors import InputError
+
+
+def add_sparse_spectrum(analyses) -> None:
+    """Add `widemix analyse sparse-spectrum`."""
+    parser = analyses.add_parser(
+        "sparse-spectrum",
+        help="largest singular values of randomly masked weights as they widen",
+        description="Draw masked random matrices [gamma m, m] with a fixed number of connections, and compare their "
+        "largest singular value with L+ and with the Marchenko-Pastur edge of a Mixer's weights (figures 4 right and "
+        "S.1 of Hayase & Karakida 2024). Needs no data and no run.",
+    )
+    add = parser.add_argument
+    add("--connections", type=int, default=2**19, metavar="OMEGA", help="weights of a matrix (default: 524288)")
+    add("--gamma", type=float, default=2.0, metavar="GAMMA", help="rows over columns (default: 2)")
+    add("--widths", type=int, nargs="+", metavar="M", help="columns m (default: 1500 to 4096, as figure 4)")
+    add("--trials", type=int, default=10, metavar="N", help="matrices of each width (default: 10)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the matrices (default: 0)")
+    add("--to", type=Path, metavar="DIR", help="draw figure4_right.png and figure_s1.png there")
+    add("--json", type=Path, metavar="FILE", help="write the singular values and the edges")
+    parser.set_defaults(command=_sparse_spectrum)
+
+
+def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
+    from pipeline.analysis.sparse_spectrum import draw_scaling, draw_widening, scalings, widening
+
+    widths = arguments.widths or (1500, 2000, 2500, 3000, 3500, 4096)
+    least = (arguments.connections / arguments.gamma) ** 0.5 if arguments.gamma > 0 else 0
+    if arguments.gamma <= 0 or arguments.connections < 1 or arguments.trials < 1 or arguments.seed < 0:
+        raise InputError("--connections, --gamma and --trials must be positive, --seed must not be negative")
+    if min(widths) < least:
+        raise InputError(
+            f"--widths {min(widths)}: holds no {arguments.connections} weights; the least is {least:.0f}"
+        )
+    entries = widening(arguments.connections, arguments.gamma, widths, arguments.trials, arguments.seed)
+    for entry in entries:
+        mean = sum(entry["largest"]) / len(entry["largest"])
+        edges = f"sqrt(L+) {entry['l_plus']:.4f}, Marchenko-Pastur {entry['marchenko_pastur']:.4f}"
+        print(f"m {entry['width']}, p {entry['density']:.4g}: largest {mean:.4f}, {edges}")
+    figures = {"figure4_right.png": lambda: draw_widening(entries, arguments.connections, arguments.gamma)}
+    exponents = scalings(1000, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5), arguments.trials, arguments.seed)
+    figures["figure_s1.png"] = lambda: draw_scaling(1000, exponents)
+    scaled = [
+        {"exponent": exponent, "width": values.shape[1], "largest": values[:, 0].tolist()}
+        for exponent, values in exponents.items()
+    ]
+    return write_outputs(arguments, {"widening": entries, "scaling_of_1000_connections": scaled}, figures)
+
+
+def add_regularisation(analyses) -> None:
+    """Add `widemix analyse regularisation`."""
+    parser = analyses.add_parser(
+        "regularisation",
+        help="the implicit L1 regularisation of a linear Mixer, and its bound",
+        description="Compute both sides of proposition 3.3 of Hayase & Karakida 2024 for a small linear regression: "
+        "the least loss of a Mixer V (x) W with weight decay, its L1 bound over all matrices, and the minimum with "
+        "the Frobenius norm between the two. Needs no data and no run.",
+    )
+    add = parser.add_argument
+    add("--tokens", type=int, default=4, metavar="S", help="size of W (default: 4)")
+    add("--channels", type=int, default=4, metavar="C", help="size of V (default: 4)")
+    add("--samples", type=int, default=40, metavar="N", help="samples of the regression (default: 40)")
+    add("--noise", type=float, default=0.3, metavar="SHARE", help="noise over the signal's deviation (default: 0.3)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the teacher and the samples (default: 0)")
+    add("--to", type=Path, metavar="DIR", help="draw regularisation.png there")
+    add("--json", type=Path, metavar="FILE", help="write the minima for each lambda")
+    parser.set_defaults(command=_regularisation)
+
+
+def _regularisation(arguments: argparse.Namespace) -> Exit:
+    import numpy as np
+
+    from pipeline.analysis.regularisation import draw_sweep, regression, sweep
+
+    sizes = (arguments.tokens, arguments.channels, arguments.samples)
+    if min(sizes) < 1 or arguments.noise < 0 or arguments.seed < 0:
+        raise InputError("--tokens, --channels and --samples must be positive, --noise and --seed not negative")
+    if arguments.tokens * arguments.channels > 64:
+        raise InputError("--tokens times --channels: at most 64, the bound has that number of weights squared")
+    problem = regression(*sizes, arguments.noise, arguments.seed)
+    entries = sweep(problem, np.geomspace(1e-3, 30, 16), arguments.seed)
+    for entry in entries:
+        minima = f"Mixer {entry['mixer']:.4f}, Frobenius {entry['frobenius']:.4f}, L1 bound {entry['l1']:.4f}"
+        print(f"lambda {entry['decay']:.4g}: {minima}")
+    return write_outputs(arguments, entries, {"regularisation.png": lambda: draw_sweep(entries, problem)})

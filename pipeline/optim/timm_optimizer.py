@@ -1,0 +1,89 @@
+"""timm's optimizers, as `optim.name: timm:NAME`. What checkpoints need to know of one is found by trying it."""
+
+import difflib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
+
+from pipeline.optim.registry import Groups, OptimizerSpec
+
+if TYPE_CHECKING:
+    from pipeline.optim.section import OptimSection
+
+# Those that compute each weight's step from its own gradients alone, so that ZeRO may cut parameters into slices.
+ELEMENTWISE = frozenset(
+    {"adadelta", "adagrad", "adam", "adamax", "adamw", "adan", "adanw", "adopt", "adoptw", "lion", "nadamw", "radam"}
+    | {"radamw", "rmsprop", "rmsproptf", "sgd", "nesterov", "momentum"}
+)
+_STEPS = 3
+
+
+@functools.cache
+def timm_spec(name: str) -> OptimizerSpec:
+    """Return the entry of timm's optimizer; ValueError where there is none, or checkpoints cannot hold its state."""
+    if name not in list_optimizers():
+        close = difflib.get_close_matches(name, list_optimizers(), n=1)
+        raise ValueError(f"timm has no such optimizer{f'; did you mean timm:{close[0]}?' if close else ''}")
+    try:
+        optimizer = tried(name, [(2, 4)])
+    except (RuntimeError, AssertionError) as error:  # it needs a GPU or the graph of the gradients
+        raise ValueError(f"timm's optimizer cannot be tried here ({error})") from None
+    (weight,) = optimizer.param_groups[0]["params"]
+    slots = optimizer.state[weight]
+    others = [slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)]
+    if others:
+        raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
+    before, after = _build(name, _groups([(2, 4)]), {"lr": 0.1}).param_groups[0], optimizer.param_groups[0]
+    return OptimizerSpec(
+        lambda groups, section: _build(name, groups, _options(name, section)),
+        f"timm's {name}",
+        states=sum(value.ndim > 0 for value in slots.values()),
+        needs_whole=None if name in ELEMENTWISE else "more than each weight's own gradient, perhaps",
+        group_counters=tuple(key for key, value in after.items() if key != "params" and value != before.get(key)),
+    )
+
+
+def _kept_shape(slot: str, weight: torch.Tensor) -> torch.Size:
+    """The shape that checkpoints keep of a tensor of the optimizer's state."""
+    return torch.Size() if slot == "step" else weight.shape
+
+
+def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
+    """Return the optimizer of eight weights in parameters of these shapes, after some steps."""
+    numbers, groups = torch.Generator().manual_seed(0), _groups(shapes)
+    optimizer = _build(name, groups, {"lr": 0.1})
+    for _ in range(_STEPS):
+        gradients = torch.randn(8, generator=numbers).split(8 // len(shapes))
+        for parameter, gradient in zip(groups[0]["params"], gradients, strict=True):
+            parameter.grad = gradient.view(parameter.shape)
+        optimizer.step()
+    return optimizer
+
+
+def _groups(shapes: list[tuple[int, ...]]) -> Groups:
+    weights = torch.arange(1.0, 9.0).split(8 // len(shapes))
+    parts = zip(weights, shapes, strict=True)
+    return [{"params": [torch.nn.Parameter(part.clone().view(shape)) for part, shape in parts], "weight_decay": 0.1}]
+
+
+def _options(name: str, section: "OptimSection") -> dict[str, Any]:
+    """Those of the section's values that the optimizer takes."""
+    info = get_optimizer_info(name)
+    options: dict[str, Any] = {"lr": section.lr}
+    if info.has_betas and info.num_betas == 2:
+        options["betas"] = section.betas
+    if info.has_eps:
+        options["eps"] = section.eps
+    if info.has_momentum:
+        options["momentum"] = section.momentum
+    return options
+
+
+def _build(name: str, groups: Groups, options: dict[str, Any]) -> torch.optim.Optimizer:
+    if get_optimizer_info(name).has_momentum:
+        options = {"momentum": 0.9, **options}
+    make: Any = get_optimizer_class(name, bind_defaults=True)
+    built: torch.optim.Optimizer = make(groups, **options)
+    return built

@@ -1,0 +1,36 @@
+"""Which keys make a recipe another experiment, and which only change how a run of it is carried out."""
+
+import hashlib
+import json
+import re
+
+from pipeline.recipe.files import differences
+from pipeline.recipe.schema import Recipe
+
+# Keys that may differ between two starts of one run: they change no loss by more than rounding.
+_CHANGEABLE = re.compile(
+    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib|on_corrupt)$"
+    r"|train\.(max_steps|save_every_steps|save_minutes|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
+    r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
+)
+# Of these, keys that a run may change when it continues, but that make another experiment from its start.
+_RESULT_DEPENDS = ("data.path", "data.on_corrupt", "train.max_steps")
+
+
+def run_differences(one: Recipe, other: Recipe) -> list[str]:
+    """Return the `section.key` names for which a run of one recipe can't be continued with the other."""
+    return [name for name in differences(one, other) if not _CHANGEABLE.match(name)]
+
+
+def experiment_hash(recipe: Recipe) -> str:
+    """Return 10 hexadecimal digits that depend on every key that the result depends on.
+
+    Keys at their defaults are left out, so that a new key, whose default is what was done before, changes no hash.
+    """
+    values = {
+        name: value
+        for section, keys in recipe.model_dump(mode="json", exclude_defaults=True).items()
+        for leaf, value in keys.items()
+        if not _CHANGEABLE.match(name := f"{section}.{leaf}") or name in _RESULT_DEPENDS
+    }
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

@@ -1,0 +1,163 @@
+"""Leases: which process trains a cell, where several machines work on one folder that may have no locks.
+
+The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
+cell by creating the next file, which fails if another was faster (`O_EXCL`, atomic on local disks, NFS, Lustre), and
+keeps it by renewing its modification time. It may create the next one only once the last has expired, that is was not
+renewed for `expiry_s`, or its process has ended on this machine. The holder of an expired lease notices at its next
+renewal that there is a greater N, and ends its cell. Ages are differences of the file system's own times, so that the
+clocks of the machines do not matter.
+"""
+
+import json
+import os
+import platform
+import re
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pipeline.files import atomic_write
+
+EXPIRY_S = 120.0  # without renewal
+RENEWAL_S = 15.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds, or held, a cell."""
+
+    generation: int
+    id: str
+    host: str
+    pid: int
+    alive: bool  # whether the lease counts
+
+
+class Leases:
+    """The leases that this process holds in a study's folder."""
+
+    def __init__(self, folder: Path, expiry_s: float = EXPIRY_S):
+        self.folder = folder / "leases"
+        self.expiry_s = expiry_s
+        self._id = uuid.uuid4().hex
+        self._held: dict[str, int] = {}  # generation by cell
+
+    def take(self, cell: str) -> bool:
+        """Try to take a cell; returns whether this process has it now."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        last = self.holder(cell)
+        if last is not None and last.alive:
+            return False
+        generation = last.generation + 1 if last else 1
+        path = self._path(cell, generation)
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(self._record(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        if last is not None:  # unless it has been released and taken anew since it was looked at
+            still = _read(self._path(cell, last.generation))
+            if still.get("id") != last.id:
+                path.unlink()
+                return False
+        self._held[cell] = generation
+        return True
+
+    def add_process(self, cell: str, pid: int) -> None:
+        """Note a process that works on a cell: the lease also counts while that lives, though this one has died."""
+        atomic_write(self._path(cell, self._held[cell]), json.dumps(self._record(pid)))
+
+    def renew(self, cell: str) -> bool:
+        """Renew a lease; False if another process has taken the cell because it was renewed too late."""
+        generation = self._held[cell]
+        newest = max(self._generations(cell), default=0)
+        with suppress(OSError):
+            os.utime(self._path(cell, generation))
+        return newest == generation
+
+    def release(self, cell: str) -> None:
+        """Give a cell back; a lease that another process has taken over is left to it."""
+        generation = self._held.pop(cell)
+        for number in sorted(self._generations(cell)):  # own lease last: until then the cell is held
+            if number <= generation:
+                self._path(cell, number).unlink(missing_ok=True)
+
+    def holder(self, cell: str) -> Holder | None:
+        """Return who holds, or last held, a cell; None if nobody does."""
+        generation = max(self._generations(cell), default=0)
+        if not generation:
+            return None
+        path = self._path(cell, generation)
+        record = _read(path)
+        try:
+            age = self._now() - path.stat().st_mtime
+        except FileNotFoundError:  # released in this moment
+            return None
+        alive = age < self.expiry_s and not _has_ended(record)
+        return Holder(generation, record.get("id", ""), record.get("host", "unknown"), record.get("pid", 0), alive)
+
+    def _record(self, *others: int) -> dict:
+        return {
+            "id": self._id,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "machine": _machine(),
+            "processes": [(pid, started) for pid in (os.getpid(), *others) if (started := _start_time(pid))],
+            "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+
+    def _generations(self, cell: str) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        pattern = re.compile(re.escape(cell) + r"\.(\d+)")
+        matches = (pattern.fullmatch(name) for name in os.listdir(self.folder))
+        return [int(match[1]) for match in matches if match]
+
+    def _path(self, cell: str, generation: int) -> Path:
+        return self.folder / f"{cell}.{generation}"
+
+    def _now(self) -> float:
+        """The time of the file system, s: that of a file written now."""
+        clock = self.folder / f"clock-{self._id}"
+        atomic_write(clock, "")
+        now = clock.stat().st_mtime
+        clock.unlink(missing_ok=True)
+        return now
+
+
+def _read(path: Path) -> dict:
+    """The record of a lease; empty if it is gone, or its holder has not written it yet."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _has_ended(record: dict) -> bool:
+    """Whether the record's processes were on this machine, and all have ended."""
+    if record.get("machine") != _machine():
+        return False
+    return all(_start_time(pid) != started for pid, started in record["processes"])
+
+
+def _start_time(pid: int) -> float | None:
+    """When a process of this machine started, which tells it from a later one of its number; None if it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _machine() -> str:
+    """A name of this boot of this machine and of the space of process numbers in it, which containers have alone."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

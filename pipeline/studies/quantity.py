@@ -1,0 +1,88 @@
+"""What a figure's axes can show: keys of the recipe, sizes of the network, and results of the run."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from pipeline.models.cost import ModelCost
+
+
+def _model(recipe: Recipe, leaf: str) -> float:
+    value = recipe.model.model_dump().get(leaf)
+    if not isinstance(value, (int, float)):
+        raise InputError(f"model.{leaf}: a model of kind {recipe.model.kind} has none")
+    return value
+
+
+def _depth_to_width(recipe: Recipe, _: "ModelCost") -> float:
+    ratio = recipe.model.depth_to_width()
+    if ratio is None:
+        raise InputError(f"depth_to_width: a model of kind {recipe.model.kind} has no such ratio")
+    return ratio
+
+
+def _permuted_block(recipe: Recipe, _: "ModelCost") -> str:
+    """The numbers of the random-permuted blocks, from 1; none, all, or some."""
+    values = recipe.model.model_dump()
+    if values.get("permutation") != "random":
+        return "none"
+    blocks = values.get("permuted_blocks")
+    return "all" if blocks is None else ", ".join(str(block + 1) for block in blocks)
+
+
+# Sizes of a network: label of the axis, and how it is computed.
+COMPUTED: dict[str, tuple[str, Callable[[Recipe, "ModelCost"], float | str]]] = {
+    "width": ("effective width m", lambda _, cost: cost.width),
+    "hidden_width": ("effective width γm", lambda _, cost: cost.hidden_width),
+    "depth_to_width": ("p / log2 d, p layers: two in a Mixer block", _depth_to_width),
+    "c_over_s": ("C / S", lambda recipe, _: _model(recipe, "channels") / _model(recipe, "tokens")),
+    "s_over_c": ("S / C", lambda recipe, _: _model(recipe, "tokens") / _model(recipe, "channels")),
+    "sparsity": ("1 / p", lambda _, cost: 1 / cost.density),
+    "density": ("density p", lambda _, cost: cost.density),
+    "omega": ("connections a layer Ω", lambda _, cost: cost.omega),
+    "parameters": ("parameters", lambda _, cost: cost.parameters),
+    "memory_mb": ("parameters, MB in fp32", lambda _, cost: cost.parameters * 4 / 1e6),
+    "forward_mflops": ("forward MFLOPs of a picture", lambda _, cost: cost.forward_flops / 1e6),
+    "patch_size": ("patch size P", lambda recipe, _: _model(recipe, "patch_size")),
+    "permuted_block": ("random-permuted block", _permuted_block),
+    "patch_features": ("C0 = 3 P²", lambda recipe, _: 3 * _model(recipe, "patch_size") ** 2),
+}
+
+# Results of a run: label of the axis, and the column of the results.
+MEASURED = {
+    "error": "test error (%)",
+    "top1": "top-1 (%)",
+    "loss": "test loss",
+    "train_loss": "train loss",
+    "epoch_seconds": "seconds an epoch",
+}
+
+
+def value_of(name: str, recipe: Recipe) -> float | str:
+    """Return a computed quantity or the value of a recipe key."""
+    if name in COMPUTED:
+        from pipeline.models.cost import model_cost
+
+        cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+        return COMPUTED[name][1](recipe, cost)
+    section, _, leaf = name.partition(".")
+    value = getattr(recipe, section).model_dump().get(leaf)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def label_of(name: str) -> str:
+    """Return the text of a quantity's axis."""
+    if name in COMPUTED:
+        return COMPUTED[name][0]
+    return MEASURED.get(name) or name.rpartition(".")[2].replace("_", " ")
+
+
+def is_number(value: float | str) -> bool:
+    """Whether a value has a place on a numeric axis."""
+    return isinstance(value, (int, float)) and math.isfinite(value)

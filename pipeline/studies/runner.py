@@ -1,0 +1,195 @@
+"""Trains the open cells of a study, several at once, each in a process of its own that may die."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TextIO
+
+from pipeline.cli.commands import Exit
+from pipeline.errors import RunError
+from pipeline.studies.cell import Cell
+from pipeline.studies.lease import RENEWAL_S, Leases
+
+_POLL_S = 0.1
+_LOOK_S = 10.0  # between looks for cells that others have given back
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+_AFTER_STOP = (Exit.REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)  # the latter before training has begun
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    process: subprocess.Popen
+    log: TextIO
+    slot: int
+    renewed: float
+    taken_over: bool = False  # by another process, since the lease was renewed too late
+
+
+class Runner:
+    """One process's share of a study: takes cells that nobody has, until none is left.
+
+    folder: of the study. at_once: cells at the same time. ranks: of each cell. gpus: those of this machine, by the
+    names that CUDA_VISIBLE_DEVICES takes; the cells that run at once share them, and the CPUs. program: what trains a
+    cell, with the arguments of `widemix train`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        at_once: int = 1,
+        ranks: int = 1,
+        gpus: Sequence[str] = (),
+        program: Sequence[str] = (sys.executable, "-m", "pipeline.cli", "train"),
+    ):
+        self._folder, self._at_once, self._ranks, self._gpus = folder, at_once, ranks, list(gpus)
+        self._program = program
+        self._leases = Leases(folder)
+        self._running: list[_Running] = []
+        self._failed: dict[str, str] = {}  # why, by cell
+        self._stopped = False
+        self._next_look = 0.0  # when to look for open cells again
+
+    def run(self, cells: Sequence[Cell]) -> Exit:
+        """Train all cells that are not done and that no other process has; raises `RunError` if some have failed.
+
+        Returns REQUEUE after SIGINT, SIGTERM or SIGUSR1, which the cells get too: they save a checkpoint and end.
+        """
+        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        try:
+            waiting = list(cells)
+            while True:
+                if not self._stopped and time.monotonic() >= self._next_look:
+                    self._fill(waiting)
+                if not self._running:
+                    break
+                time.sleep(_POLL_S)
+                self._collect()
+        finally:
+            for running in self._running:  # only after an error of ours
+                running.process.kill()
+                running.process.wait()
+                self._leases.release(running.cell.name)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._conclude(cells)
+
+    def _fill(self, waiting: list[Cell]) -> None:
+        """Start cells until `at_once` are running; those that are done or started are taken out of `waiting`."""
+        for cell in list(waiting):
+            if len(self._running) >= self._at_once:
+                return
+            if not cell.is_done(self._folder):
+                if not self._leases.take(cell.name):
+                    continue
+                if not cell.is_done(self._folder):  # by another process, since it was looked at
+                    self._start(cell)
+                else:
+                    self._leases.release(cell.name)
+            waiting.remove(cell)
+        self._next_look = time.monotonic() + _LOOK_S
+
+    def _start(self, cell: Cell) -> None:
+        slot = min(set(range(self._at_once)) - {running.slot for running in self._running})
+        command = [*self._program, str(cell.path)]
+        command += ["--run-dir", str(self._folder / cell.name), "--ranks", str(self._ranks)]
+        command += [f"--{name}={value}" for name, value in cell.overrides]
+        logs = self._folder / "logs"
+        logs.mkdir(exist_ok=True)
+        log = (logs / f"{cell.name}.log").open("a")
+        environ = os.environ | self._devices(slot)
+        cpus = self._cpus(slot)
+        prepare = partial(_end_with_parent, os.getpid(), cpus, _libc())
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare
+        )
+        self._leases.add_process(cell.name, process.pid)
+        self._running.append(_Running(cell, process, log, slot, time.monotonic()))
+        print(f"{cell.name}: started", flush=True)
+
+    def _devices(self, slot: int) -> dict[str, str]:
+        """CUDA_VISIBLE_DEVICES of a slot: one GPU for each rank; cells share GPUs if there are too few."""
+        if not self._gpus:
+            return {}
+        own = [self._gpus[(slot * self._ranks + rank) % len(self._gpus)] for rank in range(self._ranks)]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(own))}
+
+    def _cpus(self, slot: int) -> list[int]:
+        """The CPUs of a slot: an equal share of those that this process may use."""
+        usable = sorted(os.sched_getaffinity(0))
+        share = max(1, len(usable) // self._at_once)
+        return [usable[(slot * share + number) % len(usable)] for number in range(share)]
+
+    def _collect(self) -> None:
+        """Renew the leases, and note the cells that have ended."""
+        for running in list(self._running):
+            name = running.cell.name
+            if time.monotonic() - running.renewed > RENEWAL_S:
+                running.renewed = time.monotonic()
+                if not self._leases.renew(name) and not running.taken_over:
+                    running.taken_over = True
+                    os.killpg(running.process.pid, signal.SIGKILL)
+            code = running.process.poll()
+            if code is None:
+                continue
+            self._running.remove(running)
+            self._next_look = 0.0
+            running.log.close()
+            if running.taken_over:
+                self._failed[name] = "another process has taken it, since this one was suspended"
+            elif code != Exit.DONE and not (self._stopped and code in _AFTER_STOP):
+                self._failed[name] = _last_line(Path(running.log.name), code)
+            self._leases.release(name)
+            print(f"{name}: {self._failed.get(name) or ('done' if code == Exit.DONE else 'stopped')}", flush=True)
+
+    def _stop(self, _number: int, _frame) -> None:
+        self._stopped = True
+        for running in self._running:
+            running.process.send_signal(signal.SIGTERM)
+
+    def _conclude(self, cells: Sequence[Cell]) -> Exit:
+        done = sum(cell.is_done(self._folder) for cell in cells)
+        others = [cell for cell in cells if cell.name not in self._failed and not cell.is_done(self._folder)]
+        print(f"{self._folder}: {done} of {len(cells)} cells are done", flush=True)
+        if self._stopped:
+            return Exit.REQUEUE
+        for cell in others:
+            holder = self._leases.holder(cell.name)
+            where = f"is trained by process {holder.pid} on {holder.host}" if holder else "is open again"
+            print(f"{cell.name}: {where}", flush=True)
+        if self._failed:
+            name, reason = next(iter(self._failed.items()))
+            raise RunError(
+                f"{len(self._failed)} of {len(cells)} cells failed, first {name}: {reason} "
+                f"(see {self._folder}/logs); the same command trains them again"
+            )
+        return Exit.DONE
+
+
+def _end_with_parent(parent: int, cpus: Sequence[int], libc: ctypes.CDLL) -> None:
+    """In the new process: SIGTERM when the runner dies, so that the cell saves and ends before its lease expires."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(Exit.REQUEUE)
+    os.sched_setaffinity(0, cpus)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _last_line(log: Path, code: int) -> str:
+    """The last line that a failed cell printed, or its exit code."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return lines[-1].removeprefix("error: ")[:300] if lines and code > 0 else ended

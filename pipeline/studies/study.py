@@ -1,0 +1,219 @@
+"""Study files: base recipes, the axes along which they vary, seeds, what to draw, and what was published."""
+
+import fnmatch
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from pipeline.errors import InputError
+from pipeline.recipe import keys, load_recipe, suggest
+from pipeline.recipe.files import read_yaml
+from pipeline.section import Section, key
+from pipeline.studies.cell import Cell, yaml_text
+from pipeline.studies.quantity import COMPUTED, MEASURED
+from pipeline.studies.solve import CONSTRAINTS, solve
+
+Solve = dict[Literal["omega", "weights"], float | list[float]]
+
+
+class Group(Section):
+    """An entry of `cells`: recipes, and the axes whose combinations are its cells."""
+
+    label: str = key(..., "label of its line in the figure")
+    recipes: dict[str, str] = key(..., "recipes to start from, relative to the study file, each by its panel's name")
+    set: dict[str, Any] = key({}, "section.key names with the value that all cells of the entry have")
+    axes: dict[str, list[Any] | Solve] = key(
+        {},
+        "section.key names with a list of values each; every combination is a cell. Several keys that vary together "
+        "are one axis, 'KEY, KEY', with a list of rows. {omega: X} or {weights: X} instead of a list: the value at "
+        "which the network has X connections a layer, or the greatest with X weights in all blocks; X may be a list",
+    )
+    lines: list[str] = key([], "axes that have a line for each value; the others run along the line")
+    seeded: list[str] = key([], "keys that are set to the seed too, such as model.permutation_seed")
+
+    @model_validator(mode="after")
+    def axes_are_consistent(self):
+        """Rows of joined axes have a value for each key, `lines` are axes, no list is empty."""
+        for name, values in self.axes.items():
+            if isinstance(values, dict):
+                if len(values) != 1:
+                    raise ValueError(f"axes: {name}: give one of {', '.join(CONSTRAINTS)}")
+                continue
+            count = len(split_axis(name))
+            if bad := [row for row in values if count > 1 and (not isinstance(row, list) or len(row) != count)]:
+                raise ValueError(f"axes: {name}: {bad[0]} should be a list of {count} values")
+            if not values:
+                raise ValueError(f"axes: {name}: has no values")
+        if unknown := set(self.lines) - set(self.axes):
+            raise ValueError(f"lines: {min(unknown)} is not one of the axes")
+        return self
+
+
+class Figure(Section):
+    """What is drawn: y over x, a panel for each name of `recipes`, a row of panels for each y."""
+
+    x: str = key(..., f"x axis: a recipe key, epoch (learning curves), or one of {', '.join(COMPUTED)}")
+    y: Annotated[list[str], Field(min_length=1)] = key(
+        ["error"], f"y axes: {', '.join(MEASURED)}, or what x may be; the mean over seeds with standard deviation"
+    )
+    log_x: bool = key(False, "logarithmic x axis")
+    log_y: bool = key(False, "logarithmic y axis")
+    max_std: float | None = key(
+        None, "leave out points whose top-1 has this standard deviation or more, in percentage points; null: none"
+    )
+
+    @model_validator(mode="after")
+    def quantities_exist(self):
+        """Each axis is a recipe key or a known quantity."""
+        known = [*keys(), *COMPUTED, *MEASURED, "epoch"]
+        for name in (self.x, *self.y):
+            if name not in known:
+                raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
+        if self.x in MEASURED:
+            raise ValueError(f"x: {self.x} is a result; x is a key of the recipe, epoch or a size of the network")
+        return self
+
+
+class Published(Section):
+    """A published number, curve or statement that the results are compared with."""
+
+    source: str = key(..., "where it is printed")
+    panel: str = key("", "panel that it belongs to; empty: all")
+    line: str = key("", "line that it belongs to; empty: none")
+    points: list[Annotated[list[float], Field(min_length=2, max_length=3)]] = key(
+        [], "x, y and, if it is printed, the standard deviation; y in the units of the figure's first y"
+    )
+    digitised: bool = key(False, "whether the points were read off a figure")
+    text: str = key("", "what is printed, in words")
+
+
+class Study(Section):
+    """A study file."""
+
+    title: str = key(..., "what is compared")
+    source: str = key(..., "paper, figure or table, and the section with its settings")
+    claim: str = key(..., "the trend that the paper reports, in one sentence")
+    verdict: str = key("", "what our results show of it: seen, not seen, or not to be seen at this size; and why")
+    seeds: list[Annotated[int, Field(ge=0)]] = key([], "values of train.seed; empty: that of the recipe, once")
+    set: dict[str, Any] = key({}, "section.key names with the value that all cells have")
+    cells: Annotated[list[Group], Field(min_length=1)] = key(..., "lines of the figure")
+    figure: Figure
+    published: list[Published] = key([], "published numbers and statements")
+
+    @property
+    def measured(self) -> bool:
+        """Whether the figure needs runs; False if it shows sizes of networks alone."""
+        return self.figure.x == "epoch" or any(name in MEASURED for name in self.figure.y)
+
+
+def is_study(path: Path) -> bool:
+    """Whether a YAML file is a study and no recipe: it has `cells`."""
+    try:
+        values = read_yaml(path)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(values, dict) and "cells" in values
+
+
+def read_study(path: Path) -> Study:
+    """Read a study file; raises `InputError`, in one line that names the file, the key and what is wrong."""
+    try:
+        return Study.model_validate(read_yaml(path))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = str(getattr(error, "problem", None) or "unreadable")
+        raise InputError(f"{path}: not valid YAML, {problem}") from None
+    except ValidationError as error:
+        first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+        where = ".".join(map(str, first["loc"]))
+        hint = ""
+        if first["type"] == "extra_forbidden":
+            section: type[Section] = (Study, Figure, Group)[min(len(first["loc"]) - 1, 2)]
+            hint = suggest(str(first["loc"][-1]), section.model_fields)
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"{path}: {f'{where}: ' if where else ''}{message}{hint}") from None
+
+
+def study_cells(path: Path, study: Study, overrides: Sequence[tuple[str, str]] = (), only: str = "*") -> list[Cell]:
+    """Return the cells of a study in the order of its lines.
+
+    overrides: applied to all cells, before the values that the study varies.
+    only: a shell pattern for the names of run folders; other cells are omitted.
+
+    Raises `InputError` if a recipe is invalid, an override is varied, or a cell is duplicated within its entry.
+    """
+    cells = []
+    for number, group in enumerate(study.cells):
+        own = list(_group_cells(path, study, group, overrides))
+        names = [cell.name for cell in own]
+        if duplicates := {name for name in names if names.count(name) > 1}:
+            raise InputError(f"{path}: cells.{number} ({group.label}): the cell {min(duplicates)} is duplicated")
+        cells += own
+    chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, only)]
+    if not chosen:
+        first = f"the first is {cells[0].name}" if cells else "there are no cells"
+        raise InputError(f"{path}: no cell is called {only}; {first}")
+    return chosen
+
+
+def _group_cells(path: Path, study: Study, group: Group, overrides: Sequence[tuple[str, str]]) -> Iterator[Cell]:
+    varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
+    varies |= {"train.seed"} if study.seeds else set()
+    if conflicts := [name for name, _ in overrides if name in varies]:
+        raise InputError(f"--{conflicts[0]}: {path} varies it")
+    constant = [(name, yaml_text(value)) for name, value in {**study.set, **group.set}.items()]
+    shared = (*constant, *overrides)
+    for panel, recipe in group.recipes.items():
+        for varied, line in _combinations(path.parent / recipe, group, shared):
+            seeds: list[int | None] = [*study.seeds] or [None]
+            for seed in seeds:
+                seeded = [] if seed is None else [(name, str(seed)) for name in ("train.seed", *group.seeded)]
+                yield Cell(path.parent / recipe, (*varied, *seeded), shared, panel, line, seed)
+
+
+def _combinations(
+    recipe: Path, group: Group, shared: Sequence[tuple[str, str]]
+) -> Iterator[tuple[tuple[tuple[str, str], ...], str]]:
+    """Every combination of the axes' values that has a solution, with the label of its line."""
+    choices = []
+    for values in group.axes.values():
+        targets = next(iter(values.values())) if isinstance(values, dict) else values
+        choices.append(targets if isinstance(targets, list) else [targets])
+    for chosen in itertools.product(*choices):
+        varied: list[tuple[str, str]] = []
+        for axis, value in zip(group.axes, chosen, strict=True):  # lists first: solutions depend on them
+            if isinstance(group.axes[axis], list):
+                names = split_axis(axis)
+                row = value if len(names) > 1 else [value]
+                varied += [(name, yaml_text(one)) for name, one in zip(names, row, strict=True)]
+        solved = True
+        for axis, value in zip(group.axes, chosen, strict=True):
+            constraint = group.axes[axis]
+            if isinstance(constraint, dict):
+                base = load_recipe(recipe, [*shared, *varied])
+                solution = solve(axis, next(iter(constraint)), value, base)
+                solved = solved and solution is not None
+                varied.append((axis, yaml_text(solution)))
+        if solved:
+            labels = [_label(axis, value, group) for axis, value in zip(group.axes, chosen, strict=True)]
+            yield tuple(varied), ", ".join([group.label, *filter(None, labels)])
+
+
+def _label(axis: str, value: Any, group: Group) -> str:
+    """What the label of a line says of an axis; empty if the axis runs along the line."""
+    if axis not in group.lines:
+        return ""
+    constraint = group.axes[axis]
+    if isinstance(constraint, dict):
+        return f"{value:,.0f} {'weights' if 'weights' in constraint else 'connections'}"
+    return f"{axis.partition('.')[2]} {yaml_text(value)}"
+
+
+def split_axis(axis: str) -> list[str]:
+    """Return the keys of an axis: `"model.width, model.density"` has two."""
+    return [name.strip() for name in axis.split(",")]

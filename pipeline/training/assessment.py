@@ -1,0 +1,173 @@
+"""Evaluation of any network, trained here or not: accuracy, and on request by class, confusions and calibration."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from pipeline.data.loader import EvalLoader, check_model
+from pipeline.data.precision import DTYPES
+from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
+from pipeline.engine.loss import autocast
+from pipeline.errors import InputError
+from pipeline.formats.manifest import read_manifest
+from pipeline.training.evaluate import evaluate
+from pipeline.training.networks import Network, load_network
+
+BINS = 15  # of confidence, of equal width: the usual number for ECE
+BATCH, TIMEOUT_S = 128, 1800  # where there is no recipe
+
+
+@dataclass(frozen=True)
+class Details:
+    """What `--details` adds: `confusion` int [true class, predicted class], and the bins of confidence."""
+
+    confusion: list[list[int]]
+    per_class: list[float | None]  # top-1 in percent; None for a class without samples
+    bins: list[dict[str, Any]]  # `samples`, and of them the mean `confidence` and `accuracy` in 0 to 1
+    ece: float  # expected calibration error, 0 to 1
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Figures of a network on a split. `step` is None for a network that is not a checkpoint."""
+
+    network: str
+    data: str
+    split: str
+    samples: int
+    step: int | None
+    figures: dict[str, float]  # loss, top1 and top5, as `evaluate` gives them
+    classes: list[str]
+    details: Details | None = None
+
+    def sentence(self) -> str:
+        """Return the figures as a sentence."""
+        figures, step = self.figures, "" if self.step is None else f" at step {self.step}"
+        accuracy = f"top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {figures['loss']:.4f}"
+        return f"{self.network}{step} on {self.samples} samples of split {self.split!r} of {self.data}: {accuracy}"
+
+
+class Calibration(Metric):
+    """Sums of confidence and of correct predictions over `BINS` bins of confidence, over all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: Tensor
+        self.confidence: Tensor
+        self.correct: Tensor
+        for name in ("samples", "confidence", "correct"):
+            self.add_state(name, torch.zeros(BINS, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch: logits [B, classes], labels int64 [B]."""
+        confidence, predicted = logits.double().softmax(1).max(1)
+        place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)  # bins are open below, closed above
+        for state, values in (
+            (self.samples, torch.ones_like(confidence)),
+            (self.confidence, confidence),
+            (self.correct, (predicted == labels).double()),
+        ):
+            state.index_add_(0, place, values)
+
+    def compute(self) -> Tensor:
+        """Return the three sums, float64 [3, BINS]."""
+        return torch.stack([self.samples, self.confidence, self.correct])
+
+
+class SelectClasses(nn.Module):
+    """A network whose logits are those of some classes, in another order."""
+
+    def __init__(self, network: nn.Module, classes: Sequence[int]):
+        super().__init__()
+        self.network, self.classes = network, list(classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs of the network -> logits [B, len(classes)]."""
+        return self.network(x)[:, self.classes]
+
+
+def match_classes(network: Network, folder: Path) -> list[int] | None:
+    """Return which of the network's classes each class of the prepared folder is; None if they are the same.
+
+    ImageNet-A and -R have 200 of ImageNet's classes: the others are left out of the prediction, as is usual there.
+    `InputError` if the folder has a class that the network has not. Unknown names are taken to be the same.
+    """
+    classes = read_manifest(folder).classes
+    if not network.classes or classes == network.classes[: len(classes)]:
+        return None
+    place = {name: number for number, name in enumerate(network.classes)}
+    strange = [name for name in classes if name not in place]
+    if strange:
+        known = ", ".join(network.classes[:3])
+        raise InputError(f"{folder}: has a class {strange[0]!r}; {network.name} was trained with {known}, ...")
+    return [place[name] for name in classes]
+
+
+def assess(
+    name: str,
+    data: Path | None = None,
+    split: str | None = None,
+    batch: int | None = None,
+    ema: bool = False,
+    details: bool = False,
+) -> Assessment:
+    """Evaluate a network, one of `networks.FORMS`, on a whole split. Every rank calls it.
+
+    Prepared folder, split and batch size are by default those of its recipe.
+    """
+    if batch is not None and batch < 1:
+        raise InputError(f"--batch {batch}: must be at least 1")
+    network = load_network(name, ema)
+    folder = str(data or network.data.path)
+    if not folder:
+        raise InputError(f"{name}: has no data of its own: give a prepared folder with --data")
+    chosen = match_classes(network, Path(folder))
+    module = SelectClasses(network.module, chosen) if chosen else network.module
+    number = len(chosen) if chosen else network.data.num_classes
+    section = network.data.model_copy(
+        update={"path": folder, "eval_split": split or network.data.eval_split, "num_classes": number}
+    )
+    recipe, topology = network.recipe, read_topology()
+    with process_group(topology, recipe.engine.timeout_s if recipe else TIMEOUT_S):
+        torch.set_num_threads(share_cpus(topology))
+        if recipe:
+            set_matmul_precision(recipe.train.matmul_precision)
+        dtype = DTYPES[recipe.train.precision if recipe else "fp32"]
+        loader = EvalLoader(section, batch or (recipe.eval.batch_size if recipe else BATCH), topology, dtype)
+        if network.section:
+            check_model(network.section, loader)
+        device = topology.device
+        metrics = [MulticlassConfusionMatrix(number).to(device), Calibration().to(device)] if details else []
+        figures = evaluate(module.to(device), autocast(device, dtype), loader, number, metrics=metrics)
+        found = _details(*(metric.compute().cpu() for metric in metrics)) if details else None
+    names = list(read_manifest(Path(folder)).classes)
+    return Assessment(name, folder, section.eval_split, len(loader), network.step, figures, names, found)
+
+
+def evaluate_checkpoint(
+    path: Path, data: Path | None, split: str | None, batch: int | None, ema: bool = False
+) -> dict[str, float]:
+    """Return loss, top1 and top5 (percent) of a checkpoint over a whole split.
+
+    Prepared folder, split and batch size are by default those of its recipe. Every rank calls it.
+    """
+    return assess(str(path), data, split, batch, ema).figures
+
+
+def _details(confusion: Tensor, bins: Tensor) -> Details:
+    totals = confusion.sum(1).tolist()
+    correct = confusion.diagonal().tolist()
+    per_class = [100 * right / total if total else None for right, total in zip(correct, totals, strict=True)]
+    samples, confidence, accuracy = bins.tolist()
+    entries = [
+        {"samples": int(n), "confidence": sure / n if n else None, "accuracy": right / n if n else None}
+        for n, sure, right in zip(samples, confidence, accuracy, strict=True)
+    ]
+    ece = (bins[1] - bins[2]).abs().sum().item() / bins[0].sum().item()
+    return Details(confusion.tolist(), per_class, entries, ece)

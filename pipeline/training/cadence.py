@@ -1,0 +1,58 @@
+"""When to save and evaluate: by steps, epochs and the clock of rank 0.
+
+The clock decides only when a run saves and evaluates. Neither changes any number of the training, so loss curves do
+not depend on it.
+"""
+
+import time
+
+from pipeline.distributed.requests import Request
+from pipeline.recipe.train import EvalSection, TrainSection
+
+
+class Cadence:
+    """The keys of a recipe that say when to save and evaluate. All ranks ask it the same; see `SharedRequests`."""
+
+    def __init__(self, train: TrainSection, evaluation: EvalSection):
+        self._train, self._eval = train, evaluation
+        self._timers = {
+            request: Timer(minutes)
+            for request, minutes in ((Request.SAVE, train.save_minutes), (Request.EVALUATE, evaluation.every_minutes))
+            if minutes is not None
+        }
+
+    def requests(self) -> Request:
+        """What this rank's clock asks for now. Only rank 0's is shared."""
+        due = Request.NONE
+        for request, timer in self._timers.items():
+            if timer.expired():
+                due |= request
+        return due
+
+    def saves(self, step: int, ends_epoch: bool, requests: Request) -> bool:
+        """Whether to save after this step, counted from 1."""
+        steps = self._train.save_every_steps
+        if steps is None and self._train.save_minutes is None:
+            return ends_epoch
+        return Request.SAVE in requests or (steps is not None and step % steps == 0)
+
+    def evaluates(self, epoch: int, requests: Request) -> bool:
+        """Whether to evaluate at the end of this epoch, counted from 0."""
+        in_time = self._eval.every_minutes is None or Request.EVALUATE in requests
+        return in_time and (epoch + 1) % self._eval.every_epochs == 0
+
+
+class Timer:
+    """Expires once every so many minutes."""
+
+    def __init__(self, minutes: float):
+        self._seconds = 60 * minutes
+        self._began = time.monotonic()
+
+    def expired(self) -> bool:
+        """Return whether the minutes have passed since it last returned True, or since its start."""
+        now = time.monotonic()
+        if now - self._began < self._seconds:
+            return False
+        self._began = now
+        return True

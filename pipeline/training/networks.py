@@ -1,0 +1,104 @@
+"""A network by the name that a user gives it: a run, a checkpoint, an export, a recipe, or timm:NAME."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.data import resolve_data_config
+from torch import nn
+
+from pipeline.errors import InputError
+from pipeline.formats.manifest import NAME, read_manifest
+from pipeline.models.registry import build_model
+from pipeline.models.section import ModelSection
+from pipeline.models.timm_registry import register_names
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.run import checkpoint
+from pipeline.training.finetune import load_init_weights
+from pipeline.training.trained import load_trained
+
+TIMM = "timm:"
+FORMS = "a run, a checkpoint, a folder of `widemix export`, a recipe (its weights at the start), or timm:NAME"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network in evaluation mode, and how it reads its inputs.
+
+    section: None for exports and timm's networks. data: its path is "" where the name has no data of its own.
+    classes: their names in the order of the logits, empty if unknown; of a run, those of the data it was trained on.
+    """
+
+    name: str
+    module: nn.Module
+    section: ModelSection | None
+    data: AnyDataSection
+    recipe: Recipe | None = None
+    classes: tuple[str, ...] = ()
+    step: int | None = None  # of a checkpoint
+
+
+def load_network(name: str, ema: bool = False) -> Network:
+    """Load the network that `name` stands for, one of `FORMS`; `InputError` if there is none.
+
+    With `ema` a run's network has the averaged weights.
+    """
+    path = Path(name)
+    if name.startswith(TIMM):
+        return _of_timm(name, name.removeprefix(TIMM))
+    if path.suffix in (".yaml", ".yml"):
+        recipe = load_recipe(name)
+        return of_recipe(name, recipe, initial_module(recipe))
+    if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
+        return _of_timm(name, f"local-dir:{path}")
+    try:
+        step = checkpoint.find(path).position.step
+        return replace(of_recipe(name, *load_trained(path, ema)), step=step)
+    except InputError as error:
+        if path.exists():
+            raise
+        raise InputError(f"{error}; give {FORMS}") from None
+
+
+def of_recipe(name: str, recipe: Recipe, module: nn.Module) -> Network:
+    """Return a recipe's network, in evaluation mode."""
+    folder = Path(recipe.data.path)
+    try:
+        classes = read_manifest(folder).classes if (folder / NAME).exists() else ()
+    except InputError:  # the data may be named by another option
+        classes = ()
+    return Network(name, module.eval(), recipe.model, recipe.data, recipe, classes)
+
+
+def initial_module(recipe: Recipe) -> nn.Module:
+    """Return the recipe's network as training starts with it: of `train.seed`, or of `train.init_from`."""
+    torch.manual_seed(recipe.train.seed)
+    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    if recipe.train.init_from:
+        load_init_weights(module, recipe.train.init_from)
+    return module
+
+
+def _of_timm(name: str, timm_name: str) -> Network:
+    """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg."""
+    register_names()
+    try:
+        module: Any = timm.create_model(timm_name, pretrained=True)
+    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"{name}: cannot be loaded ({reason})") from None
+    config = resolve_data_config(pretrained_cfg=module.pretrained_cfg)
+    data = DataSection(
+        path="",
+        num_classes=module.num_classes,
+        image_size=config["input_size"][-1],
+        crop_pct=config["crop_pct"],
+        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
+    )
+    labels = module.pretrained_cfg.get("label_names") or ()
+    return Network(name, module.eval(), None, data, classes=tuple(labels))

@@ -1,0 +1,153 @@
+"""CKA against the dense formula, its invariances, and stored features of whole networks."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from pipeline.analysis.cka import LEAST, cka, diagonal_mean, random_samples
+from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from pipeline.analysis.similarity import Samples, compare
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.errors import InputError
+from pipeline.models.families import KINDS
+from pipeline.models.registry import build_model
+from pipeline.training.networks import load_network
+
+
+def hsic(x: np.ndarray, y: np.ndarray) -> float:
+    """The unbiased estimator, as Song et al. 2012 print it, in traces of the kernel matrices."""
+    n = len(x)
+    k, l = x @ x.T, y @ y.T  # noqa: E741
+    np.fill_diagonal(k, 0)
+    np.fill_diagonal(l, 0)
+    one = np.ones((n, 1))
+    total = np.trace(k @ l) + (one.T @ k @ one * (one.T @ l @ one)).item() / ((n - 1) * (n - 2))
+    return (total - 2 / (n - 2) * (one.T @ k @ l @ one).item()) / (n * (n - 3))
+
+
+def dense_cka(x: np.ndarray, y: np.ndarray, batches: list[slice]) -> float:
+    """Nguyen et al. 2021, equation of section 3.1, over mini-batches of one size."""
+    xy, xx, yy = (np.mean([hsic(a[part], b[part]) for part in batches]) for a, b in ((x, y), (x, x), (y, y)))
+    return xy / np.sqrt(xx * yy)
+
+
+@pytest.fixture
+def features():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(48, 10))
+    return x, x @ random.normal(size=(10, 7)) + random.normal(size=(48, 7)) + 3
+
+
+def test_one_batch_is_the_full_batch_formula_and_more_are_their_mean(features):
+    x, y = features
+    assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, [slice(48)]), abs=1e-6)
+    thirds = [slice(0, 16), slice(16, 32), slice(32, 48)]
+    assert cka({"x": x}, {"y": y}, batch=16).item() == pytest.approx(dense_cka(x, y, thirds), abs=1e-6)
+    # a rest of fewer than four samples is left out
+    assert cka({"x": x}, {"y": y}, batch=23).item() == cka({"x": x[:46]}, {"y": y[:46]}, batch=23).item()
+
+
+def test_rotations_shifts_and_scales_change_nothing_and_other_maps_do(features):
+    x, y = features
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(10, 10)))[0]
+    expected = cka({"x": x}, {"y": y}).item()
+    changed = {"x": x, "rotated": x @ rotation, "scaled": 1e3 * x, "shifted": x + 50}
+    assert cka(changed, {"y": y})[:, 0] == pytest.approx([expected] * 4, abs=1e-5)
+    stretched = x * np.geomspace(1, 100, 10)
+    assert abs(cka({"x": stretched}, {"y": y}).item() - expected) > 0.05
+    assert cka({"x": x}, {"x": x.reshape(48, 5, 2)}).item() == pytest.approx(1)
+
+
+def test_independent_features_have_none_on_average_where_the_biased_estimator_has():
+    random = np.random.default_rng(2)
+    values = [cka({"x": random.normal(size=(16, 64))}, {"y": random.normal(size=(16, 64))}).item() for _ in range(40)]
+    assert abs(np.mean(values)) < 0.04  # the biased one gives 0.8 for 16 samples of 64 features
+
+
+def test_a_constant_layer_and_too_few_samples():
+    x = np.random.default_rng(0).normal(size=(8, 3))
+    assert np.isnan(cka({"x": x}, {"y": np.ones((8, 3))})).all()
+    with pytest.raises(ValueError, match="at least 4"):
+        cka({"x": x[:3]}, {"x": x[:3]})
+    with pytest.raises(ValueError, match="same samples"):
+        cka({"x": x}, {"x": x[:5]})
+    assert diagonal_mean(np.eye(3)) == 1
+    assert diagonal_mean(np.ones((2, 3))) is None
+
+
+def test_samples_are_drawn_in_random_order_and_whole_batches():
+    order = random_samples(1000, 100, 33, seed=1)
+    assert len(order) == len(set(order)) == 99  # a single sample is no batch
+    assert (np.diff(order) < 0).any()
+    assert len(random_samples(1000, None, 33, seed=1)) == 1000
+    assert len(random_samples(10, None, 256, seed=0)) == 10
+    assert len(random_samples(9, None, LEAST + 1, seed=0)) == 9
+
+
+def test_every_family_and_timms_networks_have_layers_before_their_skips():
+    """The sum of the stem and of these outputs is the last block's output, where there is nothing else between."""
+    mixer = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 2}
+    masked = {"patch_size": 4, "width": 24, "depth": 2, "density": 0.5}
+    networks = [
+        ("mixer", {**mixer, "expansion": 2, "permutation": "random"}),
+        ("s_mixer", mixer),
+        ("sw_mlp", masked),
+        ("sw_mlp", {**masked, "expansion": 2}),
+        ("sw_mlp", {**masked, "expansion": 2, "outer_activation": False}),
+        ("permutator", {"patch_size": 4, "channels": 8, "depth": 2}),
+    ]
+    for kind, keys in networks:
+        module = build_model(KINDS[kind](kind=kind, **keys), 8, 10).eval()
+        names = layers_before_skips(module)
+        found = layer_features(module, torch.randn(2, 3, 8, 8), ["stem", *names, "blocks"], torch.clone)
+        total = sum(found[layer].flatten(1) for layer in ["stem", *names])
+        torch.testing.assert_close(total, found["blocks"].flatten(1), rtol=1e-4, atol=1e-4)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    assert layers_before_skips(vit) == ["blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp"]
+    mixer = timm.create_model("mixer_s32_224", img_size=64)
+    assert layers_before_skips(mixer)[:2] == ["blocks.0.mlp_tokens", "blocks.0.mlp_channels"]
+    with pytest.raises(InputError, match="name some as patterns"):
+        layers_before_skips(timm.create_model("resnet18"))
+    assert layers_by_pattern(mixer, ["blocks.?.norm2"])[1] == "blocks.1.norm2"
+    with pytest.raises(InputError, match="matches no module"):
+        layers_by_pattern(mixer, ["block.*"])
+
+
+def test_streaming_over_a_split_is_the_formula_over_stored_features(digits):
+    first, second = (load_network(f"recipes/digits/{name}.yaml") for name in ("mixer", "rp_s_mixer"))
+    found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
+    assert found.samples == found.batch == 60
+    assert found.rows == [f"blocks.{i}.norm1" for i in range(4)]
+    assert found.columns == ["blocks.1"]
+    from pipeline.data.loader import EvalLoader
+    from pipeline.distributed.topology import Topology
+
+    section = first.data.model_copy(update={"path": str(digits)})
+    with EvalLoader(section, 1000, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
+        inputs = next(batches).inputs[random_samples(360, 60, 500, seed=4)]
+    rows = layer_features(first.module, inputs, found.rows, lambda x: x.flatten(1).double().numpy())
+    column = layer_features(second.module, inputs, found.columns, lambda x: x.flatten(1).double().numpy())
+    expected = [[dense_cka(row, column["blocks.1"], [slice(60)])] for row in rows.values()]
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+
+
+def test_the_command_writes_figures_and_json(digits, tmp_path, capsys):
+    recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer", "mixer")]
+    options = ["--data", str(digits), "--batch", "100", "--to", str(tmp_path), "--json", str(tmp_path / "cka.json")]
+    assert main_with(["analyse", "cka", *recipes, *options]) == 0
+    content = json.loads((tmp_path / "cka.json").read_text())["comparisons"]
+    assert content[0]["rows"][:2] == ["blocks.0.mlp_tokens", "blocks.0.mlp_channels"]
+    assert np.shape(content[0]["values"]) == (8, 8)
+    assert content[1]["diagonal_mean"] == pytest.approx(1)  # the same weights
+    assert content[0]["inverse_density"] == pytest.approx(2 / (1 / 16 + 1 / 64))
+    assert {path.name for path in tmp_path.glob("*.png")} == {"cka_1.png", "cka_2.png", "cka_diagonal.png"}
+    assert main_with(["analyse", "cka", recipes[0], "nowhere"]) == 2
+    assert "give a run, a checkpoint" in capsys.readouterr().err
+
+
+def main_with(words: list[str]) -> int:
+    return run_command(make_parser(), argv=words)

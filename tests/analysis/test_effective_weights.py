@@ -1,0 +1,122 @@
+"""Effective weights and receptive fields against dense matrices and their boolean products."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.analysis.effective_weights import (
+    effective_weights,
+    input_features,
+    receptive_fields,
+    shrink,
+)
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.errors import InputError
+from pipeline.models.families import KINDS
+from pipeline.models.registry import build_model
+from tests.models.dense import matrix, transposition
+
+
+def build(kind: str, **keys):
+    return build_model(KINDS[kind](kind=kind, **keys), 8, 10).eval()
+
+
+MIXER = {"patch_size": 2, "tokens": 16, "channels": 8, "depth": 3}
+
+
+def test_effective_weights_are_those_of_the_definition():
+    """J2 (I (x) W) J1 and J_c^T (I (x) W) J_c."""
+    for permutation in ("random", "commutation"):
+        block = build("s_mixer", permutation=permutation, **MIXER).blocks[0]
+        found = effective_weights(block, (16, 8))
+        for name, rows, tokens in (("mlp_tokens", 8, True), ("mlp_channels", 16, False)):
+            layer = getattr(block, name)
+            into = matrix(layer.permute_in, 128, transposition(16, 8) if tokens else None)
+            back = matrix(layer.permute_out, 128, transposition(8, 16) if tokens else None)
+            wide = back @ torch.kron(torch.eye(rows, dtype=torch.float64), layer.fc.weight.double()) @ into
+            np.testing.assert_allclose(found[name], wide.detach().numpy(), atol=1e-6)
+
+
+def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
+    for layers in ("mixing", "each"):
+        keys = {"expansion": 2, "permutation": "random", "permuted_layers": layers}
+        block = build("mixer", **MIXER, **keys).blocks[0]
+        block.mlp_tokens.act = block.mlp_channels.act = torch.nn.Identity()
+        found, x = effective_weights(block, (16, 8)), torch.randn(5, 16, 8)
+        for name in ("mlp_tokens", "mlp_channels"):
+            product = found[f"{name}.fc2"] @ found[f"{name}.fc1"]
+            expected = getattr(block, name)(x).flatten(1).detach().numpy()
+            np.testing.assert_allclose(x.flatten(1).numpy() @ product.T, expected, atol=1e-5)
+    block = build("sw_mlp", patch_size=4, width=32, depth=1, density=0.2, expansion=2).blocks[0]
+    found = effective_weights(block, (32,))
+    assert found["fc1"].shape == (64, 32)
+    np.testing.assert_array_equal(found["fc2"], block.fc2.dense_weight().detach().numpy())
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("s_mixer", MIXER),
+        ("s_mixer", {"permutation": "random", **MIXER}),
+        ("mixer", {"permutation": "random", "permuted_layers": "each", "expansion": 1, **MIXER}),
+        ("s_mixer", {"permutation": "random", "project_tokens": True, **(MIXER | {"tokens": 6})}),
+        ("sw_mlp", {"patch_size": 4, "width": 92, "depth": 3, "density": 0.05}),
+    ],
+)
+def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips):
+    model = build(kind, **keys)
+    features = input_features(model, 8)
+    reach = np.eye(int(np.prod(features)), dtype=bool)
+    expected = []
+    for block in model.blocks:
+        layers = effective_weights(block, features)
+        mixings = [("fc",)] if kind == "sw_mlp" else [("mlp_tokens",), ("mlp_channels",)]
+        for (name,) in mixings:
+            connected = np.eye(len(reach), dtype=bool)
+            for layer in [layer for layer in layers if layer.startswith(name)]:
+                connected = (layers[layer] != 0).astype(int) @ connected > 0
+            new = connected.astype(int) @ reach > 0
+            if skips and name == "mlp_tokens" and keys.get("project_tokens") and block is model.blocks[0]:
+                new |= np.kron(np.ones((6, 16)), np.eye(8)).astype(int) @ reach > 0
+            elif skips:
+                new |= reach
+            reach = new
+            expected.append(reach.mean(1))
+        features = (6, 8) if keys.get("project_tokens") else features
+    found = receptive_fields(model, 8, units=10_000, skips=skips)
+    assert [each["mean"] for each in found] == pytest.approx([each.mean() for each in expected])
+    assert [each["least"] for each in found] == pytest.approx([each.min() for each in expected])
+    assert [each["most"] for each in found] == pytest.approx([each.max() for each in expected])
+
+
+def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
+    """Appendix D.4, for S = C; drawn units of a larger one, of which no matrix is made."""
+    model = build("s_mixer", **{**MIXER, "channels": 16}, permutation="random")
+    first, second = receptive_fields(model, 8, units=20)[:2]
+    assert first["mean"] == first["most"] == 256**-0.5
+    assert 0.5 < second["mean"] < 0.75  # 1 - 1/e
+
+
+def test_networks_without_effective_weights_and_shrinking():
+    with pytest.raises(InputError, match="Mixers and SW-MLPs"):
+        receptive_fields(torch.nn.Linear(2, 2), 8)
+    sparse = np.zeros((1000, 700), bool)
+    sparse[999, 1] = True
+    shown = shrink(sparse)
+    assert shown.shape == (500, 350)
+    assert shown.sum() == shown[499, 0] == 1
+
+
+def test_the_command(tmp_path, capsys):
+    recipes = ["recipes/digits/s_mixer.yaml", "recipes/digits/rp_s_mixer.yaml"]
+    options = ["--to", str(tmp_path), "--json", str(tmp_path / "weights.json"), "--block", "1", "--units", "4"]
+    assert run_command(make_parser(), argv=["analyse", "weights", *recipes, *options]) == 0
+    content = json.loads((tmp_path / "weights.json").read_text())
+    assert content[1]["fields"][0]["mean"] == pytest.approx(1 / content[1]["layers"]["mlp_tokens"][1] * 16)
+    assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "receptive_fields.png"}
+    assert run_command(make_parser(), argv=["analyse", "weights", recipes[0], "--block", "9"]) == 2
+    assert "--block 9: the network has blocks 0 to 3" in capsys.readouterr().err

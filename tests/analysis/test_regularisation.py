@@ -1,0 +1,49 @@
+"""Proposition 3.3: each minimum against another solver, and the order of the three."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.linear_model import Lasso
+
+from pipeline.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return regression(3, 2, 30, noise=0.3, seed=0)
+
+
+def test_the_kronecker_side_is_that_of_a_general_minimiser(problem):
+    def value(weights):
+        v, w = weights[:4].reshape(2, 2), weights[4:].reshape(3, 3)
+        return problem.loss(np.kron(v, w)) + 0.1 / 2 * (weights**2).sum()
+
+    random = np.random.default_rng(1)
+    others = [minimize(value, random.normal(size=13), tol=1e-12).fun for _ in range(6)]
+    found, matrix = minimise_kronecker(problem, 0.1)
+    assert found == pytest.approx(min(others), rel=1e-6)
+    # lemma B.1: it is the loss with the Frobenius norm of the product
+    assert found == pytest.approx(problem.loss(matrix) + 0.1 * np.linalg.norm(matrix), rel=1e-6)
+
+
+def test_the_l1_side_is_scikit_learns_lasso_and_the_norm_a_general_minimisers(problem):
+    found, b = minimise_norm(problem, 0.05, "l1")
+    rows = [Lasso(alpha=0.05, fit_intercept=False, tol=1e-10).fit(problem.x, y).coef_ for y in problem.y.T]
+    np.testing.assert_allclose(b, np.stack(rows), atol=1e-4)
+    assert found == pytest.approx(problem.loss(np.stack(rows)) + 0.05 * np.abs(rows).sum())
+    found, b = minimise_norm(problem, 0.05, "frobenius")
+
+    def value(weights):
+        return problem.loss(weights.reshape(6, 6)) + 0.05 * np.linalg.norm(weights)
+
+    assert found == pytest.approx(minimize(value, np.ones(36), tol=1e-10).fun, rel=1e-6)
+
+
+def test_the_bound_holds_and_all_agree_where_the_penalty_wins(problem):
+    entries = sweep(problem, np.geomspace(1e-3, 100, 5))
+    for entry in entries:
+        assert entry["mixer"] >= entry["frobenius"] * (1 - 1e-9)
+        assert entry["frobenius"] >= entry["l1"] * (1 - 1e-9)
+    assert entries[-1]["mixer"] == entries[-1]["l1"] == problem.loss(np.zeros((6, 6)))
+    assert entries[-1]["l1_spread"] is None
+    assert entries[0]["mixer"] > 1.1 * entries[0]["l1"]

@@ -1,0 +1,150 @@
+"""Singular values against numpy on explicit matrices, and edges against measured random ones."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.analysis import spectrum
+from pipeline.analysis.sparse_spectrum import masked_gaussian, scaling, widening
+from pipeline.analysis.spectrum import (
+    kronecker_singular_values,
+    linear_operator,
+    marchenko_pastur_edge,
+    masked_matrix,
+    singular_values,
+    sparse_edge,
+    spectra,
+)
+from pipeline.analysis.training_spectrum import course
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.models.families import KINDS
+from pipeline.models.registry import build_model
+from pipeline.models.sw_mlp.sparse import SparseLinear
+from tests.models.dense import matrix, transposition
+
+
+def build(kind: str, side: int = 8, **keys):
+    return build_model(KINDS[kind](kind=kind, **keys), side, 10).eval()
+
+
+def numpys(matrix: torch.Tensor) -> np.ndarray:
+    return np.linalg.svd(matrix.detach().double().numpy(), compute_uv=False)
+
+
+def test_permuted_wide_matrices_have_the_small_weights_values():
+    """Of J2 (I (x) W) J1 and of J_c^T (I (x) W) J_c, made explicitly."""
+    pictures = torch.zeros(1, 3, 8, 8)
+    for permutation in ("random", "commutation"):
+        keys = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "permutation": permutation}
+        model = build("s_mixer", **keys)
+        found = {each.layer: each for each in spectra(model, pictures)}
+        for name, rows, tokens in (("mlp_tokens", 6, True), ("mlp_channels", 4, False)):
+            layer = getattr(model.blocks[0], name)
+            into = transposition(4, 6) if tokens else None
+            back = transposition(6, 4) if tokens else None
+            first, last = matrix(layer.permute_in, 24, into), matrix(layer.permute_out, 24, back)
+            wide = last @ torch.kron(torch.eye(rows, dtype=torch.float64), layer.fc.weight.double()) @ first
+            small = found[f"blocks.0.{name}.fc"]
+            assert small.repeats == rows
+            np.testing.assert_allclose(np.repeat(small.values, rows), numpys(wide), atol=1e-6)
+    assert found["stem.proj"].shape == (6, 48)
+    assert found["stem.proj"].repeats == 4
+
+
+def test_masked_monarch_and_kronecker_weights():
+    model = build("sw_mlp", patch_size=4, width=24, depth=1, density=0.3, expansion=2.0)
+    found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}
+    layer = model.blocks[0].fc1
+    np.testing.assert_allclose(found["blocks.0.fc1"].values, numpys(layer.dense_weight()), atol=1e-6)
+    for matrices in ("monarch", "kronecker"):
+        model = build("shallow", width=24, matrices=matrices)
+        name, product = "blocks.0", model.blocks[0]
+        found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}
+        assert {"stem.0", name, "head"} <= found.keys()
+        assert not any(layer.startswith(f"{name}.") for layer in found)
+        dense = product(torch.eye(24)).T
+        np.testing.assert_allclose(found[name].values, numpys(dense), atol=1e-5)
+    a, b = np.random.default_rng(0).normal(size=(2, 4, 3))
+    np.testing.assert_allclose(kronecker_singular_values(a, b), np.linalg.svd(np.kron(a, b), compute_uv=False))
+
+
+def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
+    layer = SparseLinear(60, 40, 0.2, (0,))
+    dense = numpys(layer.dense_weight())
+    monarch = build("shallow", width=30, matrices="monarch").blocks[0]
+    operator = linear_operator(monarch, 30, torch.zeros(1))
+    product = monarch(torch.eye(30)).detach().T
+    np.testing.assert_allclose(operator.rmatvec(np.arange(30.0)), product.numpy().T @ np.arange(30), rtol=1e-5)
+    monkeypatch.setattr(spectrum, "DENSE", 10)
+    found = singular_values(masked_matrix(layer))
+    assert len(found) == spectrum.LANCZOS
+    np.testing.assert_allclose(found, dense[: spectrum.LANCZOS])
+    np.testing.assert_allclose(singular_values(operator), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
+
+
+def test_the_edges_are_those_of_large_random_matrices():
+    random = np.random.default_rng(0)
+    dense = random.normal(size=(1200, 600)) / np.sqrt(600)
+    assert np.linalg.svd(dense, compute_uv=False)[0] == pytest.approx(1 + np.sqrt(2), rel=0.01)
+    assert marchenko_pastur_edge(1200, 600) == pytest.approx(1 + np.sqrt(2))
+    assert sparse_edge(2, 600, 1.0) == pytest.approx(1 + np.sqrt(2))
+    assert sparse_edge(1, 600, 0.1) == sparse_edge(1, 600, 0.1, printed=True)
+
+
+@pytest.mark.parametrize(("gamma", "rows", "columns"), [(4.0, 4000, 1000), (0.25, 1000, 4000)])
+def test_the_expansion_is_right_for_wide_and_tall_matrices_and_as_printed_is_not(gamma, rows, columns, monkeypatch):
+    """The transpose of a masked matrix has the same values: only q^2 = gamma p m is symmetric."""
+    monkeypatch.setattr(spectrum, "DENSE", 100)  # Lanczos takes a hundredth of the time
+    density = 100 / 4000
+    measured = [
+        singular_values(masked_gaussian(rows, columns, density, np.random.default_rng(seed)))[0] for seed in range(3)
+    ]
+    # the next order of the expansion is 1 / q^4
+    expected, printed = (sparse_edge(gamma, columns, density, printed) for printed in (False, True))
+    assert abs(np.mean(measured) - expected) < 0.4 * abs(np.mean(measured) - printed)
+    assert sparse_edge(4.0, 1000, density) == pytest.approx(2 * sparse_edge(0.25, 4000, density))
+
+
+def test_masked_gaussians_have_the_density_and_variance_of_sw_mlps():
+    drawn = masked_gaussian(500, 400, 0.1, np.random.default_rng(0))
+    assert drawn.nnz == pytest.approx(20_000, rel=0.03)
+    assert (drawn.toarray() ** 2).mean() == pytest.approx(1 / 400, rel=0.03)
+    entry = widening(2_000, 2.0, [50], trials=2)[0]
+    assert entry["density"] == pytest.approx(0.4)
+    assert len(set(entry["largest"])) == 2
+
+
+def test_the_scaling_of_figure_s1():
+    values = scaling(200, 1.0, trials=2)
+    assert values.shape == (2, 200)
+    np.testing.assert_allclose((values**2).mean(1), 1)
+    whole = masked_gaussian(200, 200, 200**-1.0, np.random.default_rng((0, 0))).toarray()
+    scaled = np.linalg.svd(whole, compute_uv=False) / np.sqrt(np.diag(whole @ whole.T).mean())
+    np.testing.assert_allclose(values[0], scaled, atol=1e-7)
+
+
+def test_a_run_from_its_start_on(train, tmp_path, capsys):
+    options = ("--train.max_steps", "4", "--train.save_every_steps", "2", "--train.seed", "7")
+    assert train("run", *options).wait()[0] == 0
+    steps = course(str(tmp_path / "run"), ["blocks.*.fc1"])
+    assert [step for step, _ in steps] == [0, 2, 4]
+    words = ["analyse", "spectrum", str(tmp_path / "run"), "--to", str(tmp_path), "--json", str(tmp_path / "s.json")]
+    assert run_command(make_parser(), argv=words) == 0
+    content = json.loads((tmp_path / "s.json").read_text())["steps"]
+    start = course("recipes/digits/rp_mixer.yaml", ["blocks.*.fc1"])  # of another depth and seed
+    names = [layer.layer for layer in steps[0][1]]
+    assert names == [layer.layer for layer in start[0][1]][:4]
+    torch.manual_seed(7)
+    keys = {"patch_size": 2, "tokens": 16, "channels": 64, "depth": 2, "expansion": 2, "permutation": "random"}
+    weight = build("mixer", **keys).blocks[1].mlp_channels.fc1.weight
+    np.testing.assert_allclose(steps[0][1][3].values, numpys(weight))
+    found = {layer["layer"]: layer for layer in content[0]["layers"]}["blocks.1.mlp_channels.fc1"]
+    assert found["effective_shape"] == [16 * 128, 16 * 64]
+    assert found["largest"] == pytest.approx(numpys(weight)[0])
+    assert "singular_values" not in content[1]["layers"][0]
+    assert (tmp_path / "spectrum.png").exists()
+    assert run_command(make_parser(), argv=[*words[:3], "--layers", "nothing"]) == 2
+    assert "matches none of the linear layers" in capsys.readouterr().err

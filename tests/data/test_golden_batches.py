@@ -1,0 +1,176 @@
+"""What the loader yields, bit for bit: held against timm and Pillow picture by picture, and then against hashes."""
+
+import hashlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional as F
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.data.loader import Batch, EvalLoader, TrainLoader
+from pipeline.distributed.topology import Topology
+from pipeline.formats.beton import open_beton
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
+from tests.data.plain_batches import COLOR_JITTER, plain_batch, stream_of, uniform
+from tests.sections import train_section
+
+BATCH, SEEDS, EPOCHS, STEPS = 16, (7, 8), (0, 3), 2
+STRONG = AugmentSection(
+    auto_augment="rand-m9-mstd0.5-inc1",
+    color_jitter=(0.4, 0.4, 0.4, 0.1),
+    color_jitter_prob=0.5,
+    grayscale_prob=0.2,
+    re_prob=0.5,
+    re_count=2,
+    mixup=0.8,
+    cutmix=1.0,
+    mix_group=4,
+    smoothing=0.1,
+)
+RECIPES = {
+    "strong": ({"interpolation": "random"}, STRONG, {"precision": "bf16"}),
+    "repeats": ({}, STRONG.model_copy(update={"aug_repeats": 2, "mix_mode": "elem"}), {}),
+    "padded": ({}, AugmentSection(crop="padded", padding=3, re_prob=0.5, re_mode="rand", smoothing=0.2), {}),
+    "plain": ({"interpolation": "bicubic"}, AugmentSection(hflip=0.2, scale=(0.3, 0.9)), {"precision": "fp16"}),
+}
+# A changed hash changes every run of every user: it needs a reason and a new major version.
+GOLDEN = {  # recipe, seed, epoch, step
+    "strong 7 0 0": "a7e8e1bb60b55767",
+    "strong 7 0 1": "94d71c2d6b6cc596",
+    "strong 7 3 0": "4c1ea61e10146376",
+    "strong 7 3 1": "798bd4a1a65dbae5",
+    "strong 8 0 0": "bc62a8a15654b7ce",
+    "strong 8 0 1": "bdf31b3ab0ca3ff4",
+    "strong 8 3 0": "93ee081f2a5a87ba",
+    "strong 8 3 1": "e792ce4c05238e73",
+    "repeats 7 0 0": "59ede25533c23906",
+    "repeats 7 0 1": "f1282efac856c3d5",
+    "repeats 7 3 0": "6bd5684cfa9ec732",
+    "repeats 7 3 1": "00a0e8f63e186d7c",
+    "repeats 8 0 0": "df3cc866b6bd5cf4",
+    "repeats 8 0 1": "4f2b3fefcc921ff5",
+    "repeats 8 3 0": "eb9abf8740b92025",
+    "repeats 8 3 1": "35c4c2aeabc50d87",
+    "padded 7 0 0": "53196217afaa615f",
+    "padded 7 0 1": "92ac0dd9c107afec",
+    "padded 7 3 0": "0bccab3417f9b6ab",
+    "padded 7 3 1": "b6601ce965770841",
+    "padded 8 0 0": "5fd426a7f5ad811b",
+    "padded 8 0 1": "4e32f743e8d55b5c",
+    "padded 8 3 0": "3e673d56f4a6453d",
+    "padded 8 3 1": "21ccecddf85fff98",
+    "plain 7 0 0": "1546f409bd7e6b2d",
+    "plain 7 0 1": "5f4c62ce51bc4e3d",
+    "plain 7 3 0": "6f7a1ff9870da09e",
+    "plain 7 3 1": "12ec513599c32be2",
+    "plain 8 0 0": "429c3508a69df4c8",
+    "plain 8 0 1": "eb3eca19edaa9345",
+    "plain 8 3 0": "d3cfda2db19c059f",
+    "plain 8 3 1": "b9e66ae81d982f82",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Forty pictures of many sizes in three classes, stored raw, so that no JPEG encoder has a say in the hashes."""
+    source, target = tmp_path_factory.mktemp("png"), tmp_path_factory.mktemp("prepared")
+    numbers = np.random.RandomState(0)
+    for i in range(40):
+        path = source / "train" / f"class{i % 3}" / f"{i:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        height, width = numbers.randint(24, 60, 2)
+        small = numbers.randint(0, 256, (5, 5, 3)).astype(np.uint8)
+        Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(path)
+    prepare("image-folder", source, target, PrepSettings(raw=True))
+    return target
+
+
+@pytest.fixture(scope="module")
+def pictures(folder) -> list[tuple[Image.Image, int]]:
+    """Every training picture with its label, in the order of the file."""
+    beton = open_beton(folder / "train.beton")
+    places = zip(beton.offset, beton.size, beton.width, beton.height, beton.label, strict=True)
+    return [
+        (Image.frombytes("RGB", (w, h), bytes(beton.bytes[at : at + size])), label)
+        for at, size, w, h, label in places
+    ]
+
+
+def recipe_of(name: str, folder: Path, seed: int) -> SimpleNamespace:
+    data, augment, train = RECIPES[name]
+    section = DataSection(path=str(folder), num_classes=3, image_size=24, workers=1, **data)
+    return SimpleNamespace(data=section, augment=augment, train=train_section(BATCH, seed=seed, **train))
+
+
+def loaded(recipe: SimpleNamespace, epoch: int) -> list[Batch]:
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, Topology(0, 1, 0, 1, torch.device("cpu")))
+    with loader.batches(epoch) as batches:
+        return list(batches)
+
+
+def hash_of(batch: Batch) -> str:
+    inputs = batch.inputs.contiguous().view(torch.uint8)
+    parts = (inputs.numpy(), batch.targets.numpy(), batch.samples, batch.keys.numpy())
+    return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_batches_are_those_of_timm_and_pillow_and_have_always_been(name, seed, folder, pictures):
+    recipe = recipe_of(name, folder, seed)
+    for epoch in EPOCHS:
+        batches = loaded(recipe, epoch)
+        assert len(batches) == STEPS
+        for step, batch in enumerate(batches):
+            inputs, targets, samples, keys = plain_batch(pictures, recipe, epoch, step)
+            assert batch.samples.tolist() == samples
+            assert batch.keys.tolist() == keys.tolist()
+            assert batch.inputs.dtype == inputs.dtype
+            assert torch.equal(batch.inputs, inputs)
+            assert torch.equal(batch.targets, targets)
+            assert hash_of(batch) == GOLDEN[f"{name} {seed} {epoch} {step}"]
+
+
+def test_evaluation_batches_are_pillows_normalised_centre_crops(folder, pictures):
+    recipe = recipe_of("strong", folder, seed=7)
+    section = recipe.data.model_copy(update={"eval_split": "train", "interpolation": "bilinear"})
+    loader = EvalLoader(section, len(pictures), Topology(0, 1, 0, 1, torch.device("cpu")), torch.bfloat16)
+    with loader.batches() as batches:
+        (batch,) = batches
+    mean, std = (255 * torch.tensor(of)[:, None, None] for of in (section.mean, section.std))
+    expected = []
+    for picture, _ in pictures:
+        square = int(section.crop_pct * min(picture.size))
+        left, top = ((length - square) // 2 for length in picture.size)
+        crop = picture.crop((left, top, left + square, top + square)).resize((24, 24), Image.Resampling.BILINEAR)
+        expected.append((torch.from_numpy(np.asarray(crop).copy()).permute(2, 0, 1).float() - mean) / std)
+    assert batch.inputs.dtype == torch.bfloat16
+    assert torch.equal(batch.inputs, torch.stack(expected).bfloat16())
+    assert batch.targets.tolist() == [label for _, label in pictures]
+
+
+def test_the_pictures_that_their_streams_choose_are_blurred_as_by_torchvision(folder):
+    """But for rounding, see test_color_jitter."""
+    sharp, blurred = AugmentSection(), AugmentSection(gaussian_blur_prob=0.5)
+    recipe = recipe_of("repeats", folder, seed=7)
+    mean, std = (255 * torch.tensor(of)[:, None, None] for of in (recipe.data.mean, recipe.data.std))
+    before, after = (
+        loaded(SimpleNamespace(**vars(recipe) | {"augment": augment}), epoch=1) for augment in (sharp, blurred)
+    )
+    changed = 0
+    for step in range(STEPS):
+        for sample, one, other in zip(before[step].samples, before[step].inputs, after[step].inputs, strict=True):
+            expected, found = ((image * std + mean).round().to(torch.uint8) for image in (one, other))
+            stream = stream_of(7, 1, int(sample), COLOR_JITTER)
+            if uniform(stream, 2) < 0.5:
+                sigma = 0.1 + 1.9 * uniform(stream, 3)
+                expected = F.gaussian_blur(expected, [23, 23], [sigma, sigma])
+                changed += not torch.equal(one, other)
+            assert (found.int() - expected.int()).abs().max() <= 1
+    assert changed > 8

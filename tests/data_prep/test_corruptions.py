@@ -1,0 +1,23 @@
+"""A few of the random corruptions of `python -m tests.data_prep.corruptions`, which does thousands."""
+
+import pytest
+
+from tests.data_prep import corruptions
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return corruptions.prepare_all(tmp_path_factory.mktemp("corruptions"))
+
+
+@pytest.mark.parametrize("kind", corruptions.SETTINGS)
+def test_none_is_silent(folders, kind):
+    lines = corruptions.in_child(kind, folders[kind], count=15, seed=0, checksums=True)
+    assert len(lines) == 15
+    assert not [line for line in lines if line.startswith(corruptions.BAD)]
+    assert any(line.startswith("named") for line in lines)
+
+
+def test_without_checksums_some_are(folders):
+    lines = corruptions.in_child("raw", folders["raw"], count=15, seed=0, checksums=False)
+    assert any(line.startswith("SILENT") for line in lines)

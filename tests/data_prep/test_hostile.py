@@ -1,0 +1,201 @@
+"""Sources with anything in them: one line each, and nothing is created."""
+
+import gzip
+import io
+import json
+import pickle
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+from tests import layouts
+
+PIXELS = np.zeros((32, 32, 3, 4), np.uint8)
+LABELS = "has labels that are not whole numbers of"
+
+
+def cifar(folder, names=None, **changes):
+    """The pickles of CIFAR-10, with changes to each batch; None removes a key."""
+    folder = folder / "cifar-10-batches-py"
+    folder.mkdir()
+    batch = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3]} | changes
+    body = pickle.dumps({key: value for key, value in batch.items() if value is not None}, 2)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (folder / name).write_bytes(body)
+    (folder / "batches.meta").write_bytes(pickle.dumps(names or {"label_names": [f"c{i}" for i in range(10)]}, 2))
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (None, "a list of as many labels"),
+        ([[0], [1], [2], [3]], "a list of as many labels"),
+        ({"a": 1}, "a list of as many labels"),
+        ("0123", "a list of as many labels"),
+        (3, "a list of as many labels"),
+        ([0, [1, 2], 3, 4], LABELS),
+        ([0, 1.5, 2, 3], LABELS),
+        ([0, float("nan"), 1, 2], LABELS),
+        ([None] * 4, LABELS),
+        (["0", "1", "2", "3"], LABELS),
+        ([True, False, True, False], LABELS),
+        ([0, 1, 2, 10**30], LABELS),
+        ([0, 1, 2, 10], LABELS),
+    ],
+    ids=str,
+)
+def test_cifars_labels(tmp_path, labels, words):
+    cifar(tmp_path, labels=labels)
+    refused("cifar10", tmp_path, f"data_batch_1: .*{words}")
+
+
+@pytest.mark.parametrize("names", [{"other": 1}, {"label_names": 5}, {"label_names": [["a"]]}, {"label_names": []}])
+def test_cifars_names(tmp_path, names):
+    cifar(tmp_path, names=names)
+    refused("cifar10", tmp_path, "batches.meta: does not list the names of the classes")
+
+
+def test_cifars_names_in_another_encoding(tmp_path):
+    layouts.cifar10(tmp_path)
+    (tmp_path / "batches.meta.txt").write_bytes(b"\xff\xfe")
+    refused("cifar10", tmp_path, r"batches\.meta\.txt: does not list the names of the classes")
+
+
+@pytest.mark.parametrize(
+    "shape", [[1] * 64, [0] * 65, [65_536] * 4, [8, 784], []], ids=["64 axes", "65", "overflow", "two", "none"]
+)
+@pytest.mark.parametrize("kind", ["images-idx3", "labels-idx1"])
+def test_idx_files_of_other_axes(tmp_path, shape, kind):
+    layouts.mnist(tmp_path)
+    body = struct.pack(f">4B{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(min(int(np.prod(shape[:2])), 6272))
+    (tmp_path / f"train-{kind}-ubyte.gz").write_bytes(gzip.compress(body))
+    refused("mnist", tmp_path, "is not an idx file of bytes with [13] axes, or is cut short")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [[1, 1.5, 2, 3], [1, np.nan, 2, 3], [1j, 1, 2, 3], list("abcd"), [0, 1, 2, 3], [[1], "a", [2], 3]],
+    ids=str,
+)
+def test_mat_files_with_other_labels(tmp_path, labels):
+    savemat(tmp_path / "train_32x32.mat", {"X": PIXELS, "y": np.array(labels, object if "a" in labels else None)})
+    refused("svhn", tmp_path, rf"train_32x32\.mat: ({LABELS} 1 to 10|has no uint8 X)")
+
+
+@pytest.mark.parametrize("shape", [(-32, 32, 3, 4), (-32, -32, 3, 4), (2**30, 2**30, 2**30, 4)], ids=str)
+def test_mat_files_with_other_dimensions(tmp_path, shape):
+    path = tmp_path / "train_32x32.mat"
+    savemat(path, {"X": PIXELS, "y": np.ones((4, 1), np.uint8)})
+    path.write_bytes(path.read_bytes().replace(struct.pack("<4i", 32, 32, 3, 4), struct.pack("<4i", *shape)))
+    refused("svhn", tmp_path, "cannot be read as a MATLAB file")
+
+
+def pair(first, gold="neutral"):
+    return json.dumps({"gold_label": gold, "sentence1": first, "sentence2": "c"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"null", "lacks one of the columns"),
+        (b"5", "lacks one of the columns"),
+        (b"[1]", "lacks one of the columns"),
+        (pair(None), "has a sentence that is not text"),
+        (pair(7), "has a sentence that is not text"),
+        (pair(["x"]), "has a sentence that is not text"),
+        (pair("\ud800"), "has a sentence that is not text"),
+        (pair("x", None), "has the label None"),
+        (pair("x", ["neutral"]), "has the label"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'{"a":' * 100_000, "is not JSON"),
+        (b'{"a":' + b"9" * 10_000 + b"}", "is not JSON"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, bytes) else "",
+)
+def test_jsonl_with_anything_in_it(tmp_path, line, words):
+    (tmp_path / "train.jsonl").write_bytes(pair("a b") + b"\n" + line + b"\n")
+    refused("mnli", tmp_path, rf"train\.jsonl: line 2 {words}")
+
+
+def write_tar(path, names, kind=tarfile.REGTYPE, link="", mode="w"):
+    with tarfile.open(path, mode) as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            tar.addfile(member, io.BytesIO())
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE], ids=["symlink", "link", "FIFO"]
+)
+def test_links_in_tars(tmp_path, kind):
+    write_tar(tmp_path / "ILSVRC2012_img_train.tar", ["n01440764.tar"], kind, "/etc/passwd")
+    refused("imagenet", tmp_path, r"img_train\.tar: cannot be read as an uncompressed tar .*is no regular file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "link"), [(tarfile.SYMTYPE, "nowhere"), (tarfile.SYMTYPE, "meta.mat"), (tarfile.FIFOTYPE, "")]
+)
+def test_links_in_the_devkit(tmp_path, kind, link):
+    write_tar(tmp_path / "ILSVRC2012_img_val.tar", ["ILSVRC2012_val_00000001.JPEG"])
+    names = ["ILSVRC2012_validation_ground_truth.txt", "meta.mat"]
+    write_tar(tmp_path / "ILSVRC2012_devkit_t12.tar.gz", names, kind, link, "w:gz")
+    refused("imagenet", tmp_path, r"ILSVRC2012_devkit_t12\.tar\.gz: is not ImageNet's devkit")
+
+
+def test_a_tar_that_is_a_link(tmp_path):
+    (tmp_path / "ILSVRC2012_img_train.tar").symlink_to(tmp_path / "nowhere.tar")
+    refused("imagenet", tmp_path, r"ILSVRC2012_img_train\.tar: is a link to a file that does not exist")
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "words"),
+    [
+        ("train/a/loop", "..", "train/a/loop/a: is a link to a folder that it is in|loop: is a link to"),
+        ("train/a/loop", "loop", "train/a/loop: cannot be read .Too many levels of symbolic links"),
+        ("train/a/y.jpg", "y.jpg", r"train/a/y\.jpg: cannot be read .Too many levels"),
+        ("train/b", "b", "train/b: cannot be read .Too many levels"),
+        ("train/a/z.jpg", "nowhere.jpg", r"train/a/z\.jpg: cannot be read .No such file"),
+    ],
+)
+def test_links_that_lead_round_or_nowhere(tmp_path, picture, link, target, words):
+    (tmp_path / "train/a").mkdir(parents=True)
+    picture(0).save(tmp_path / "train/a/x.jpg")
+    (tmp_path / link).symlink_to(target)
+    refused("image-folder", tmp_path, words)
+
+
+def test_lists_that_are_links_to_themselves(tmp_path):
+    layouts.imagenet(tmp_path)
+    (tmp_path / "wnids.txt").symlink_to("wnids.txt")
+    refused("imagenet", tmp_path, r"wnids\.txt: cannot be read .Too many levels")
+    (tmp_path / "train.jsonl").write_bytes(pair("a b"))
+    (tmp_path / "vocab.txt").symlink_to("vocab.txt")
+    refused("mnli", tmp_path, r"vocab\.txt: is not a regular file")
+
+
+@pytest.mark.parametrize("line", ["9" * 30, "-1", "8", "²"])
+def test_folds_of_other_numbers(tmp_path, line):
+    layouts.stl10(tmp_path)
+    (tmp_path / "fold_indices.txt").write_text(line)
+    refused("stl10", tmp_path, r"fold_indices\.txt: line 1 must hold indices of 0 to 7")
+
+
+def test_a_target_that_is_a_link_to_itself(tmp_path, folder):
+    (tmp_path / "out").symlink_to("out")
+    with pytest.raises(InputError, match=r"out.*Too many levels of symbolic links"):
+        prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
+
+
+def refused(source, folder, words):
+    out = folder.with_name("out")
+    with pytest.raises(InputError, match=words) as error:
+        prepare(source, folder, out, PrepSettings(), processes=1)
+    assert "\n" not in str(error.value)
+    assert not out.exists()

@@ -1,0 +1,167 @@
+"""Kaggle's ImageNet, WebDataset shards and tables of paths, sample by sample against what was put into them."""
+
+import io
+import json
+import tarfile
+
+import pytest
+
+from data_prep import csv_list, image_folder, imagenet, tar_listing, webdataset
+from data_prep.imagenet_val import SOLUTION
+from data_prep.sources import SOURCES
+from pipeline.errors import InputError
+
+WNIDS = ("n01440764", "n01443537")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def found(dataset, split):
+    return {sample.name: (dataset.classes[sample.label], sample.picture.read()) for sample in dataset.splits[split]}
+
+
+def put(folder, files):
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def shard(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_kaggles_imagenet(tmp_path, jpeg):
+    inner = "ILSVRC/Data/CLS-LOC"
+    train = {f"{inner}/train/{wnid}/{wnid}_{i}.JPEG": jpeg(i) for i, wnid in enumerate(WNIDS)}
+    val = {f"{inner}/val/ILSVRC2012_val_{i:08}.JPEG": jpeg(10 + i) for i in (1, 2, 3)}
+    put(tmp_path, {**train, **val, f"{inner}/test/ILSVRC2012_test_00000001.JPEG": jpeg(20)})
+    lines = [f"ILSVRC2012_val_{i:08},{WNIDS[i % 2]} 1 2 3 4 {WNIDS[i % 2]} 5 6 7 8" for i in (1, 2, 3)]
+    (tmp_path / SOLUTION).write_text("\n".join(["ImageId,PredictionString", *lines]))
+    dataset = imagenet.read(tmp_path)
+    assert list(dataset.splits) == ["train", "val"]
+    assert found(dataset, "train") == {name: (name.split("/")[-2], data) for name, data in train.items()}
+    assert found(dataset, "val") == {name: (WNIDS[int(name[-6]) % 2], data) for name, data in val.items()}
+    assert [sample.label for sample in dataset.splits["val"]] == [0, 1, 1]
+    (tmp_path / SOLUTION).unlink()
+    with pytest.raises(InputError, match=r"neither LOC_val_solution\.csv nor"):
+        imagenet.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["validation", "valid"])
+def test_other_names_of_val_and_suffixes(tmp_path, jpeg, name):
+    files = {f"train/a/{i}.{suffix}": jpeg(i) for i, suffix in enumerate(("jfif", "jpe", "avif", "JPG"))}
+    put(tmp_path, {**files, f"{name}/a/1.jpg": jpeg(9)})
+    dataset = image_folder.read(tmp_path)
+    assert found(dataset, "train") == {name: ("a", data) for name, data in files.items()}
+    assert list(found(dataset, "val")) == [f"{name}/a/1.jpg"]
+    (tmp_path / "val" / "a").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"holds both val and {name}"):
+        image_folder.read(tmp_path)
+
+
+def test_webdataset(tmp_path, jpeg, monkeypatch):
+    """Labels as text and as JSON, several shards; listed once, and again when a shard has changed."""
+    first = {"a/x.jpg": jpeg(0), "a/x.cls": b"2\n", "a/y.cls": b"0", "a/y.seg.png": b"", "a/y.jpeg": jpeg(1)}
+    second = {"z.json": json.dumps({"label": 1, "filename": "z"}).encode(), "z.jpg": jpeg(2)}
+    shard(tmp_path / "wds" / "imagenet1k-train-0000.tar", first)
+    shard(tmp_path / "wds" / "imagenet1k-train-0001.tar", second)
+    val = shard(tmp_path / "wds" / "validation" / "00.tar", {"v.cls": b"1", "v.jpg": jpeg(3)})
+    dataset = webdataset.read(tmp_path / "wds")
+    assert dataset.classes == ("0", "1", "2")
+    assert found(dataset, "train") == {
+        "imagenet1k-train-0000.tar/a/x.jpg": ("2", first["a/x.jpg"]),
+        "imagenet1k-train-0000.tar/a/y.jpeg": ("0", first["a/y.jpeg"]),
+        "imagenet1k-train-0001.tar/z.jpg": ("1", second["z.jpg"]),
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(tar_listing, "_flat", None)  # nothing is listed again
+        (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\n")
+        assert found(webdataset.read(tmp_path / "wds"), "val") == {"00.tar/v.jpg": ("dog", jpeg(3))}
+    shard(val, {"v.cls": b"0", "v.jpg": jpeg(4), "w.cls": b"1", "w.jpg": jpeg(5)})
+    assert len(webdataset.read(tmp_path / "wds").splits["val"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"a.jpg": b"."}, "a has neither a.cls nor a.json"),
+        ({"a.cls": b"1"}, "a has 0 images"),
+        ({"a.cls": b"1", "a.jpg": b".", "a.png": b"."}, "a has 2 images"),
+        ({"a.cls": b"-1", "a.jpg": b"."}, "a.cls holds no label such as 3"),
+        ({"a.json": b"[" * 10**5, "a.jpg": b"."}, 'a.json holds no label such as {"label": 3}'),
+        ({}, "holds no samples"),
+    ],
+)
+def test_shards_without_labels_or_images_are_refused(tmp_path, members, words):
+    with pytest.raises(InputError, match=words):
+        webdataset.read(shard(tmp_path / "train.tar", members))
+
+
+def test_shards_that_are_cut_short_are_refused(tmp_path, jpeg):
+    path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"0"})
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(InputError, match=r"train\.tar: is cut short"):
+        webdataset.read(tmp_path)
+
+
+def test_tables_of_paths(tmp_path, jpeg):
+    put(tmp_path / "images", {f"{i}.jpg": jpeg(i) for i in range(4)})
+    rows = [
+        "path,label,split",
+        "images/2.jpg,owl,train",
+        f"{tmp_path}/images/0.jpg,cat,train",
+        "images/1.jpg,cat,val",
+    ]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    dataset = csv_list.read(tmp_path / "list.csv")
+    assert dataset.classes == ("cat", "owl")
+    assert found(dataset, "train") == {"images/2.jpg": ("owl", jpeg(2)), "images/0.jpg": ("cat", jpeg(0))}
+    assert found(dataset, "val") == {"images/1.jpg": ("cat", jpeg(1))}
+    (tmp_path / "list.csv").write_text("label,path\n2,images/3.jpg\n0,images/1.jpg\n")
+    assert [sample.label for sample in csv_list.read(tmp_path / "list.csv").splits["train"]] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no column 'label'"),
+        ("path,class\na,b\n", "no column 'label'"),
+        ("path,label\n", "lists no pictures"),
+        ("path,label\na\n", "line 2 has other columns"),
+        ("path,label,split\na,b,../x\n", "is no name such as train"),
+        ('path,label\n"a,b\n', "cannot be read as a .csv"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path, text, words):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(InputError, match=words):
+        csv_list.read(tmp_path / "list.csv")
+
+
+def test_they_are_sources():
+    assert {"webdataset", "csv"} <= SOURCES.keys()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"PK" + data[2:9]]
+)
+def test_a_kept_list_of_a_tar_that_is_damaged_is_made_again(tmp_path, damage):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("x")
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+    listed = tar_listing.list_tar(path)
+    (kept,) = (tmp_path / "cache/widemix").glob("tar-*.npz")
+    kept.write_bytes(damage(kept.read_bytes()))
+    assert [column.tolist() for column in tar_listing.list_tar(path)] == [column.tolist() for column in listed]
+    assert path.read_bytes()[listed.offsets[0] :][: listed.sizes[0]] == b"abc"

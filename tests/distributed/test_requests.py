@@ -1,0 +1,47 @@
+"""Requests reach all ranks at the same step, whichever rank has them."""
+
+import json
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.distributed.requests import Request, SharedRequests
+from pipeline.distributed.topology import Topology
+from tests.forks import Forks, group_of
+
+WORLD, STEPS = 3, 30
+
+
+def poll(folder: Path, asking: int) -> None:
+    """One rank of WORLD: rank `asking` is asked to stop at its tenth step, rank 0 to save at its fifth alone."""
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(f"{folder}/store", WORLD)
+    dist.init_process_group("gloo", store=store, timeout=timedelta(seconds=60), rank=rank, world_size=WORLD)
+    shared = SharedRequests(Topology(rank, WORLD, rank, WORLD, torch.device("cpu")), dist.PrefixStore("run", store))
+    read = []
+    for step in range(STEPS):
+        own = Request.STOP if rank == asking and step >= 10 else Request.NONE
+        own |= Request.SAVE if step == 5 else Request.NONE
+        read.append(int(shared.poll(own)))
+        time.sleep(0.02 * (rank + 1))
+    shared.finish()
+    (folder / f"{rank}").write_text(json.dumps(read))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("asking", [0, 2])
+def test_every_rank_reads_the_same_requests_at_the_same_step(tmp_path, asking):
+    codes, output = Forks(poll, tmp_path, asking, log=tmp_path / "log", environs=group_of(WORLD)).wait()
+    assert codes == [0] * WORLD, output
+    first, *others = ((tmp_path / f"{rank}").read_text() for rank in range(WORLD))
+    assert others == [first] * (WORLD - 1)
+    read = [Request(value) for value in json.loads(first)]
+    assert [step for step, requests in enumerate(read) if Request.SAVE in requests] == [6]
+    stopped = [step for step, requests in enumerate(read) if Request.STOP in requests]
+    assert stopped == list(range(stopped[0], STEPS))
+    assert 11 <= stopped[0] < (12 if asking == 0 else 25)

@@ -1,0 +1,18 @@
+"""Prepared pictures for the tests of the library and its examples."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from tests.layouts import two_classes
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs of many sizes in two classes, prepared: 53 to train on, 17 to evaluate on."""
+    source, target = tmp_path_factory.mktemp("jpegs"), tmp_path_factory.mktemp("prepared")
+    two_classes(source)
+    prepare("image-folder", source, target, PrepSettings())
+    return target

@@ -1,0 +1,165 @@
+"""The examples, each with the real package; those whose package is not installed are skipped.
+
+`pip install 'widemix[examples]'` brings the packages, and TIMM_TRAIN=path/to/train.py names timm's script.
+"""
+
+import importlib
+import os
+import runpy
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import widemix
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the other packages
+
+POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
+
+
+def example(name: str, *packages: str) -> dict[str, Any]:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed; pip install 'widemix[examples]' brings it")
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"))
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
+
+
+def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """A list that every batch of every training loader will be added to."""
+    seen: list[torch.Tensor] = []
+    real = widemix.Loader.__iter__
+
+    def spy(loader: widemix.Loader) -> Any:
+        for images, targets in real(loader):
+            if loader.is_training:
+                seen.append(images.clone())
+            yield images, targets
+
+    monkeypatch.setattr(widemix.Loader, "__iter__", spy)
+    return seen
+
+
+def epochs(folder: Path, count: int, batch_size: int = 8, image_size: int = 224, **keys: Any) -> list[torch.Tensor]:
+    loader = widemix.Loader(folder, "train", batch_size, image_size, **keys)
+    return [images for _ in range(count) for images, _ in loader]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def test_plain_loop(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the second epoch and continued, it has seen the pictures of an unbroken run."""
+    train, seen = example("plain_loop", "torchvision")["train"], seen_by(monkeypatch)
+    train(pictures, tmp_path / "state.pt", 2, stop_after=5, batch_size=16, image_size=32)
+    assert 0 <= train(pictures, tmp_path / "state.pt", 2, batch_size=16, image_size=32) <= 100
+    monkeypatch.undo()
+    assert equal(seen, epochs(pictures, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
+
+
+def test_stateful_dataloader(pictures: Path) -> None:
+    open_loader = example("stateful_dataloader", "torchdata")["open_loader"]
+    keys = {"batch_size": 8, "image_size": 24}
+    first = open_loader(pictures, **keys)
+    before = [images for images, _ in islice(first, 2)]
+    state = first.state_dict()
+    after = open_loader(pictures, **keys)
+    after.load_state_dict(state)
+    assert equal(before + [images for images, _ in after], epochs(pictures, 1, **keys))
+
+
+def test_lightning(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved after four of the second epoch's six steps, it resumes with the fifth."""
+    names, seen = example("lightning_module", "lightning"), seen_by(monkeypatch)
+    lightning: Any = importlib.import_module("lightning")
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+    def fit(steps: int, **options: Any) -> Any:
+        save = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "saved", every_n_train_steps=10)
+        trainer = lightning.Trainer(max_epochs=2, max_steps=steps, accelerator="cpu", callbacks=[save], **quiet)
+        trainer.fit(names["Classifier"](2), names["Pictures"](pictures, 8, 32), **options)
+        return trainer.global_step
+
+    assert fit(10) == 10
+    assert fit(12, ckpt_path=tmp_path / "saved.ckpt") == 12
+    monkeypatch.undo()
+    assert equal(seen, epochs(pictures, 2, 8, 32, **POLICY))
+
+
+def test_accelerate(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, seen = example("accelerate_loop", "accelerate")["train"], seen_by(monkeypatch)
+    for last in (1, 2):
+        train(pictures, tmp_path / "state", last, batch_size=8, image_size=32)
+    monkeypatch.undo()
+    assert equal(seen, epochs(pictures, 2, 8, 32))
+
+
+def test_hugging_face_trainer(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, transformers = example("hugging_face", "transformers", "accelerate"), sys.modules["transformers"]
+    seen = seen_by(monkeypatch)
+    config = transformers.ViTConfig(
+        num_labels=2, image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+
+    def train(steps: int, **options: Any) -> Any:
+        batches = names["Pictures"](widemix.Loader(pictures, "train", 8, 32, device="cpu"))
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=steps, save_steps=10, report_to="none", disable_tqdm=True, use_cpu=True
+        )
+        trainer = names["PicturesTrainer"](
+            transformers.ViTForImageClassification(config),
+            arguments,
+            train_dataset=batches,
+            callbacks=[names["SetEpoch"]()],
+        )
+        trainer.train(**options)
+        return trainer.state.global_step
+
+    assert train(10) == 10
+    first = list(seen)
+    seen.clear()
+    assert train(12, resume_from_checkpoint=str(tmp_path / "checkpoint-10")) == 12
+    monkeypatch.undo()
+    expected = epochs(pictures, 2, 8, 32)
+    assert equal(first[:10], expected[:10])
+    assert equal(seen[-2:], expected[10:])
+
+
+def test_timms_own_train_script(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = os.environ.get("TIMM_TRAIN")
+    if not script:
+        pytest.skip("TIMM_TRAIN is not set; it names train.py of a timm checkout")
+    seen = seen_by(monkeypatch)
+    words = [
+        script,
+        str(pictures),
+        "--val-split",
+        "val",
+        "--model",
+        "resnet18",
+        "--num-classes",
+        "2",
+        "--epochs",
+        "2",
+    ]
+    words += ["--img-size", "32", "-b", "8", "--aa", "rand-m9-mstd0.5-inc1", "--reprob", "0.25", "--workers", "1"]
+    words += ["--output", str(tmp_path), "--device", "cpu", "--warmup-epochs", "0", "--cooldown-epochs", "0"]
+    words += ["--train-interpolation", "bilinear", "--mixup", "0.2"]
+    monkeypatch.setattr(sys, "argv", ["timm_train.py", *words])
+    data = importlib.import_module("timm.data")
+    monkeypatch.setattr(data, "create_dataset", data.create_dataset)  # restored after the test
+    monkeypatch.setattr(data, "create_loader", data.create_loader)
+    runpy.run_path(str(EXAMPLES / "timm_train.py"), run_name="__main__")
+    monkeypatch.undo()
+    mixed = {"mixup": 0.2, "mix_group": 8, "smoothing": 0.1}
+    assert equal(seen, epochs(pictures, 2, 8, 32, **POLICY, **mixed))

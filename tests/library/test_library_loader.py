@@ -1,0 +1,187 @@
+"""`widemix.Loader`: the trainer's batches, in anybody's loop, resumed at any step on any number of ranks."""
+
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import widemix
+from pipeline.data.loader import EvalLoader, TrainLoader
+from pipeline.distributed.topology import Topology
+from pipeline.formats.beton import open_beton
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
+from tests.sections import train_section
+
+MIXED: dict[str, Any] = {
+    "auto_augment": "rand-m9-mstd0.5-inc1",
+    "color_jitter": (0.4, 0.4, 0.4, 0.1),
+    "re_prob": 0.25,
+    "mixup": 0.8,
+    "cutmix": 1.0,
+    "mix_group": 4,
+    "smoothing": 0.1,
+}
+Step = tuple[torch.Tensor, torch.Tensor]
+
+
+def loader(folder: Path, batch_size: int = 8, *, split: str = "train", **keys: Any) -> widemix.Loader:
+    return widemix.Loader(folder, split, batch_size, 24, **{"seed": 7, "device": "cpu", "num_workers": 1, **keys})
+
+
+def joined(loaders: list[widemix.Loader], steps: int | None = None) -> list[Step]:
+    """The batches of all ranks put together."""
+    ranks = zip(*(islice(each, steps) for each in loaders), strict=True)
+    return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])) for batches in ranks]
+
+
+def same(one: list[Step], other: list[Step]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) for step, twin in pairs for a, b in zip(step, twin, strict=True))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_training_batches_are_the_trainers(pictures: Path, world: int) -> None:
+    data = DataSection(path=str(pictures), num_classes=2, image_size=24, workers=1)
+    for rank in range(world):
+        topology = Topology(rank, world, 0, 1, torch.device("cpu"))
+        theirs = TrainLoader(data, AugmentSection(**MIXED), train_section(8 * world, seed=7), topology)
+        ours = loader(pictures, rank=rank, world=world, **MIXED)
+        for epoch in range(2):
+            with theirs.batches(epoch) as batches:
+                assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_evaluation_batches_are_the_trainers(pictures: Path, world: int) -> None:
+    data = DataSection(path=str(pictures), num_classes=2, image_size=24, workers=1)
+    for rank in range(world):
+        theirs = EvalLoader(data, 5, Topology(rank, world, 0, 1, torch.device("cpu")))
+        ours = loader(pictures, 5, split="val", rank=rank, world=world)
+        with theirs.batches() as batches:
+            assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
+        assert len(ours) == len(list(ours)) == 4 // world + (world == 3)
+
+
+def test_labels_are_numbers_unless_they_are_mixed_or_smoothed(pictures: Path) -> None:
+    (_, hard), (_, soft) = (next(iter(loader(pictures, smoothing=smoothing))) for smoothing in (0.0, 0.1))
+    assert hard.dtype == torch.int64
+    assert torch.equal(soft, torch.where(torch.eye(2, dtype=torch.bool)[hard], 0.95, 0.05))
+
+
+def test_an_epoch_is_resumed_in_its_middle_on_another_world_size(pictures: Path) -> None:
+    whole = joined([loader(pictures, 24, **MIXED)])
+    before = [loader(pictures, 12, rank=rank, world=2, **MIXED) for rank in range(2)]
+    first = joined(before, steps=1)
+    states = [each.state_dict() for each in before]
+    assert states[0] == states[1]
+    after = [loader(pictures, 8, rank=rank, world=3, **MIXED) for rank in range(3)]
+    for each in after:
+        each.load_state_dict(states[0])
+        each.set_epoch(0)  # as loops do at the start of each epoch
+    assert same(first + joined(after), whole)
+    assert same(joined(after), joined([continued(loader(pictures, 24, **MIXED))])), "the epoch after"
+
+
+def continued(one: widemix.Loader) -> widemix.Loader:
+    one.set_epoch(1)
+    return one
+
+
+def test_each_iteration_is_another_epoch(pictures: Path) -> None:
+    one, other = loader(pictures), loader(pictures)
+    first, second = list(one), list(one)
+    assert not same(first, second)
+    next(iter(other))  # left at once, and yet an epoch
+    assert same(second, list(other))
+    other.set_epoch(0)
+    assert same(first, list(other))
+    assert one.state_dict() == {"epoch": 1, "step": 6, "seed": 7, "global_batch": 8, "samples": 53}
+    other.load_state_dict(one.state_dict())
+    assert other.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_without_shuffle_and_drop_last_there_is_every_sample_in_the_files_order(pictures: Path, world: int) -> None:
+    ranks = [loader(pictures, 12 // world, rank=r, world=world, shuffle=False, drop_last=False) for r in range(world)]
+    labels = torch.cat([targets for _, targets in joined(ranks)])
+    assert np.array_equal(labels.numpy(), open_beton(pictures / "train.beton").label)
+    assert len(ranks[0]) == 5
+
+
+def test_shuffled_without_drop_last_there_is_every_sample_once(pictures: Path) -> None:
+    sampled: list[int] = []
+    for epoch in range(2):
+        one = loader(pictures, 12, drop_last=False)
+        one.set_epoch(epoch)
+        sampled.append(sum(len(targets) for _, targets in one))
+    assert sampled == [53, 53]
+    view_ids = np.concatenate([one._loader.order.step(1, step) for step in range(5)])  # type: ignore[union-attr]
+    assert sorted(view_ids) == list(range(53))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_views_are_those_of_repeated_augmentation(pictures: Path, world: int) -> None:
+    """The first is the picture that there is without views; the others have policies of their own."""
+    keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
+    plain = joined([loader(pictures, **keys)])
+    viewed = joined([loader(pictures, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
+    assert viewed[0][0].shape == (8, 3, 3, 24, 24)
+    assert same([(images[:, 0], labels) for images, labels in viewed], plain)
+    assert not any(torch.equal(images[:, 1], images[:, other]) for images, _ in viewed for other in (0, 2))
+    one = loader(pictures, **keys)
+    source, step = one._loader.source, one._loader.order.step(0, 0)  # type: ignore[union-attr]
+    third = step + 2 * 53
+    assert torch.equal(source.finish(source.read(third, third, 0)[0], third, 0), viewed[0][0][:, 2])
+
+
+def test_drop_last_in_evaluation(pictures: Path) -> None:
+    assert [len(y) for _, y in loader(pictures, 5, split="val", drop_last=True)] == [5, 5, 5]
+
+
+def test_a_loader_that_is_left_ends_its_threads(pictures: Path) -> None:
+    before = threading.active_count()
+    for _ in loader(pictures):
+        assert threading.active_count() > before
+        break
+    assert threading.active_count() == before
+
+
+def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
+    assert same([tuple(batch) for batch in DataLoader(loader(pictures), batch_size=None)], list(loader(pictures)))
+    with pytest.raises(ValueError, match="give DataLoader num_workers=0"):
+        next(iter(DataLoader(loader(pictures), batch_size=None, num_workers=1)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"batch_size": 0}, "batch_size 0: must be at least 1"),
+        ({"batch_size": 54}, "batch_size 54 x 1 ranks exceeds the 53 samples of split 'train'; set drop_last=False"),
+        ({"split": "vla"}, "no split 'vla'; it has train, val"),
+        ({"split": "val", "shuffle": True}, "is_training=True shuffles"),
+        ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
+        ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
+        ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views 2: mixup, CutMix"),
+        ({"views": 2, "split": "val"}, "an evaluation has one view of each picture"),
+        ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
+        ({"rank": 1}, "rank 1, world None: give both, or neither"),
+        ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
+        ({"auto_augment": "rnd-m9"}, "auto_augment 'rnd-m9': .*rand"),
+        ({"img_dtype": torch.float64}, "img_dtype torch.float64: must be one of torch.float32"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(pictures: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(widemix.InputError, match=message):
+        loader(pictures, **keys)
+
+
+def test_a_state_of_another_batch_is_refused(pictures: Path) -> None:
+    with pytest.raises(ValueError, match="saved with global_batch 8, here it is 16: batch_size 8 x 2"):
+        loader(pictures, rank=0, world=2).load_state_dict(loader(pictures).state_dict())

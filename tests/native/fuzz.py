@@ -1,0 +1,60 @@
+"""Damaged and intact JPEGs through the C code, built with sanitizers, against libjpeg alone: see fuzz.c.
+
+python -m tests.native.fuzz --cases 100000
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from pipeline.cgroups import usable_cpus
+from pipeline.native.build import SOURCES
+
+JPEG_SOURCES = ("crop", "entropy", "lookup", "scratch", "recode", "restart", "huffman_encode", "shrink")
+FLAGS = ("-std=gnu11", "-g", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+DIFFERING = "fuzz-case.jpg"  # in the current folder: the first case that differs
+
+
+def build(folder: Path) -> Path:
+    """The program, compiled into a folder."""
+    program = folder / "fuzz"
+    sources = [Path(__file__).with_suffix(".c"), *(SOURCES / f"{name}.c" for name in JPEG_SOURCES)]
+    subprocess.run(["cc", *FLAGS, *SANITIZERS, "-o", program, *sources, "-ljpeg", "-lpthread", "-lm"], check=True)
+    return program
+
+
+def run(program: Path, seed: int, first: int, cases: int) -> str:
+    """Run some cases; returns what was found, or ""."""
+    done = subprocess.run([program, *map(str, (seed, first, cases)), DIFFERING], capture_output=True, text=True)
+    return "" if done.returncode == 0 else done.stdout + done.stderr or f"exit code {done.returncode}"
+
+
+def main() -> int:
+    """Run all cases, in parallel; returns 1 at the first that differs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=100_000, help="number of JPEGs (default: 100000)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed makes other JPEGs (default: 0)")
+    arguments = parser.parse_args()
+    began, part = time.monotonic(), max(1, min(1000, arguments.cases // usable_cpus()))
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(usable_cpus()) as pool:
+        program = build(Path(name))
+        jobs = [
+            pool.submit(run, program, arguments.seed, first, min(part, arguments.cases - first))
+            for first in range(0, arguments.cases, part)
+        ]
+        for job in jobs:
+            if job.result():
+                pool.shutdown(cancel_futures=True)
+                print(f"{job.result()}\nthe JPEG is in {DIFFERING}", file=sys.stderr)
+                return 1
+    print(f"{arguments.cases} cases of seed {arguments.seed}: no difference ({time.monotonic() - began:.0f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

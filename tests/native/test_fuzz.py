@@ -1,0 +1,16 @@
+"""The first cases of `make fuzz`."""
+
+import subprocess
+
+import pytest
+
+from tests.native.fuzz import build, run
+
+
+def test_damaged_jpegs_are_what_libjpeg_makes_of_them(tmp_path, monkeypatch):
+    try:
+        program = build(tmp_path)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs a C compiler with sanitizers ({error})")
+    monkeypatch.chdir(tmp_path)
+    assert run(program, 0, 0, 1500) == ""

@@ -1,0 +1,57 @@
+"""`optim.name: timm:NAME` is timm's optimizer; one whose state checkpoints cannot hold is refused."""
+
+import pytest
+import timm.optim
+import torch
+
+from pipeline.optim.build import build_optimizer
+from pipeline.optim.registry import OPTIMIZERS
+from pipeline.optim.section import OptimSection
+from pipeline.optim.timm_optimizer import ELEMENTWISE, tried
+
+
+def test_its_steps_are_timms() -> None:
+    torch.manual_seed(0)
+    network, twin = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 3, bias=False)
+    twin.load_state_dict(network.state_dict())
+    section = OptimSection(name="timm:lion", lr=0.01, weight_decay=0.1, betas=(0.8, 0.9))
+    ours = build_optimizer(section, network)
+    theirs = timm.optim.Lion(twin.parameters(), lr=0.01, weight_decay=0.1, betas=(0.8, 0.9))
+    for _ in range(4):
+        x = torch.randn(5, 4)
+        for net, optimizer in ((network, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(network.weight, twin.weight)
+
+
+def test_what_checkpoints_need_to_know_is_found() -> None:
+    known = {name: OPTIMIZERS[f"timm:{name}"] for name in ("lion", "adamw", "adan", "lamb")}
+    assert {name: (spec.states, spec.group_counters) for name, spec in known.items()} == {
+        "lion": (1, ()),
+        "adamw": (2, ()),
+        "adan": (4, ("step",)),
+        "lamb": (2, ("step",)),
+    }
+    assert [name for name, spec in known.items() if spec.needs_whole] == ["lamb"]
+
+
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
+def test_elementwise_optimizers_take_the_same_steps_on_slices(name: str) -> None:
+    whole, slices = (tried(name, shapes).param_groups[0]["params"] for shapes in ([(2, 4)], [(4,), (4,)]))
+    assert torch.equal(torch.cat(list(slices)), whole[0].reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm:lino", r"timm has no such optimizer; did you mean timm:lion\?"),
+        ("timm:mars", "keeps step in a form that checkpoints do not hold"),
+        ("timm:adahessian", "cannot be tried here"),
+        ("adamv", r"did you mean adamw\?"),
+    ],
+)
+def test_others_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimSection(name=name, lr=0.1)

@@ -1,0 +1,66 @@
+"""What a run folder accepts when a run is resumed: the same data, and changes that change no number."""
+
+import shutil
+
+import pytest
+import torch
+
+from pipeline.distributed.topology import Topology
+from pipeline.errors import InputError
+from pipeline.formats.manifest import manifest_json, read_manifest
+from pipeline.recipe import load_recipe
+from pipeline.run import checkpoint
+from pipeline.run.checkpoint import RetentionPolicy
+from pipeline.run.run_dir import ResumeState, _acquire
+from tests.conftest import ROOT
+from tests.run.test_checkpoint import position, state
+
+ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
+
+
+def acquire(run, data, resume="auto", recipe="recipes/digits/mixer.yaml", **changes) -> ResumeState:
+    overrides = [(name.replace("__", "."), value) for name, value in changes.items()]
+    loaded = load_recipe(ROOT / recipe, [("data.path", str(data)), *overrides])
+    found, lock = _acquire(run, loaded, resume, ALONE)
+    lock.close()
+    if found.checkpoint is None:  # as its first steps would
+        (run / "metrics.jsonl").write_text("{}\n")
+        saved = position(3, recipe=loaded.model_dump(mode="json"), data=found.data)
+        checkpoint.save(run, state(), saved, RetentionPolicy(2))
+    return found
+
+
+@pytest.fixture
+def copied(digits, tmp_path):
+    """The prepared digits, under another path."""
+    return shutil.copytree(digits, tmp_path / "copied")
+
+
+def change(folder, split: str) -> None:
+    """Other bytes in a split, by its manifest."""
+    manifest = read_manifest(folder)
+    blocks = tuple("0" * len(block) for block in manifest.splits[split].blocks)
+    splits = manifest.splits | {split: manifest.splits[split].model_copy(update={"blocks": blocks})}
+    (folder / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"splits": splits})))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_data_may_move_but_not_change(digits, copied, tmp_path, split):
+    run = tmp_path / "run"
+    assert acquire(run, digits).data
+    assert acquire(run, copied).step == 3
+    change(copied, split)
+    with pytest.raises(InputError, match=rf"copied: {split}.beton is not the file that .*/00000003 was trained with"):
+        acquire(run, copied)
+    with pytest.raises(InputError, match=r"train.init_from, which takes weights alone"):
+        acquire(tmp_path / "other", copied, resume=str(run))
+    assert acquire(run, digits).step == 3
+
+
+def test_micro_batches_may_change_where_no_batch_norm_sees_them(digits, tmp_path):
+    acquire(tmp_path / "mixer", digits)
+    assert acquire(tmp_path / "mixer", digits, train__grad_accum_steps="2").step == 3
+    normed = {"recipe": "tests/engine/repmlp.yaml"}
+    acquire(tmp_path / "repmlp", digits, **normed)
+    with pytest.raises(InputError, match=r"another recipe \(train.grad_accum_steps differ\)"):
+        acquire(tmp_path / "repmlp", digits, **normed, train__grad_accum_steps="2")

@@ -1,0 +1,76 @@
+"""A cell has one holder: leases are taken by one process, expire, and are taken over by one process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from pipeline.studies.lease import Leases
+
+
+def holder(folder, **changes):
+    """Make a lease of the cell `c` look like that of another machine, not renewed for 100 s."""
+    path = max(folder.glob("leases/c.*"))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    os.utime(path, (time.time() - 100,) * 2)
+
+
+def test_one_of_many_takes_a_cell(tmp_path):
+    everyone = [Leases(tmp_path) for _ in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        taken = list(pool.map(lambda leases: leases.take("c"), everyone))
+    assert sum(taken) == 1
+    one = everyone[taken.index(True)]
+    assert one.renew("c")
+    one.release("c")
+    assert one.holder("c") is None
+    assert everyone[0].take("c")
+    assert not list(tmp_path.glob("leases/clock-*"))
+
+
+def test_an_expired_lease_is_taken_over_once_and_its_holder_notices(tmp_path):
+    first = Leases(tmp_path, expiry_s=60)
+    assert first.take("c")
+    holder(tmp_path, machine="another", host="n7")
+    everyone = [Leases(tmp_path, expiry_s=60) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda leases: leases.take("c"), everyone))
+    assert sum(taken) == 1
+    assert not first.renew("c")
+    first.release("c")  # which leaves the other's alone
+    assert everyone[taken.index(True)].renew("c")
+    assert not first.take("c")
+
+
+def test_a_lease_that_is_renewed_does_not_expire(tmp_path):
+    first, second = Leases(tmp_path, expiry_s=60), Leases(tmp_path, expiry_s=60)
+    assert first.take("c")
+    holder(tmp_path, machine="another")
+    assert first.renew("c")
+    assert not second.take("c")
+
+
+def test_the_lease_of_a_process_that_was_killed_is_free_at_once_but_not_while_its_cell_still_ends(tmp_path):
+    code = f"from pipeline.studies.lease import Leases; l = Leases(__import__('pathlib').Path({str(tmp_path)!r})); "
+    child = subprocess.Popen(["sleep", "60"])
+    subprocess.run([sys.executable, "-c", code + f"assert l.take('c'); l.add_process('c', {child.pid})"], check=True)
+    leases = Leases(tmp_path)
+    assert not leases.take("c")
+    child.kill()
+    child.wait()
+    assert leases.take("c")
+
+
+def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
+    """The slow process has seen an expired lease, which is then released and taken by another."""
+    first, slow, quick = (Leases(tmp_path, expiry_s=60) for _ in range(3))
+    assert first.take("c")
+    holder(tmp_path, machine="another")
+    seen = slow.holder("c")
+    first.release("c")
+    assert quick.take("c")
+    slow.holder = lambda _: seen
+    assert not slow.take("c")
+    assert quick.renew("c")

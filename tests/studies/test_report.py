@@ -1,0 +1,158 @@
+"""A report has each cell's result in its place: means over seeds, missing cells, no other recipe's runs."""
+
+import csv
+import json
+import math
+import statistics
+
+import pytest
+from matplotlib.image import imread
+
+from pipeline.models.cost import model_cost
+from pipeline.recipe import dump_recipe, load_recipe, recipe_hash
+from pipeline.studies.lease import Leases
+from pipeline.studies.page import as_page, write_report
+from pipeline.studies.results import as_csv, collect, lines_of
+from pipeline.studies.status import requirements, state
+from pipeline.studies.study import read_study, study_cells
+from tests.conftest import ROOT
+
+STUDY = """
+title: Widths
+source: a paper, figure 1
+claim: Wider is better.
+seeds: [0, 1, 2]
+cells:
+- label: Normal
+  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+  axes: {model.channels: [8, 16]}
+- label: RP
+  recipes: {Digits: ROOT/recipes/digits/rp_s_mixer.yaml}
+  axes: {model.channels: [8, 16]}
+  seeded: [model.permutation_seed]
+figure: {x: width}
+published:
+- {source: figure 1, line: Normal, points: [[128, 30, 1.5]], digitised: true}
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "widths.yaml"
+    path.write_text(STUDY.replace("ROOT", str(ROOT)))
+    return path
+
+
+def pretend(cell, folder, top1, recipe=None):
+    """A finished run in a cell's folder."""
+    run = folder / cell.name
+    run.mkdir(parents=True)
+    recipe = recipe or cell.recipe
+    (run / "recipe.yaml").write_text(dump_recipe(recipe))
+    done = {"top1": top1, "top5": 90.0, "loss": 1.0, "step": 1, "seconds": 2.0, "recipe": recipe_hash(recipe)}
+    (run / "done.json").write_text(json.dumps(done))
+    (run / "environment.json").write_text(json.dumps({"host": "n1", "device": "cpu", "commit": 40 * "c"}))
+    lines = [{"split": "eval", "step": s, "epoch": s, "loss": 1.0, "top1": top1 - 3 + s} for s in (1, 2, 3)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def results_of(path, folder, **figure):
+    parsed = read_study(path)
+    parsed = parsed.model_copy(update={"figure": parsed.figure.model_copy(update=figure)})
+    return collect(study_cells(path, parsed), folder, parsed), parsed
+
+
+def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missing(study, tmp_path):
+    cells = study_cells(study, read_study(study))
+    values = (60.0, 61.0, 65.0, 70.0, 72.0)  # of Normal: three seeds at C = 8, two of three at C = 16
+    for cell, top1 in zip(cells, values, strict=False):
+        pretend(cell, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path)
+    lines = lines_of(results, "Digits", "error", parsed.figure)
+    first, second = lines["Normal"]
+    assert (first.x, second.x) == (16 * 8, 16 * 16)  # one point each: seeds are no points of a line
+    assert first.mean == pytest.approx(100 - statistics.fmean(values[:3]))
+    assert first.std == pytest.approx(statistics.stdev(values[:3]))
+    assert (first.count, second.count, second.wanted) == (3, 2, 3)
+    assert [(point.count, math.isnan(point.mean)) for point in lines["RP"]] == [(0, True)] * 2
+    rows = list(csv.DictReader(as_csv(results, parsed).splitlines()))
+    assert [row["state"] for row in rows] == 5 * ["done"] + 7 * ["missing"]
+    assert [row["error"] for row in rows[:6]] == ["40", "39", "35", "30", "28", ""]
+    assert (rows[4]["seed"], rows[4]["model.channels"], rows[4]["width"], rows[4]["host"]) == ("1", "16", "256", "n1")
+    page = as_page(results, parsed, "widths.yaml")
+    assert "| 128 | 38.00 ± 2.65 (3) | missing |" in page
+    assert "(2 of 3)" in page
+    assert "Missing: 7 of 12 cells" in page
+    assert "Normal: 128: 30 ± 1.5 [figure 1 (digitised)]" in page
+    assert "5 of 12 runs are done" in page
+
+
+def test_another_recipes_run_is_no_result(study, tmp_path):
+    cell = study_cells(study, read_study(study))[0]
+    pretend(cell, tmp_path, 60.0, load_recipe(cell.path, [*cell.overrides, ("optim.lr", "0.7")]))
+    results, _ = results_of(study, tmp_path)
+    assert not results[0].done
+    assert not cell.is_done(tmp_path)
+    moved = load_recipe(cell.path, [*cell.overrides, ("data.path", "/scratch/digits")])  # staged to a node's disk
+    (tmp_path / cell.name / "recipe.yaml").write_text(dump_recipe(moved))
+    assert cell.is_done(tmp_path)
+
+
+def test_points_whose_seeds_deviate_are_left_out(study, tmp_path):
+    cells = study_cells(study, read_study(study))
+    for cell, top1 in zip(cells, (60.0, 60.1, 60.2, 70.0, 71.0, 72.0), strict=False):
+        pretend(cell, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path, max_std=0.15)
+    assert [point.x for point in lines_of(results, "Digits", "top1", parsed.figure)["Normal"]] == [128]
+
+
+def test_a_learning_curve_is_the_mean_of_the_evaluations(study, tmp_path):
+    cells = study_cells(study, read_study(study))
+    for cell, top1 in zip(cells, (60.0, 64.0), strict=False):
+        pretend(cell, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path, x="epoch")
+    curve = lines_of(results, "Digits", "error", parsed.figure)["Normal"]
+    assert [(point.x, point.mean) for point in curve] == [(1, 40.0), (2, 39.0), (3, 38.0)]
+
+
+def test_the_report_is_written_and_the_same_twice(study, tmp_path):
+    for number, cell in enumerate(study_cells(study, read_study(study))[:8]):
+        pretend(cell, tmp_path, 50.0 + number)
+    results, parsed = results_of(study, tmp_path, y=["error", "loss"])
+    files = write_report(results, parsed, study, tmp_path / "report")
+    assert [path.name for path in files] == ["widths.csv", "widths.png", "widths.svg", "widths.md"]
+    assert imread(files[1])[:, :, :3].std() > 0.05
+    before = files[2].read_bytes()
+    write_report(results, parsed, study, tmp_path / "report")
+    assert files[2].read_bytes() == before
+
+
+def test_sizes_are_drawn_without_runs(tmp_path):
+    path = ROOT / "recipes/studies/figure3.yaml"
+    results, parsed = results_of(path, tmp_path)
+    assert not parsed.measured
+    points = next(iter(lines_of(results, results[0].cell.panel, "width", parsed.figure).values()))
+    best = max(points, key=lambda point: point.mean)
+    assert best.x == pytest.approx(1e8 ** (1 / 3), rel=0.05)  # equation 15: C* = S* = Omega^(1/3)
+    assert best.mean == pytest.approx(1e8 ** (2 / 3), rel=0.01)
+
+
+def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
+    cells = study_cells(study, read_study(study))
+    done, begun, running = cells[0], cells[1], cells[2]
+    pretend(done, tmp_path, 50.0)
+    (tmp_path / begun.name).mkdir()
+    (tmp_path / begun.name / "recipe.yaml").touch()
+    leases = Leases(tmp_path)
+    assert leases.take(running.name)
+    states = [state(cell, tmp_path, leases) for cell in cells[:4]]
+    assert states[:2] == ["done", "begun"]
+    assert states[2].startswith("running on ")
+    assert states[3] == "open"
+    needs = requirements(cells[:3], "v100")
+    assert needs[done.name] == needs[begun.name]  # seeds take the same
+    model = done.recipe.model
+    weights = model_cost(model, 8, 10).parameters
+    kept = done.recipe.train.keep_last * (1 + done.recipe.optim.spec.states)
+    assert needs[done.name].bytes == 4 * weights * kept
+    assert needs[done.name].hours > 0

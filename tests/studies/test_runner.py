@@ -1,0 +1,161 @@
+"""A study is run by processes that are killed and started again, several at once: no cell is lost or doubled."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from pipeline.recipe import dump_recipe
+from pipeline.studies.lease import Leases
+from pipeline.studies.runner import Runner
+from pipeline.studies.study import read_study, study_cells
+from tests.conftest import ROOT, SMALL, Command
+
+STUDY = """
+title: t
+source: s
+claim: c
+seeds: [SEEDS]
+cells:
+- label: Normal
+  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+  axes: {model.channels: [8, 16]}
+figure: {x: width}
+"""
+
+# Stands for `widemix train`: ten steps that a restart continues; SIGTERM ends it after a moment.
+TRAINER = """
+import os, pathlib, shutil, signal, sys, time
+run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+run.mkdir(exist_ok=True)
+if (run / "refuse").exists():
+    sys.exit("error: refused") if (run / "refuse").read_text() == "1" else os.kill(os.getpid(), 9)
+try:
+    os.close(os.open(run / "busy", os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    (run / "COLLISION").touch()
+def stop(*_):
+    time.sleep(0.3)
+    (run / "busy").unlink()
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+steps = run / "steps"
+for _ in range(10 - (len(steps.read_text()) if steps.exists() else 0)):
+    time.sleep(0.03)
+    with steps.open("a") as file:
+        file.write(".")
+shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
+(run / "done.json").write_text('{"top1": 50.0}')
+(run / "busy").unlink()
+"""
+RUN = """
+import pathlib, sys
+from pipeline.cli.commands import run_command, Parser
+from pipeline.studies.runner import Runner
+from pipeline.studies.study import read_study, study_cells
+path, folder, trainer, at_once = sys.argv[1:]
+runner = Runner(pathlib.Path(folder), int(at_once), program=(sys.executable, "-S", trainer))
+cells = study_cells(pathlib.Path(path), read_study(pathlib.Path(path)))
+sys.exit(run_command(Parser(), lambda _: runner.run(cells), []))
+"""
+
+
+class Study:
+    """A study whose cells take a third of a second, and its runners."""
+
+    def __init__(self, folder, seeds: int):
+        self.path, self.folder = folder / "study.yaml", folder / "runs"
+        self.path.write_text(STUDY.replace("ROOT", str(ROOT)).replace("SEEDS", ", ".join(map(str, range(seeds)))))
+        (folder / "trainer.py").write_text(TRAINER)
+        self.cells = study_cells(self.path, read_study(self.path))
+        (folder / "recipes").mkdir()
+        for cell in self.cells:
+            (folder / "recipes" / cell.name).write_text(dump_recipe(cell.recipe))
+        self.folder.mkdir()
+
+    def start(self, at_once=1):
+        words = [sys.executable, "-c", RUN, self.path, self.folder, self.path.with_name("trainer.py"), str(at_once)]
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def done(self) -> int:
+        return sum(cell.is_done(self.folder) for cell in self.cells)
+
+
+def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_train_each_cell_once(tmp_path):
+    study = Study(tmp_path, seeds=4)
+    first = [study.start(), study.start(2)]
+    while study.done() < 2:
+        time.sleep(0.02)
+        assert any(runner.poll() is None for runner in first)
+    for runner in first:
+        runner.kill()  # it alone: its cells end because it has
+        runner.communicate()
+    assert study.done() < len(study.cells)
+    second = [study.start(2), study.start()]
+    outputs = [runner.communicate(timeout=120)[0] for runner in second]
+    assert [runner.returncode for runner in second] == [0, 0], outputs
+    assert {run.name for run in study.folder.iterdir()} == {cell.name for cell in study.cells} | {"logs", "leases"}
+    for cell in study.cells:
+        run = study.folder / cell.name
+        assert sorted(path.name for path in run.iterdir()) == ["done.json", "recipe.yaml", "steps"]
+        assert (run / "steps").read_text() == 10 * "."
+    assert study.done() == len(study.cells)
+    leases = Leases(study.folder)  # of a cell that was done when its runner was killed one stays, which holds nothing
+    assert not any(holder.alive for cell in study.cells if (holder := leases.holder(cell.name)))
+
+
+def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
+    study = Study(tmp_path, seeds=2)
+    runner = study.start(2)
+    while not list(study.folder.glob("*/steps")):
+        time.sleep(0.02)
+    runner.send_signal(signal.SIGTERM)
+    output, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 75, output
+    assert not list(study.folder.glob("*/busy"))
+    assert not list(study.folder.glob("leases/*"))
+
+
+def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
+    study = Study(tmp_path, seeds=2)
+    for cell, how in zip(study.cells, "12", strict=False):
+        (study.folder / cell.name).mkdir()
+        (study.folder / cell.name / "refuse").write_text(how)
+    runner = study.start()
+    output, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 1
+    assert f"2 of 4 cells failed, first {study.cells[0].name}: refused" in output
+    assert f"{study.cells[1].name}: killed by SIGKILL" in output
+    assert study.done() == 2
+    for cell in study.cells[:2]:
+        (study.folder / cell.name / "refuse").unlink()
+    runner = study.start()
+    output, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 0, output
+    assert study.done() == 4
+
+
+def test_the_command_trains_a_study(tmp_path, digits):
+    """As a user starts it, with real training; the first cell's folder is not a run's."""
+    study = Study(tmp_path, seeds=1)
+    words = (*SMALL, "--data.path", str(digits), "--train.max_steps", "1")
+    pairs = [(name.removeprefix("--"), value) for name, value in zip(words[::2], words[1::2], strict=True)]
+    wrong, other = study_cells(study.path, read_study(study.path), pairs)
+    (study.folder / wrong.name).mkdir()
+    (study.folder / wrong.name / "mine.txt").touch()
+    command = ("study", "run", study.path, "--to", study.folder, "--at-once", "2", *words)
+    code, output = Command(*command).wait()
+    assert code == 1
+    assert f"1 of 2 cells failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
+    assert other.is_done(study.folder)
+
+
+def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):
+    runner = Runner(tmp_path, at_once=3, ranks=2, gpus=["0", "1", "GPU-2", "3"])
+    assert [runner._devices(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0,1", "GPU-2,3", "0,1"]
+    usable = os.sched_getaffinity(0)
+    shares = [set(runner._cpus(slot)) for slot in range(3)]
+    assert all(share and share <= usable for share in shares)
+    if len(usable) >= 3:
+        assert sum(map(len, shares)) == len(set.union(*shares))

@@ -1,0 +1,53 @@
+"""When a run saves and evaluates."""
+
+import pytest
+
+from pipeline.distributed.requests import Request
+from pipeline.recipe.train import EvalSection, TrainSection
+from pipeline.training import cadence
+from pipeline.training.cadence import Cadence
+
+
+def when(evaluation=None, **train) -> Cadence:
+    return Cadence(TrainSection(epochs=3, global_batch=8, **train), EvalSection(**(evaluation or {})))
+
+
+@pytest.mark.parametrize(
+    ("keys", "at_step_20", "at_an_epochs_end", "when_asked"),
+    [
+        ({}, False, True, False),
+        ({"save_every_steps": 10}, True, False, True),
+        ({"save_minutes": 5.0}, False, False, True),
+        ({"save_minutes": 5.0, "save_every_steps": 10}, True, False, True),
+    ],
+)
+def test_a_run_saves_by_steps_by_minutes_by_both_or_at_the_end_of_epochs(
+    keys, at_step_20, at_an_epochs_end, when_asked
+):
+    given = when(**keys)
+    assert given.saves(20, False, Request.EVALUATE) is at_step_20
+    assert given.saves(21, True, Request.NONE) is at_an_epochs_end
+    assert given.saves(21, False, Request.SAVE) is when_asked
+
+
+def test_minutes_thin_out_the_epochs_to_evaluate():
+    every_second = when({"every_epochs": 2, "every_minutes": 1.0})
+    assert not every_second.evaluates(0, Request.EVALUATE)
+    assert every_second.evaluates(1, Request.EVALUATE)
+    assert not every_second.evaluates(1, Request.SAVE)
+    assert when({"every_epochs": 2}).evaluates(1, Request.NONE)
+
+
+def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(cadence.time, "monotonic", lambda: clock[0])
+    given, asked = when({"every_minutes": 2.0}, save_minutes=3.0), {}
+    for clock[0] in range(100, 100 + 12 * 60 + 1):
+        request = given.requests()
+        if request:
+            asked[(clock[0] - 100) / 60] = request
+    save, evaluate = Request.SAVE, Request.EVALUATE
+    assert asked == {
+        2: evaluate, 3: save, 4: evaluate, 6: save | evaluate, 8: evaluate, 9: save, 10: evaluate, 12: save | evaluate
+    }  # fmt: skip
+    assert when().requests() == Request.NONE

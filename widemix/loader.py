@@ -1,0 +1,271 @@
+"""A loader of prepared pictures for any training loop."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from pydantic import ValidationError
+from torch.utils.data import IterableDataset, get_worker_info
+
+from pipeline.data.loader import Batch, Batches, EvalLoader, TrainLoader
+from pipeline.data.order import steps_per_epoch
+from pipeline.data.precision import DTYPES
+from pipeline.distributed.topology import Topology, read_topology
+from pipeline.errors import InputError
+from pipeline.formats.manifest import read_manifest
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from pipeline.recipe.train import TrainSection
+from pipeline.section import Section
+
+AnySection = TypeVar("AnySection", bound=Section)
+RGB = Sequence[float]
+# Keys of sections that have another name here: timm's.
+_NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode": "mixup_mode"}
+
+
+class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Iterate over the batches of one epoch of a prepared split: (images, targets), on the device.
+
+    images: `img_dtype` [B, 3, image_size, image_size], normalised, channels last in memory. targets: int64 [B], or
+    with mixup, CutMix or label smoothing probabilities float32 [B, classes].
+
+    In training, each iteration is the next epoch, or the one that `set_epoch` names. The pictures of a step depend on
+    `seed`, epoch, step and global batch (`batch_size` x `world`), not on world size, threads or restarts. For
+    evaluation (`is_training=False`) there are centre crops in the order of the file, each sample on exactly one rank;
+    ranks have the same number of batches, of which the last may be one sample shorter, or empty.
+
+    path, split: the folder that `widemix prep` wrote, and the split in it.
+    batch_size: samples per rank.
+    is_training: augment and shuffle. Default: unless the split is named val, validation or test.
+    shuffle, drop_last: default: as `is_training`.
+    rank, world: default: those of torch.distributed, or of the launcher's variables.
+    device: default: the GPU of this rank if there is one.
+    num_workers: decoding threads; 0 divides the CPUs among the ranks of the node.
+    views: pictures of each sample, each cropped and augmented by itself; images are [B, views, 3, H, W] if above 1.
+    num_classes: default: as many as the prepared folder has.
+    mix_group: pictures that are mixed with each other; divides `batch_size`. Keep it when `world` changes.
+
+    The other arguments are those of timm's `create_loader` and `Mixup`. Threads end with the iteration, or when it is
+    left. Raises `InputError`, a ValueError, where the folder or an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        split: str,
+        batch_size: int,
+        image_size: int = 224,
+        *,
+        is_training: bool | None = None,
+        shuffle: bool | None = None,
+        drop_last: bool | None = None,
+        seed: int = 0,
+        rank: int | None = None,
+        world: int | None = None,
+        device: str | torch.device | None = None,
+        img_dtype: torch.dtype = torch.float32,
+        num_workers: int = 0,
+        num_classes: int | None = None,
+        interpolation: Literal["bilinear", "bicubic", "random"] = "bilinear",
+        crop_pct: float = 0.875,
+        mean: RGB = IMAGENET_MEAN,
+        std: RGB = IMAGENET_STD,
+        scale: Sequence[float] = (0.08, 1.0),
+        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        hflip: float = 0.5,
+        auto_augment: str | None = None,
+        color_jitter: float | Sequence[float] = 0.0,
+        color_jitter_prob: float = 1.0,
+        grayscale_prob: float = 0.0,
+        gaussian_blur_prob: float = 0.0,
+        num_aug_repeats: int = 0,
+        views: int = 1,
+        re_prob: float = 0.0,
+        re_mode: Literal["const", "rand", "pixel"] = "pixel",
+        re_count: int = 1,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        cutmix_minmax: Sequence[float] | None = None,
+        mixup_prob: float = 1.0,
+        mixup_switch_prob: float = 0.5,
+        mixup_mode: Literal["batch", "pair", "elem"] = "batch",
+        mix_group: int = 32,
+        smoothing: float = 0.0,
+        on_corrupt: Literal["error", "replace"] = "error",
+    ):
+        self.manifest = read_manifest(Path(path))
+        self.is_training = split not in ("val", "validation", "test") if is_training is None else is_training
+        shuffle = self.is_training if shuffle is None else shuffle
+        drop_last = self.is_training if drop_last is None else drop_last
+        self.topology = _topology(rank, world, device)
+        self.batch_size, self.seed, self.views = batch_size, seed, views
+        data = _section(
+            DataSection,
+            path=str(path),
+            train_split=split,
+            eval_split=split,
+            num_classes=num_classes or len(self.manifest.classes),
+            workers=num_workers,
+            image_size=image_size,
+            crop_pct=crop_pct,
+            interpolation=interpolation,
+            on_corrupt=on_corrupt,
+            mean=tuple(mean),
+            std=tuple(std),
+        )
+        augment = _section(
+            AugmentSection,
+            scale=tuple(scale),
+            ratio=tuple(ratio),
+            hflip=hflip,
+            auto_augment=auto_augment,
+            color_jitter=_jitter(color_jitter),
+            color_jitter_prob=color_jitter_prob,
+            grayscale_prob=grayscale_prob,
+            gaussian_blur_prob=gaussian_blur_prob,
+            aug_repeats=num_aug_repeats,
+            re_prob=re_prob,
+            re_mode=re_mode,
+            re_count=re_count,
+            mixup=mixup,
+            cutmix=cutmix,
+            cutmix_minmax=None if cutmix_minmax is None else tuple(cutmix_minmax),
+            mixup_prob=mixup_prob,
+            mixup_switch_prob=mixup_switch_prob,
+            mix_mode=mixup_mode,
+            mix_group=mix_group,
+            smoothing=smoothing,
+        )
+        self._soft = augment.mixing or smoothing > 0
+        self._check_batch(split, drop_last, augment)
+        self._loader = self._open(data, augment, shuffle, drop_last, img_dtype)
+        self._steps = steps_per_epoch(len(self._loader), self.global_batch, drop_last)
+        self._position = (0, 0)  # epoch, and step after the last one that was yielded
+        self._next: tuple[int, int] | None = (0, 0)  # where the next iteration begins; None: with the next epoch
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.batch_size * self.topology.world
+
+    @property
+    def samples(self) -> int:
+        """Samples of the split."""
+        return len(self._loader)
+
+    def __len__(self) -> int:
+        """Batches of an epoch, the same number on every rank."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Batches of the next epoch; after `load_state_dict` those that were left of the saved one."""
+        if get_worker_info() is not None:
+            raise InputError("widemix.Loader has decoding threads of its own; give DataLoader num_workers=0")
+        epoch, first = self._next or (self._position[0] + 1, 0)
+        self._position, self._next = (epoch, first), None
+        with self._batches(epoch, first) as batches:
+            for step, batch in zip(range(first, len(self)), batches, strict=False):
+                self._position = epoch, step + 1
+                targets = batch.targets if self._soft or not self.is_training else self._labels(batch)
+                images = batch.inputs
+                if self.views > 1:
+                    images, targets = images.unflatten(0, (-1, self.views)), targets[:: self.views]
+                yield images, targets
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch; where `load_state_dict` has loaded a step of it, with that."""
+        if self._next is None or self._next[0] != epoch:
+            self._next = epoch, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches that were yielded, as plain numbers. It is the same on every rank."""
+        epoch, step = self._position
+        return {"epoch": epoch, "step": step, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration where `state` was saved; the world size may be another, the global batch not."""
+        for name, value in self._identity().items():
+            if state[name] != value:
+                cure = f": batch_size {self.batch_size} x {self.topology.world}" if name == "global_batch" else ""
+                raise InputError(f"the loader's state was saved with {name} {state[name]}, here it is {value}{cure}")
+        epoch, step = state["epoch"], state["step"]
+        self._position = self._next = (epoch, step) if step < len(self) else (epoch + 1, 0)
+
+    def _identity(self) -> dict[str, int]:
+        """What the content of a step depends on, but for the augmentation."""
+        return {"seed": self.seed, "global_batch": self.global_batch, "samples": self.samples}
+
+    def _check_batch(self, split: str, drop_last: bool, augment: AugmentSection) -> None:
+        size, group = self.batch_size, augment.mix_group
+        for name, number in (("batch_size", size), ("views", self.views)):
+            if number < 1:
+                raise InputError(f"{name} {number}: must be at least 1")
+        if self.views > 1 and not self.is_training:
+            raise InputError(f"views {self.views}: an evaluation has one view of each picture")
+        if augment.mixing and size % group:
+            fitting = ", ".join(str(fit) for fit in range(2, size + 1, 2) if size % fit == 0)
+            cure = f"{fitting} would" if fitting else "take an even batch_size"
+            raise InputError(f"mix_group {group} does not divide batch_size {size}; {cure}")
+        known = self.manifest.splits.get(split)
+        if drop_last and known and known.samples < self.global_batch:
+            batch = f"batch_size {size} x {self.topology.world} ranks"
+            raise InputError(f"{batch} exceeds the {known.samples} samples of split {split!r}; set drop_last=False")
+
+    def _open(
+        self, data: DataSection, augment: AugmentSection, shuffle: bool, drop_last: bool, img_dtype: torch.dtype
+    ) -> TrainLoader | EvalLoader:
+        precisions = {dtype: name for name, dtype in DTYPES.items()}
+        if img_dtype not in precisions:
+            raise InputError(f"img_dtype {img_dtype}: must be one of {', '.join(map(str, precisions))}")
+        if self.is_training:
+            options = {"epochs": 1, "global_batch": self.global_batch, "precision": precisions[img_dtype]}
+            train = _section(TrainSection, seed=self.seed, **options)
+            sequence: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "views": self.views}
+            return TrainLoader(data, augment, train, self.topology, **sequence)
+        if shuffle:
+            raise InputError("shuffle True: evaluation is in the order of the file; is_training=True shuffles")
+        return EvalLoader(data, self.batch_size, self.topology, img_dtype)
+
+    def _batches(self, epoch: int, first: int) -> Batches:
+        loader = self._loader
+        return loader.batches(epoch, first) if isinstance(loader, TrainLoader) else loader.batches(first)
+
+    def _labels(self, batch: Batch) -> torch.Tensor:
+        labels = torch.from_numpy(self._loader.source.file.label[batch.samples]).long()
+        return labels.to(batch.targets.device, non_blocking=True)
+
+
+def _topology(rank: int | None, world: int | None, device: str | torch.device | None) -> Topology:
+    """Rank and device of this process, from the arguments, torch.distributed, or the launcher's variables."""
+    if (rank is None) != (world is None):
+        raise InputError(f"rank {rank}, world {world}: give both, or neither")
+    found = read_topology()
+    if rank is None and dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    if rank is not None and world is not None:
+        if not 0 <= rank < world:
+            raise InputError(f"rank {rank}, world {world}: ranks are numbered from 0 to world - 1")
+        found = replace(found, rank=rank, world=world)
+    return found if device is None else replace(found, device=torch.device(device))
+
+
+def _jitter(color_jitter: float | Sequence[float]) -> tuple[float, ...]:
+    """Brightness, contrast, saturation and hue; one number is the first three, as in timm."""
+    if isinstance(color_jitter, int | float):
+        return (color_jitter,) * 3 + (0.0,)
+    return (*color_jitter, *(0.0,) * (4 - len(color_jitter)))
+
+
+def _section(kind: type[AnySection], **values: Any) -> AnySection:
+    """A recipe's section; what is wrong becomes an `InputError` with the argument's name."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        given = f"{_NAMES.get(key, key)} {first['input']!r}: " if key else ""
+        raise InputError(given + first["msg"].removeprefix("Value error, ")) from None

@@ -1,0 +1,80 @@
+"""The commands `widemix prep`, `train` and `eval` as functions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.prepare import prepare as prepare_folder
+from data_prep.settings import PrepSettings
+from pipeline.distributed.launchers import export_torchrun_env
+from pipeline.distributed.topology import read_topology
+from pipeline.formats.manifest import Manifest
+from pipeline.models import registry
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.train import Exit
+from pipeline.train import train as train_rank
+from pipeline.training.assessment import evaluate_checkpoint
+
+AnyRecipe = Recipe | str | Path
+
+
+def prepare(
+    source: str,
+    to: str | Path,
+    origin: str | Path | None = None,
+    *,
+    processes: int | None = None,
+    force: bool = False,
+    **settings: Any,
+) -> Manifest:
+    """Prepare a dataset in the folder `to`, once, and return its manifest; as `widemix prep`.
+
+    source: one that `widemix prep --help` lists, such as "imagenet" or "image-folder", read from the folder `origin`.
+    settings: fields of `data_prep.settings.PrepSettings`, such as `max_size=512`.
+    """
+    folder = None if origin is None else Path(origin)
+    return prepare_folder(source, folder, Path(to), PrepSettings(**settings), processes=processes, force=force)
+
+
+def build_model(recipe: AnyRecipe) -> torch.nn.Module:
+    """Return the network of a recipe, or of the file or shipped recipe of that name, with new weights.
+
+    It takes float pictures [B, 3, image_size, image_size], or token ids int64 [B, T], and gives logits [B, classes].
+    """
+    loaded = _load(recipe)
+    return registry.build_model(loaded.model, loaded.data.image_size, loaded.data.num_classes)
+
+
+def train(recipe: AnyRecipe, run_dir: str | Path, *, resume: str = "auto") -> dict[str, Any] | None:
+    """Train a recipe in this process and return the figures of done.json; as `widemix train --ranks 1`.
+
+    In processes that a launcher started, such as torchrun, every rank calls it, and those above 0 get no figures: {}.
+    A run in `run_dir` is continued. None if a signal stopped it: the same call continues it.
+    """
+    export_torchrun_env()
+    name = Path("recipe.yaml") if isinstance(recipe, Recipe) else Path(recipe)
+    if train_rank(_load(recipe), Path(run_dir), resume, name) == Exit.REQUEUE:
+        return None
+    figures: dict[str, Any] = json.loads((Path(run_dir) / "done.json").read_text()) if read_topology().is_main else {}
+    return figures
+
+
+def evaluate(
+    path: str | Path,
+    data: str | Path | None = None,
+    split: str | None = None,
+    batch_size: int | None = None,
+    *,
+    ema: bool = False,
+) -> dict[str, float]:
+    """Return loss, top1 and top5 (percent) of a run's newest checkpoint, or of one checkpoint; as `widemix eval`.
+
+    Prepared folder, split and batch size are by default those of its recipe.
+    """
+    return evaluate_checkpoint(Path(path), None if data is None else Path(data), split, batch_size, ema)
+
+
+def _load(recipe: AnyRecipe) -> Recipe:
+    return recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
