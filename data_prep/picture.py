@@ -110,7 +110,8 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
         if settings.on_corrupt == "skip":
             return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}", origin=origin)
         raise InputError(f"{sample.name}: {error}; repair or remove it, or skip such images (on_corrupt)") from None
-    source = sample.picture._replace(size=len(data)) if encoded.data is data else None
+    place = sample.picture
+    source = place._replace(size=len(data)) if encoded.data is data and isinstance(place, FileSlice) else None
     return encoded._replace(source=source, origin=origin).with_checksum()
 
 

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,19 @@ class Status(NamedTuple):
 
 
 IN_MEMORY = Status()  # of samples that were read with the listing, so that only their content can be compared
+
+
+class Place(Protocol):
+    """Where the bytes of an image are."""
+
+    def status(self) -> Status:
+        """The status of the file that holds them. Raises `InputError` if it cannot be read."""
+
+    def read(self) -> bytes:
+        """The bytes. Raises `InputError` if they cannot be read."""
+
+    def read_with_status(self) -> tuple[bytes, Status]:
+        """The bytes, and the status of the file before they were read. Raises `InputError` as `read` does."""
 
 
 class FileSlice(NamedTuple):
@@ -69,19 +82,19 @@ def _status(status: os.stat_result) -> Status:
 
 
 class Sample(NamedTuple):
-    """An image that is not encoded yet: part of a file, or uint8 pixels [height, width, 3] that are stored raw."""
+    """An image that is not encoded yet: bytes at a place, or uint8 pixels [height, width, 3] that are stored raw."""
 
     name: str  # in messages and in the manifest
     label: int
-    picture: FileSlice | np.ndarray
+    picture: Place | np.ndarray
 
     def content(self) -> bytes:
         """The source's bytes, or the pixels."""
-        return self.picture.read() if isinstance(self.picture, FileSlice) else self.picture.tobytes()
+        return self.picture.tobytes() if isinstance(self.picture, np.ndarray) else self.picture.read()
 
     def status(self) -> Status:
         """The status of the file that it is part of."""
-        return self.picture.status() if isinstance(self.picture, FileSlice) else IN_MEMORY
+        return IN_MEMORY if isinstance(self.picture, np.ndarray) else self.picture.status()
 
 
 class Origin(NamedTuple):

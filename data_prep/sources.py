@@ -37,6 +37,10 @@ SOURCES = {
     "webdataset": Source(
         "data_prep.webdataset.read", "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)"
     ),
+    "parquet": Source(
+        "data_prep.parquet.read",
+        "Hugging Face's image datasets: DIR/**/*.parquet with the columns image {bytes, path} and label",
+    ),
     "csv": Source(
         "data_prep.csv_list.read", "any images listed in a file LIST.csv with the columns path, label, split"
     ),

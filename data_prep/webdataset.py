@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.image_folder import SPLIT_FOLDERS, SUFFIXES
+from data_prep.image_folder import SUFFIXES
 from data_prep.samples import Dataset, FileSlice, Sample
+from data_prep.shards import find_shards
 from data_prep.tar_listing import list_tar
 from pipeline.errors import InputError
 
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on
-WORD = re.compile(r"[a-z]+")
-SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
 CLASSES = "classes.txt"
 
 
@@ -43,16 +42,10 @@ class TarPictures(Sequence[Sample]):
 def read(origin: Path) -> Dataset:
     """The splits whose shards are in `origin`, in the order of the shards' names and of their members.
 
-    A shard's split is a word of its name or of its folder's (train, val, validation, valid, test), otherwise train.
-    Class names are the lines of `classes.txt`, by default the labels. Raises `InputError` for damaged shards.
+    A shard's split is a word of its path, as in `find_shards`. Class names are the lines of `classes.txt`, by default
+    the labels. Raises `InputError` for damaged shards.
     """
-    shards: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(origin.rglob("*.tar")) if origin.is_dir() else [origin]:
-        words = WORD.findall(str(path.relative_to(origin) if origin.is_dir() else path.name).lower())
-        shards[next((SPLIT_OF[word] for word in words if word in SPLIT_OF), "train")].append(path)
-    if not shards:
-        raise InputError(f"{origin}: holds no shards (*.tar)")
-    splits = {split: _pictures(shards[split]) for split in SPLIT_FOLDERS if split in shards}
+    splits = {split: _pictures(tars) for split, tars in find_shards(origin, ".tar").items()}
     return Dataset(_classes(origin, splits), splits)
 
 

@@ -1,0 +1,200 @@
+"""Hugging Face's image datasets, such as imagenet-1k: `data/train-00000-of-00294-*.parquet`.
+
+A row has a column of the type {bytes, path} with the image's file, and a column with its label. Class names are in
+the metadata of the schema.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_prep.samples import Dataset, FileSlice, Sample, Status
+from data_prep.shards import find_shards
+from pipeline.errors import InputError
+
+BATCH = 16  # rows that are read at once
+BUFFER = 1 << 20  # bytes read from a file at once
+_READERS = threading.local()  # of each thread: the row group that it has read from last
+
+
+class ParquetPicture(NamedTuple):
+    """The image in one row of a parquet file."""
+
+    path: str
+    column: str
+    group: int  # row group of the file
+    row: int  # of that group
+
+    def status(self) -> Status:
+        """The status of the file. Raises `InputError` if it cannot be read."""
+        return FileSlice(self.path).status()
+
+    def read(self) -> bytes:
+        """The bytes of the image. Raises `InputError` if the file is damaged, or the row has no bytes."""
+        return self.read_with_status()[0]
+
+    def read_with_status(self) -> tuple[bytes, Status]:
+        """The bytes, and the status of the file before they were read. Raises `InputError` as `read` does."""
+        status = self.status()
+        group = self.path, self.column, self.group, status
+        reader = getattr(_READERS, "last", None)
+        if reader is None or reader.of != group or self.row < reader.start:
+            _READERS.last = reader = _Reader(group)
+        return reader.read(self.row), status
+
+
+class _Reader:
+    """Reads a row group forwards, some rows at a time: a file may be one row group of several GB."""
+
+    def __init__(self, of: tuple[str, str, int, Status]) -> None:
+        self.of = of
+        path, column, group, _ = of
+        with _reading(path) as pyarrow:
+            columns = [f"{column}.bytes"]
+            file = _open(pyarrow, path)
+            self.batches = file.iter_batches(BATCH, row_groups=[group], columns=columns, use_threads=False)
+        self.start = 0  # of the batch in the row group
+        self.batch: Any = ()
+
+    def read(self, row: int) -> bytes:
+        path, column, group, _ = self.of
+        while row >= self.start + len(self.batch):
+            self.start += len(self.batch)
+            with _reading(path):
+                batch = next(self.batches, None)
+            if batch is None:
+                raise InputError(f"{path}: has fewer rows than when it was listed; run the same command again")
+            self.batch = batch.column(0).field("bytes")
+        data = self.batch[row - self.start].as_py()
+        if data is None:
+            raise InputError(f"{path}: row {row} of row group {group} has no {column}.bytes")
+        return data
+
+
+@dataclass(frozen=True)
+class ParquetPictures(Sequence[Sample]):
+    """The images of several files. `Sample`s are made on access, which keeps millions of them small."""
+
+    paths: Sequence[Path]
+    names: Sequence[str]  # of the files, in messages
+    columns: Sequence[str]  # of the images in each file
+    labels: np.ndarray  # int64 [n]
+    groups: np.ndarray  # int64 [row groups, 3]: file, number in the file, and first row in the file
+    first: np.ndarray  # int64 [row groups], the first sample of each
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        place = int(np.searchsorted(self.first, index, "right")) - 1
+        file, group, before = self.groups[place].tolist()
+        row = index - int(self.first[place])
+        picture = ParquetPicture(str(self.paths[file]), self.columns[file], group, row)
+        return Sample(f"{self.names[file]}/{before + row}", int(self.labels[index]), picture)
+
+
+class _File(NamedTuple):
+    """What is listed of a file."""
+
+    image: str  # name of the column
+    classes: tuple[str, ...]  # empty if the file names none
+    labels: np.ndarray  # int64 [rows]
+    rows: list[int]  # of each row group
+
+
+def read(origin: Path) -> Dataset:
+    """The splits whose files `*.parquet` are in `origin`, in the order of the files' names and of their rows.
+
+    A file's split is a word of its path, as in `find_shards`. Labels are -1 where there are none, as in the test
+    split of imagenet-1k. Raises `InputError` for files that are damaged, or lack a column of images or labels.
+    """
+    listed = {
+        split: {path: _list(path) for path in paths} for split, paths in find_shards(origin, ".parquet").items()
+    }
+    files = [(path, file) for split in listed.values() for path, file in split.items()]
+    named = [(path, file.classes) for path, file in files if file.classes]
+    highest = max(int(file.labels.max(initial=-1)) for _, file in files)
+    classes = named[0][1] if named else tuple(map(str, range(1 + highest)))
+    for path, names in named:
+        if names != classes:
+            raise InputError(f"{path}: names other classes than {named[0][0]}")
+    for path, file in files:
+        if file.labels.min(initial=0) < -1 or file.labels.max(initial=-1) >= len(classes):
+            raise InputError(f"{path}: has labels outside of its {len(classes)} classes")
+    for split, of_split in listed.items():
+        if not any(len(file.labels) for file in of_split.values()):
+            raise InputError(f"{next(iter(of_split))}: {split} has no rows")
+    return Dataset(classes, {split: _pictures(origin, of_split) for split, of_split in listed.items()})
+
+
+@contextmanager
+def _reading(path: Path | str) -> Iterator[Any]:
+    """Yields pyarrow; `InputError` if it is not installed, or if what it reads from the file is damaged."""
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        raise InputError("parquet files are read with pyarrow: pip install 'widemix[parquet]'") from None
+    try:
+        yield pyarrow
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{path}: cannot be read as parquet ({reason}); download it again") from None
+
+
+def _open(pyarrow: Any, path: Path | str) -> Any:
+    return pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
+
+
+def _list(path: Path) -> _File:
+    with _reading(path) as pyarrow:
+        file = _open(pyarrow, path)
+        schema, is_struct = file.schema_arrow, pyarrow.types.is_struct
+        structs = [field for field in schema if is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
+        integers = [field for field in schema if pyarrow.types.is_integer(field.type)]
+        image, label = _column(path, "image", structs, schema), _column(path, "label", integers, schema)
+        labels = file.read([label], use_threads=False).column(0)
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    if labels.null_count:
+        raise InputError(f"{path}: has rows without a {label}")
+    return _File(image, _class_names(schema.metadata or {}, label), labels.to_numpy().astype(np.int64), rows)
+
+
+def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:
+    """The column with that name, or the only one, of those of the right type."""
+    found = [field.name for field in fields]
+    if name not in found and len(found) != 1:
+        kind = "the type {bytes, path}" if name == "image" else "integers"
+        raise InputError(f"{path}: has no column {name!r} of {kind}; its columns are {', '.join(schema.names)}")
+    return name if name in found else found[0]
+
+
+def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
+    """The names that the library `datasets` writes into the metadata of a schema; none if others wrote the file."""
+    try:
+        return tuple(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+    except (KeyError, ValueError, TypeError):
+        return ()
+
+
+def _pictures(origin: Path, files: dict[Path, _File]) -> ParquetPictures:
+    groups, sizes = [], []
+    for number, file in enumerate(files.values()):
+        before = 0
+        for group, rows in enumerate(file.rows):
+            groups.append((number, group, before))
+            sizes.append(rows)
+            before += rows
+    return ParquetPictures(
+        list(files),
+        [str(path.relative_to(origin)) if origin.is_dir() else path.name for path in files],
+        [file.image for file in files.values()],
+        np.concatenate([file.labels for file in files.values()]),
+        np.array(groups, np.int64).reshape(-1, 3),
+        np.cumsum(sizes) - np.array(sizes, np.int64),
+    )

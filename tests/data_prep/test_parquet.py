@@ -1,0 +1,185 @@
+"""Hugging Face's parquet files, written by pyarrow in their layout: row by row against what was put into them."""
+
+import io
+import json
+import random
+import sys
+
+import pytest
+from PIL import Image
+
+from data_prep import parquet
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
+from pipeline.formats.sources import read_sources
+
+pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'widemix[parquet]'")
+pq = pytest.importorskip("pyarrow.parquet")
+
+IMAGE = [{"bytes": b"."}]
+CLASSES = ["tench, Tinca tinca", "goldfish", "great white shark"]
+
+
+def write(path, pictures, labels, group=3, names=CLASSES, column="image", **options):
+    """A file as the library `datasets` writes it, with row groups of `group` rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"bytes": data, "path": f"{i}.JPEG"} for i, data in enumerate(pictures)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    features = {column: {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    table = pa.table({column: pa.array(rows, kind), "label": pa.array(labels, pa.int64())})
+    if names:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path, row_group_size=group, **options)
+    return path
+
+
+def found(samples):
+    return [(sample.label, sample.picture.read()) for sample in samples]
+
+
+@pytest.fixture
+def hub(tmp_path, jpeg):
+    """Two files of train, of several row groups, one of validation and one of test; and what they hold."""
+    rows = {"train": [(i % 3, jpeg(i)) for i in range(19)], "val": [(1, jpeg(50))], "test": [(-1, jpeg(60))] * 2}
+    data = tmp_path / "hub" / "data"
+    for name, part in (
+        ("train-00000-of-00002-ab12", rows["train"][:11]),
+        ("train-00001-of-00002-cd34", rows["train"][11:]),
+        ("validation-00000-of-00001-ef56", rows["val"]),
+        ("test-00000-of-00001-0a7b", rows["test"]),
+    ):
+        labels, pictures = zip(*part, strict=True)
+        write(data / f"{name}.parquet", pictures, labels, compression="snappy")
+    return data.parent, rows
+
+
+def test_every_row_in_any_order(hub, monkeypatch):
+    """Several batches to a row group; forwards, backwards, and at random."""
+    monkeypatch.setattr(parquet, "BATCH", 2)
+    origin, rows = hub
+    dataset = parquet.read(origin)
+    assert dataset.classes == tuple(CLASSES)
+    assert list(dataset.splits) == ["train", "val", "test"]
+    for split, samples in dataset.splits.items():
+        assert found(samples) == rows[split]
+        assert found(reversed(samples)) == rows[split][::-1]
+    train = dataset.splits["train"]
+    chosen = [random.Random(0).randrange(19) for _ in range(60)]
+    assert found(train[i] for i in chosen) == [rows["train"][i] for i in chosen]
+    assert train[0].name == "data/train-00000-of-00002-ab12.parquet/0"
+    assert train[18].name == "data/train-00001-of-00002-cd34.parquet/7"
+    assert len({sample.name for sample in train}) == 19
+
+
+def test_bytes_are_kept(hub, tmp_path):
+    origin, rows = hub
+    settings = PrepSettings(restart_markers=False)
+    manifest = prepare("parquet", origin, tmp_path / "out", settings, processes=1)
+    assert {name: split.samples for name, split in manifest.splits.items()} == {"train": 19, "val": 1, "test": 2}
+    beton = open_beton(tmp_path / "out" / "train.beton")
+    stored = [beton.bytes[beton.offset[i] : beton.stop[i]].tobytes() for i in range(19)]
+    assert list(zip(beton.label.tolist(), stored, strict=True)) == rows["train"]
+    assert list(read_sources(beton.path))[-1] == "data/train-00001-of-00002-cd34.parquet/7"
+
+
+def test_several_processes_give_the_same(tmp_path, picture, monkeypatch):
+    """Workers read the files themselves."""
+    monkeypatch.setattr("data_prep.encode.MIN_SECONDS_PER_PROCESS", 1e-6)
+    pictures = []
+    for seed in range(80):
+        buffer = io.BytesIO()
+        picture(seed).save(buffer, "PNG")
+        pictures.append(buffer.getvalue())
+    write(tmp_path / "hub" / "0000.parquet", pictures, [i % 3 for i in range(80)], group=50)
+    betons = []
+    for processes in (1, 2):
+        out = tmp_path / f"out{processes}"
+        prepare("parquet", tmp_path / "hub", out, PrepSettings(), processes=processes)
+        betons.append((out / "train.beton").read_bytes())
+    assert betons[0] == betons[1]
+
+
+def test_other_names_and_no_metadata(tmp_path, jpeg):
+    path = write(tmp_path / "a.parquet", [jpeg(0), jpeg(1)], [4, 0], names=[], column="img")
+    dataset = parquet.read(path)
+    assert dataset.classes == ("0", "1", "2", "3", "4")
+    assert found(dataset.splits["train"]) == [(4, jpeg(0)), (0, jpeg(1))]
+    assert Image.open(io.BytesIO(dataset.splits["train"][0].picture.read())).size == (40, 30)
+
+
+def test_a_row_without_bytes_is_an_error(tmp_path, jpeg):
+    write(tmp_path / "hub" / "train.parquet", [jpeg(0), None], [0, 1])
+    with pytest.raises(InputError, match=r"train\.parquet: row 1 of row group 0 has no image\.bytes"):
+        prepare("parquet", tmp_path / "hub", tmp_path / "out", PrepSettings(), processes=1)
+
+
+def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "write_statistics": False}
+    path = write(tmp_path / "train.parquet", [jpeg(0), jpeg(1)], [0, 1], **options)
+    samples = parquet.read(path).splits["train"]
+    data = bytearray(path.read_bytes())
+    data[data.index(jpeg(1)) + 100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"train\.parquet: cannot be read as parquet \(.*[Cc][Rr][Cc]"):
+        found(samples)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"label": [0]}, "no column 'image' of the type {bytes, path}; its columns are label"),
+        ({"image": [{"bytes": b"."}]}, "no column 'label' of integers; its columns are image"),
+        (
+            {"image": [{"bytes": b"."}], "label": ["cat"]},
+            "no column 'label' of integers; its columns are image, label",
+        ),
+        (
+            {"image": [{"bytes": b"."}], "a": [0], "b": [1]},
+            "no column 'label' of integers; its columns are image, a, b",
+        ),
+        ({"image": [{"bytes": b"."}], "label": [1, None]}, "rows without a label"),
+        ({"image": [{"bytes": b"."}], "label": [-2]}, "labels outside of its 0 classes"),
+        ({"image": [], "label": []}, "train has no rows"),
+    ],
+)
+def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
+    kinds = {"image": pa.struct([("bytes", pa.binary())])}
+    rows = max(map(len, columns.values()))
+    arrays = {
+        name: pa.array((column * rows)[:rows], kinds.get(name, pa.int64() if not rows else None))
+        for name, column in columns.items()
+    }
+    pq.write_table(pa.table(arrays), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=words.replace("{", r"\{")):
+        parquet.read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 3, 1000, -1])
+def test_a_file_that_is_cut_short_is_refused(hub, size):
+    origin, _ = hub
+    path = next(origin.glob("data/train-00001*"))
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InputError, match=r"cd34\.parquet: cannot be read as parquet .*; download it again"):
+        parquet.read(origin)
+
+
+def test_labels_beyond_the_names_and_other_names_are_refused(tmp_path, jpeg):
+    write(tmp_path / "train-0.parquet", [jpeg(0)], [3])
+    with pytest.raises(InputError, match=r"train-0\.parquet: has labels outside of its 3 classes"):
+        parquet.read(tmp_path)
+    write(tmp_path / "train-0.parquet", [jpeg(0)], [2])
+    write(tmp_path / "train-1.parquet", [jpeg(0)], [1], names=["a", "b", "c"])
+    with pytest.raises(InputError, match=r"train-1\.parquet: names other classes than .*train-0\.parquet"):
+        parquet.read(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match="holds no shards"):
+        parquet.read(empty)
+
+
+def test_without_pyarrow_one_line_says_so(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match=r"read with pyarrow: pip install 'widemix\[parquet\]'"):
+        parquet.read(hub[0])
