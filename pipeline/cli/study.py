@@ -72,8 +72,13 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
         verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
         verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
+        known = "folder of an earlier report, such as recipes/studies/results: train only cells without a result in it"
+        verb.add_argument("--report", type=Path, metavar="DIR", help=known)
     if name == "report":
-        where = "folder for the report (default: that of the run folders)"
+        where = (
+            "folder for the report (default: that of the run folders); a report that is there keeps the results of "
+            "cells that were trained elsewhere"
+        )
         verb.add_argument("--report", type=Path, metavar="DIR", help=where)
 
 
@@ -127,6 +132,7 @@ def _run(arguments: argparse.Namespace) -> Exit:
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
     cells, folder = _trained(arguments)
+    cells = _without_known(cells, arguments)
     for cell in cells:
         check_world(cell.recipe, arguments.ranks)
     missing = [cell for cell in cells if not cell.is_done(folder)]
@@ -135,6 +141,20 @@ def _run(arguments: argparse.Namespace) -> Exit:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"{folder}: {len(cells) - len(missing)} of {len(cells)} cells are done", flush=True)
     return Runner(folder, arguments.at_once, arguments.ranks, _gpus()).run(cells)
+
+
+def _without_known(cells: "list[Cell]", arguments: argparse.Namespace) -> "list[Cell]":
+    """The cells that have no result in the report of --report."""
+    from pipeline.studies.results import known_rows
+    from pipeline.studies.study import read_study
+
+    if arguments.report is None:
+        return cells
+    table = arguments.report / f"{arguments.recipe.stem}.csv"
+    known = known_rows(table, read_study(arguments.recipe))
+    rest = [cell for cell in cells if cell.name not in known]
+    print(f"{table}: has the results of {len(cells) - len(rest)} of {len(cells)} cells", flush=True)
+    return rest
 
 
 def _gpus() -> list[str]:
@@ -151,7 +171,8 @@ def _report(arguments: argparse.Namespace) -> Exit:
     from pipeline.studies.results import collect
 
     study, cells, folder = _read(arguments)
-    results = collect(cells, folder, study)
+    earlier = arguments.report / f"{arguments.recipe.stem}.csv" if arguments.report else None
+    results = collect(cells, folder, study, earlier)
     done = sum(result.done for result in results)
     if not done:
         raise InputError(f"{folder}: none of the study's {len(cells)} cells is done there; `widemix study run` first")

@@ -113,7 +113,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str) -> str:
     done = [result for result in results if result.done]
     runs = list({result.cell.name: result for result in done}.values())
     commits = sorted({(result.environment.get("commit") or "unknown")[:12] for result in runs})
-    machines = sorted({_machine(result.environment) for result in runs})
+    machines = sorted({result.environment.get("machine") or "unknown device" for result in runs})
     hours = sum(result.seconds for result in runs) / 3600
     epochs = sorted({result.cell.recipe.train.epochs for result in results})
     data = sorted({Path(result.cell.recipe.data.path).name for result in results})
@@ -126,9 +126,3 @@ def _conditions(results: Sequence[Result], study: Study, name: str) -> str:
             f"({name.removesuffix('.yaml')}.csv).",
         ]
     )
-
-
-def _machine(environment: dict) -> str:
-    device = environment.get("device", "unknown device")
-    cpus = environment.get("usable_cpus", 1)
-    return f"{cpus} CPU core{'s' * (cpus != 1)}" if device.startswith("cpu") else device

@@ -39,12 +39,37 @@ class Point:
     wanted: int
 
 
-def collect(cells: Sequence[Cell], folder: Path, study: Study) -> list[Result]:
-    """Read the results of the cells from their run folders; cells that are not done have none."""
-    return [_collect(cell, folder, study) for cell in cells]
+def collect(cells: Sequence[Cell], folder: Path, study: Study, table: Path | None = None) -> list[Result]:
+    """Read the results of the cells from their run folders; cells that are not done have none.
+
+    table: CSV file of an earlier report, which has the results of cells that were trained elsewhere.
+    """
+    rows = known_rows(table, study)
+    return [_collect(cell, folder, study, rows.get(cell.name)) for cell in cells]
 
 
-def _collect(cell: Cell, folder: Path, study: Study) -> Result:
+def known_rows(table: Path | None, study: Study) -> dict[str, dict[str, str]]:
+    """Return the rows of finished cells in an earlier report, by the cells' names; none where there is no report.
+
+    Learning curves are not in a table: a study that draws them has no known rows. Raises `InputError`.
+    """
+    if table is None or not table.exists() or not study.measured or study.figure.x == "epoch":
+        return {}
+    try:
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = {row["run"]: row for row in csv.DictReader(file) if row["state"] == "done"}
+        for row in rows.values():
+            _measured(row)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise InputError(f"{table}: is not the table of a report ({error!r}); move it away") from None
+    return rows
+
+
+def _measured(row: dict[str, str]) -> dict[str, float]:
+    return {name: float(row[name]) if row[name] else math.nan for name in (*MEASURED, "seconds")}
+
+
+def _collect(cell: Cell, folder: Path, study: Study, row: dict[str, str] | None = None) -> Result:
     figure, recipe = study.figure, cell.recipe
     x = math.nan if figure.x == "epoch" else value_of(figure.x, recipe)
     y = {}
@@ -53,6 +78,11 @@ def _collect(cell: Cell, folder: Path, study: Study) -> Result:
             y[name] = float(value)
     done = cell.result(folder)
     run = folder / cell.name
+    if done is None and row is not None:
+        measured = _measured(row)
+        seconds = measured.pop("seconds")
+        environment = {name: row.get(name) for name in ("host", "machine", "commit")}
+        return Result(cell, x, y | measured, True, seconds, environment)
     if done is None:
         return Result(cell, x, y, done=not study.measured)
     curve = list(_metrics(run))
@@ -66,9 +96,17 @@ def _collect(cell: Cell, folder: Path, study: Study) -> Result:
             "epoch_seconds": seconds / recipe.train.epochs,
         }
         environment = json.loads((run / "environment.json").read_text())
+        environment["machine"] = _machine(environment)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{run}: is not a finished run ({error})") from None
     return Result(cell, x, y | measured, True, seconds, environment, curve if figure.x == "epoch" else [])
+
+
+def _machine(environment: dict) -> str:
+    """What trained a run, in words."""
+    device = environment.get("device", "unknown device")
+    cpus = environment.get("usable_cpus", 1)
+    return f"{cpus} CPU core{'s' * (cpus != 1)}" if device.startswith("cpu") else device
 
 
 def _metrics(run: Path) -> Iterator[dict]:
@@ -146,14 +184,15 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
     writer = csv.writer(text, lineterminator="\n")
     own_x = [study.figure.x] if study.figure.x not in (*keys, "epoch") else []  # else a column already
     head = ["panel", "line", *keys, "seed", *own_x, *names]
-    writer.writerow([*head, "epochs", "seconds", "state", "host", "commit", "run"])
+    writer.writerow([*head, "epochs", "seconds", "state", "host", "machine", "commit", "run"])
     for result in results:
         cell, varied = result.cell, dict(result.cell.varied)
         row: list[object] = [cell.panel, cell.line, *(varied.get(key, "") for key in keys)]
         row += ["" if cell.seed is None else cell.seed, *([result.x] if own_x else [])]
         row += [*(_number(result.y.get(name, math.nan)) for name in names)]
         row += [cell.recipe.train.epochs, _number(result.seconds), "done" if result.done else "missing"]
-        row += [result.environment.get("host", ""), (result.environment.get("commit") or "")[:12], cell.name]
+        row += [result.environment.get(name) or "" for name in ("host", "machine")]
+        row += [(result.environment.get("commit") or "")[:12], cell.name]
         writer.writerow(row)
     return text.getvalue()
 

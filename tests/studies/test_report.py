@@ -8,6 +8,8 @@ import statistics
 import pytest
 from matplotlib.image import imread
 
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
 from pipeline.models.cost import model_cost
 from pipeline.recipe import dump_recipe, load_recipe, recipe_hash
 from pipeline.studies.lease import Leases
@@ -96,6 +98,35 @@ def test_another_recipes_run_is_no_result(study, tmp_path):
     moved = load_recipe(cell.path, [*cell.overrides, ("data.path", "/scratch/digits")])  # staged to a node's disk
     (tmp_path / cell.name / "recipe.yaml").write_text(dump_recipe(moved))
     assert cell.is_done(tmp_path)
+
+
+def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, tmp_path, monkeypatch, capsys):
+    def widemix(*words):
+        monkeypatch.setattr("sys.argv", ["widemix", *map(str, words)])
+        code = run_command(make_parser())
+        output = capsys.readouterr()
+        return code, output.out + output.err
+
+    parsed = read_study(study)
+    cells = study_cells(study, parsed)
+    here, there, both, report = (tmp_path / name for name in ("here", "there", "both", "report"))
+    for number, cell in enumerate(cells[:5]):
+        pretend(cell, there if number < 3 else here, 60.0 + number)
+        pretend(cell, both, 60.0 + number)
+    pretend(cells[3], there, 10.0)  # trained twice: the run folder that is at hand counts
+    assert widemix("study", "report", study, "--to", there, "--report", report)[0] == 0
+    assert widemix("study", "report", study, "--to", here, "--report", report)[0] == 0
+    assert widemix("study", "report", study, "--to", both, "--report", tmp_path / "whole")[0] == 0
+    for name in ("widths.csv", "widths.md"):
+        assert (report / name).read_text() == (tmp_path / "whole" / name).read_text()
+    first = ("--to", tmp_path / "new", "--only", "*-s_mixer_channels-8_*")
+    code, output = widemix("study", "run", study, "--report", report, *first)  # trains none
+    assert code == 0
+    assert "has the results of 3 of 3 cells" in output
+    (report / "widths.csv").write_text("run,state\nx,done\n")
+    code, output = widemix("study", "report", study, "--to", here, "--report", report)
+    assert code == 2
+    assert "widths.csv: is not the table of a report" in output
 
 
 def test_points_whose_seeds_deviate_are_left_out(study, tmp_path):
