@@ -17,7 +17,7 @@ import torch
 
 from pipeline.data.device_transfer import on_side_stream, record_stream
 from pipeline.data.mixing import mix_groups, soft_labels
-from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, steps_per_epoch
+from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
 from pipeline.data.precision import DTYPES
@@ -89,12 +89,12 @@ class _HostBatch:
     labels: torch.Tensor
     view_ids: np.ndarray
     step: int  # over all epochs
-    micro_batch: int  # its number within the step
+    first: int  # place of its first sample in the step
     replaced: int = 0
 
 
 class TrainLoader:
-    """Training batches of one rank; their content depends on (seed, epoch, step) alone, never on the world size.
+    """Training batches of one rank: micro-batch k of a step, over all ranks, is the same for every world size.
 
     Pictures are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
     Without `shuffle` epochs are in the order of the file. Without `drop_last` the last step of an epoch has what is
@@ -151,19 +151,18 @@ class TrainLoader:
 
     def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
         """In the reading thread."""
-        rank, world = self.topology.rank, self.topology.world
+        shares = self.topology.rank, self.topology.world, self.train.grad_accum_steps
         for step in range(first_step, self.steps):
-            ranges = self.order.prefetch_ranges(epoch, step, step == first_step, rank, world)
-            request_ranges(self.source.descriptor, ranges)
             step_view_ids = self.order.step(epoch, step)
-            micro_batches = np.array_split(step_view_ids, world * self.train.grad_accum_steps)
-            own = slice(rank * self.train.grad_accum_steps, (rank + 1) * self.train.grad_accum_steps)
-            for number, view_ids in enumerate(micro_batches[own]):
-                view_ids = (view_ids[:, None] + len(self) * np.arange(self.views)).reshape(-1)
+            parts = rank_slices(len(step_view_ids), *shares)
+            ranges = self.order.prefetch_ranges(epoch, step, step == first_step, parts)
+            request_ranges(self.source.descriptor, ranges)
+            for part in parts:
+                view_ids = (step_view_ids[part, None] + len(self) * np.arange(self.views)).reshape(-1)
                 inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
                 labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)].astype(np.int64))
                 replaced = int((decoded_ids != view_ids).sum())
-                yield _HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, number, replaced)
+                yield _HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
 
     def _finish(self, host: _HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix, round."""
@@ -172,8 +171,7 @@ class TrainLoader:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
         if augment.mixing:
-            micro_batch = self.topology.rank * train.grad_accum_steps + host.micro_batch
-            first_group = micro_batch * self.micro_batch_size // augment.mix_group
+            first_group = host.first // augment.mix_group
             targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
         samples = host.view_ids % len(self)
         keys = torch.from_numpy(sample_keys(host.view_ids, train.seed, epoch)).to(labels.device, non_blocking=True)

@@ -1,15 +1,19 @@
 """Sample order: a pure function of (seed, epoch, position), the same for every world size.
 
-An epoch is a sequence of all samples. Step k takes its k-th slice, as long as the global batch; rank r of R takes the
-r-th part of that slice. Here the sequence is a permutation of all samples: a Feistel network over the next power of
-two, applied again until the result is in range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so
-that any step is computed without the others. `pipeline.data.paged` has the order for data larger than memory.
+An epoch is a sequence of all samples. Step k takes its k-th slice, as long as the global batch. That slice is divided
+into micro-batches, and each of these among the ranks (`rank_slices`): a micro-batch over all ranks, of which batch
+norms take their statistics, has the same samples for every world size.
+
+Here the sequence is a permutation of all samples: a Feistel network over the next power of two, applied again until
+the result is in range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so that any step is computed
+without the others. `pipeline.data.paged` has the order for data larger than memory.
 
 With repeated augmentation a batch holds several views of each sample (Hoffer et al. 2020, "Augment your batch";
 Berman et al. 2019, "MultiGrain"), and an epoch of the same number of steps sees fewer samples. A view has the view id
 sample + count x view (without repeats the sample's number), which keys all of its random numbers.
 """
 
+import itertools
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,12 +29,13 @@ class Order(Protocol):
     """The view ids of a training split, step by step."""
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
+        """The view ids of one step of an epoch, which `rank_slices` divides: int64 [global_batch]."""
 
-    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, parts: list[slice]) -> np.ndarray:
         """The bytes of the file that a rank should request from the disk in this step: int64 [n, 2], start and stop.
 
-        `is_first` is true for the first step that this process reads of the epoch.
+        `is_first` is true for the first step that this process reads of the epoch; `parts` are the rank's parts of
+        every step.
         """
 
 
@@ -41,12 +46,12 @@ class RandomOrder:
         self.count, self.global_batch, self.seed, self.repeats = count, global_batch, seed, repeats
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch], or fewer in the last."""
+        """The view ids of one step of an epoch: int64 [global_batch], or fewer in the last."""
         first = step * self.global_batch
         places, views = split_views(first, min(self.global_batch, self.count - first), self.repeats)
         return self._samples(places, epoch) + self.count * views
 
-    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, parts: list[slice]) -> np.ndarray:
         """No ranges: the file is expected to fit into memory."""
         return np.empty((0, 2), np.int64)
 
@@ -70,6 +75,18 @@ def steps_per_epoch(count: int, global_batch: int, drop_last: bool = True) -> in
     batch that 256 divides.
     """
     return count // global_batch if drop_last else -(-count // global_batch)
+
+
+def rank_slices(length: int, rank: int, world: int, grad_accum_steps: int) -> list[slice]:
+    """The parts of a step of `length` samples that one rank takes, one for each micro-batch; sizes differ by one.
+
+    Micro-batch k of all ranks together is the k-th part of the step, those of rank 0 first.
+    """
+    cuts = [length * number // grad_accum_steps for number in range(grad_accum_steps + 1)]
+    return [
+        slice(*(first + (stop - first) * share // world for share in (rank, rank + 1)))
+        for first, stop in itertools.pairwise(cuts)
+    ]
 
 
 def split_views(first: int, length: int, repeats: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,8 +2,9 @@
 
 The file is divided into pages, which each epoch puts into another random order. That sequence of samples is divided
 into lanes, the same number for every world size, and each step takes a run of samples from each lane. A rank has
-neighbouring lanes, so that it reads no pages of other ranks. Within a lane samples are shuffled in windows of many
-pages: only a window has to be in memory, and the next one is requested in the order of the file while it is used.
+neighbouring lanes in each micro-batch, so that it reads no pages of other ranks, unless ranks x micro-batches are
+more than the lanes. Within a lane samples are shuffled in windows of many pages: only a window has to be in memory,
+and the next one is requested in the order of the file while it is used.
 """
 
 import functools
@@ -54,7 +55,7 @@ class PagedOrder:
             self._offset, self._size = offset[self._by_place], size[self._by_place]
 
     def step(self, epoch: int, step: int) -> np.ndarray:
-        """The view ids of one step of an epoch, those of rank 0 first: int64 [global_batch]."""
+        """The view ids of one step of an epoch, lane by lane: int64 [global_batch]."""
         places, views = split_views(step * self.run, self.run, self.repeats)
         first, last = int(places.min()), int(places.max()) + 1
         positions = _deal(first, last, self.lanes, self.length, self.window, self.seed, epoch)
@@ -62,14 +63,15 @@ class PagedOrder:
         samples = in_file if self._by_place is None else self._by_place[in_file]
         return samples + self.count * np.tile(views, self.lanes)
 
-    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, rank: int, world: int) -> np.ndarray:
+    def prefetch_ranges(self, epoch: int, step: int, is_first: bool, parts: list[slice]) -> np.ndarray:
         """The samples of this step one window later; in the first step also all of the current window."""
         begin, end = (-(-at * self.run // self.repeats) for at in (step, step + 1))
         now = step * self.run // self.repeats // self.window * self.window
         begin = now if is_first else begin + self.window
         wanted = np.arange(begin, min(end + self.window, self.length), dtype=np.int64)
-        first, last = rank * self.lanes // world, -(-(rank + 1) * self.lanes // world)
-        places = self._places(epoch, self.length * np.arange(first, last)[:, None] + wanted)
+        runs = [range(part.start // self.run, -(-part.stop // self.run)) for part in parts]
+        lanes = np.array(sorted(set().union(*runs)), np.int64)
+        places = self._places(epoch, self.length * lanes[:, None] + wanted)
         cuts = np.flatnonzero(np.diff(places) != 1)
         starts, stops = places[np.append(0, cuts + 1)[: len(places)]], places[np.append(cuts, -1)[: len(places)]]
         return np.stack([self._offset[starts], self._offset[stops] + self._size[stops]], axis=1)

@@ -12,6 +12,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from data_prep.prepare import prepare
@@ -62,7 +64,7 @@ def place(rank=0, world=1) -> Topology:
 def training(
     folder, world=1, grad_accum_steps=1, first=0, epoch=1, augment=FULL, **changes
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Every step of an epoch from `first` on, all ranks put together."""
+    """Every step of an epoch from `first` on: its micro-batches one after the other, each of all ranks together."""
     parts = []
     for rank in range(world):
         loader = TrainLoader(
@@ -72,7 +74,8 @@ def training(
             parts.append([(batch.inputs, batch.targets) for batch in batches])
     steps = []
     for step in range(len(parts[0]) // grad_accum_steps):
-        mine = [part for rank in parts for part in rank[step * grad_accum_steps : (step + 1) * grad_accum_steps]]
+        numbers = range(step * grad_accum_steps, (step + 1) * grad_accum_steps)
+        mine = [rank[number] for number in numbers for rank in parts]
         steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
     return steps
 
@@ -106,6 +109,33 @@ def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way)
     expected = digest(training(folder, **setting))
     assert len(set(expected)) == 3
     assert digest(training(folder, **setting, **way)) == expected[way.get("first", 0) :]
+
+
+@settings(max_examples=8)
+@given(
+    world=st.integers(2, 4),
+    grad_accum_steps=st.integers(2, 3),
+    group=st.sampled_from([2, 4]),
+    order=st.sampled_from(["random", "paged"]),
+)
+def test_a_micro_batch_of_all_ranks_is_that_of_one_rank(folder, world, grad_accum_steps, group, order):
+    """Mixed pictures, targets, samples and the keys of stochastic depth."""
+    augment = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=group, smoothing=0.1)
+    batch = world * grad_accum_steps * group
+    train = train_section(batch * max(1, 24 // batch), grad_accum_steps, 7)
+    data = section(folder, order=order, shuffle_window_mib=1)
+    found = {}
+    for ranks in (1, world):
+        loaders = [TrainLoader(data, augment, train, place(rank, ranks)) for rank in range(ranks)]
+        found[ranks] = []
+        for loader in loaders:
+            with loader.batches(1) as batches:
+                found[ranks].append(list(batches))
+    assert len(found[1][0]) == 53 // train.global_batch * grad_accum_steps
+    for one, *several in zip(*found[1], *found[world], strict=True):
+        for name in ("inputs", "targets", "keys"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in several]), getattr(one, name)), name
+        assert np.array_equal(np.concatenate([part.samples for part in several]), one.samples)
 
 
 def test_views_of_a_sample_differ_and_the_first_is_the_one_that_it_always_is(folder):

@@ -8,7 +8,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 from data_prep.samples import PictureFiles
 from data_prep.shuffle import shuffled_order
-from pipeline.data.order import RandomOrder, evaluation_samples, shuffled, steps_per_epoch
+from pipeline.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.random import ORDER, key
 
@@ -103,6 +103,29 @@ def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, 
     for step, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
         parts = [ours.reshape(world, share)[rank] for rank in range(world)]
         assert np.array_equal(np.concatenate(parts), theirs), step
+
+
+@given(
+    length=st.integers(0, 600),
+    world=st.integers(1, 128),
+    other=st.integers(1, 128),
+    grad_accum_steps=st.integers(1, 9),
+)
+def test_a_micro_batch_of_all_ranks_is_the_same_part_of_the_step_in_every_world(
+    length, world, other, grad_accum_steps
+):
+    """And a rank of one world has nearly as many samples in each micro-batch as all others."""
+    whole, sizes = np.arange(length), set()
+    for number in range(grad_accum_steps):
+        expected = whole[rank_slices(length, 0, 1, grad_accum_steps)[number]]
+        for ranks in (world, other):
+            parts = [whole[rank_slices(length, rank, ranks, grad_accum_steps)[number]] for rank in range(ranks)]
+            assert np.array_equal(np.concatenate(parts), expected)
+        sizes |= {len(part) for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+    assert np.array_equal(
+        np.concatenate([whole[part] for part in rank_slices(length, 0, 1, grad_accum_steps)]), whole
+    )
 
 
 @settings(max_examples=60)

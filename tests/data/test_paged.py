@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.data.order import rank_slices
 from pipeline.data.paged import PagedOrder
 from pipeline.data.readahead import request_ranges
 
@@ -34,20 +35,26 @@ def inside(ranges, offset, size):
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("repeats", [1, 3])
 @settings(max_examples=20)
-@given(world=st.sampled_from([1, 2, 4, 8, 64]), first=st.integers(0, 61), data=st.data())
-def test_every_sample_is_requested_before_it_is_read(repeats, scattered, world, first, data):
+@given(
+    ranks=st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (8, 8), (32, 2), (64, 1)]),
+    first=st.integers(0, 61),
+    data=st.data(),
+)
+def test_every_sample_is_requested_before_it_is_read(repeats, scattered, ranks, first, data):
+    world, grad_accum_steps = ranks
     ours, rank = order(repeats, scattered), data.draw(st.integers(0, world - 1))
+    parts = rank_slices(BATCH, rank, world, grad_accum_steps)
     requested = np.zeros(COUNT, bool)
     total = 0
     for step in range(first, COUNT // BATCH):
-        ranges = ours.prefetch_ranges(2, step, step == first, rank, world)
+        ranges = ours.prefetch_ranges(2, step, step == first, parts)
         total += np.diff(ranges).sum()
         by_sample = np.empty(COUNT, np.int64), np.empty(COUNT, np.int64)
         place = np.argsort(ours._by_place) if scattered else np.arange(COUNT)
         by_sample = ours._offset[place], ours._size[place]
         if len(ranges):
             requested |= inside(ranges, *by_sample)
-        mine = ours.step(2, step).reshape(world, -1)[rank] % COUNT
+        mine = np.concatenate([ours.step(2, step)[part] for part in parts]) % COUNT
         assert requested[mine].all()
     if first == 0:
         whole = ours._size.sum()
@@ -56,9 +63,9 @@ def test_every_sample_is_requested_before_it_is_read(repeats, scattered, world, 
 
 def test_a_window_is_read_in_the_order_of_the_file():
     """Long runs: as many bytes in a request as lie in a lane's share of the coming step, cut by pages alone."""
-    ranges = order().prefetch_ranges(0, 20, False, 0, 64)
+    ranges = order().prefetch_ranges(0, 20, False, rank_slices(BATCH, 0, 64, 1))
     assert len(ranges) <= 2
-    whole = order().prefetch_ranges(0, 0, True, 0, 64)
+    whole = order().prefetch_ranges(0, 0, True, rank_slices(BATCH, 0, 64, 1))
     assert np.diff(whole).mean() > 200  # pages of 400 bytes
 
 

@@ -50,7 +50,7 @@ def place(rank=0, world=1):
 
 
 def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
-    """Every step of epoch 1 from `first` on: its micro-batches' (ids, targets, samples), all ranks put together."""
+    """Every step of epoch 1 from `first` on: its micro-batches' ids, targets and samples, all ranks put together."""
     parts = []
     for rank in range(world):
         loader = TrainLoader(
@@ -60,7 +60,8 @@ def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
             parts.append([(batch.inputs, batch.targets, torch.from_numpy(batch.samples)) for batch in batches])
     steps = []
     for step in range(len(parts[0]) // grad_accum_steps):
-        mine = [part for rank in parts for part in rank[step * grad_accum_steps : (step + 1) * grad_accum_steps]]
+        numbers = range(step * grad_accum_steps, (step + 1) * grad_accum_steps)
+        mine = [rank[number] for number in numbers for rank in parts]
         steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
     return steps
 
@@ -102,8 +103,8 @@ def test_pairs_and_padding_do_not_depend_on_how_they_are_loaded(folder, way):
 
 @settings(max_examples=12)
 @given(world=st.integers(1, 26), grad_accum_steps=st.sampled_from([1, 2]), order=st.sampled_from(["random", "paged"]))
-def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, grad_accum_steps, order):
-    """Steps of one or two pairs a rank, so that there are all of them."""
+def test_any_number_of_ranks_takes_the_micro_batches_that_one_takes(folder, world, grad_accum_steps, order):
+    """Of one pair a rank, so that there are all of them."""
     batch = world * grad_accum_steps
     taken = []
     for ranks in (1, world):
@@ -117,12 +118,10 @@ def test_any_number_of_ranks_takes_the_steps_that_one_takes(folder, world, grad_
             )
             with loader.batches(0) as batches:
                 parts.append([batch.samples for batch in batches])
-        steps = [
-            [rank[step * grad_accum_steps :][:grad_accum_steps] for rank in parts] for step in range(53 // batch)
-        ]
-        taken.append([np.concatenate([part for rank in step for part in rank]) for step in steps])
+        numbers = range(53 // batch * grad_accum_steps)
+        taken.append(np.array([np.concatenate([rank[number] for rank in parts]) for number in numbers]))
     assert np.array_equal(*taken)
-    seen = np.concatenate(taken[0])
+    seen = taken[0].reshape(-1)
     assert len(np.unique(seen)) == len(seen) == 53 // batch * batch
 
 

@@ -237,10 +237,15 @@ REPMLP = ROOT / "tests/engine/repmlp.yaml"
 
 
 def drawn_and_normed(data: Path) -> dict[str, Any]:
-    """Of RepMLP with stochastic depth, by engine: losses, figures on the test split, and the norm of the weights."""
+    """Of RepMLP with stochastic depth, by engine: losses, figures on the test split, and the norm of the weights.
+
+    In two micro-batches, over each of which batch norms take their statistics; "ddp whole" has one.
+    """
     results = {}
-    for name in ("ddp", "fsdp", "deepspeed 1", "deepspeed 3"):
-        setting = Setting(REPMLP, data, *overrides_for(name))
+    for name in ("ddp", "fsdp", "deepspeed 1", "deepspeed 3", "ddp whole"):
+        engine_name, whole, _ = name.partition(" whole")
+        accumulation = ("train.grad_accum_steps", "1" if whole else "2")
+        setting = Setting(REPMLP, data, *overrides_for(engine_name), accumulation)
         engine = setting.engine()
         losses = setting.run(engine)
         figures = evaluate_engine(engine, EvalLoader(setting.data, 90, setting.topology), setting.data.num_classes)

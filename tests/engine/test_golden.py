@@ -62,13 +62,14 @@ def drawn_on_one(alone, digits):
     return drawn_and_normed(digits)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3", "ddp whole"])
 def test_two_ranks_draw_and_normalise_what_one_does(ranks, drawn_on_one, engine):
-    """Stochastic depth belongs to the samples, and batch norms take the batch of all ranks."""
-    one, two = drawn_on_one["ddp"], ranks(2, "drawn_and_normed")[engine]
+    """Stochastic depth belongs to the samples, and batch norms take the micro-batch of all ranks."""
+    one, two = drawn_on_one[engine if engine == "ddp whole" else "ddp"], ranks(2, "drawn_and_normed")[engine]
     assert two["losses"] == pytest.approx(one["losses"], rel=2e-5)
     assert two["figures"] == pytest.approx(one["figures"], rel=1e-3)
     assert drawn_on_one[engine]["losses"] == pytest.approx(one["losses"], rel=2e-5)
+    assert drawn_on_one["ddp whole"]["losses"] != pytest.approx(drawn_on_one["ddp"]["losses"], rel=5e-5)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
