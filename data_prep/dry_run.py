@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from data_prep.encoding import Encoding, encoding_for
 from data_prep.prep_dir import check_outside, translate_errors
-from data_prep.prepare import check_grown, find_prepared, list_samples
+from data_prep.prepare import check_grown, find_prepared, select
 from data_prep.settings import PrepSettings
-from data_prep.sources import check_origin
+from data_prep.sources import check_origin, read_source
 from data_prep.subset import Subset
 from data_prep.write import expected_bytes
 from pipeline.cgroups import usable_cpus
@@ -49,7 +49,7 @@ def dry_run(
     existing = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     done = find_prepared(source, origin, to, settings, force)
-    dataset = list_samples(source, origin, settings)
+    dataset = select(read_source(source, origin), settings)
     if done is not None and not check_grown(to, done, dataset, extend):
         return [], free
     encoding = encoding_for(dataset, origin, settings, processes=1)  # more would mostly measure their start

@@ -1,6 +1,7 @@
 """A source on disk -> a folder of one .beton per split and a manifest; an interrupted preparation is resumed."""
 
 import hashlib
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from data_prep.changes import name_some
 from data_prep.encoding import Encoding, encoding_for
 from data_prep.extend import Prepared, find_new
+from data_prep.from_python import SOURCE
 from data_prep.prep_dir import (
     check_outside,
     check_target,
@@ -32,7 +34,7 @@ PACKAGES = ("widemix", "numpy", "pillow")
 
 @translate_errors()
 def prepare(
-    source: str,
+    source: str | Dataset,
     origin: Path | None,
     to: Path,
     settings: PrepSettings,
@@ -44,6 +46,8 @@ def prepare(
 ) -> Manifest:
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
+    source: the name of one in `data_prep.sources`, or what `data_prep.from_python.collect` gives, with no `origin`.
+
     If the folder already holds the same preparation, it is left unchanged; with `force` it is prepared again. If it
     holds anything else, `InputError` is raised, unless `force`; if the source has grown since, unless `extend`: the
     result is that of preparing all of it, but only what is new is encoded. Images are encoded by `processes`
@@ -53,16 +57,19 @@ def prepare(
     killed, or if more than the share `max_bad` of a split's images, or all of a class, cannot be decoded. After an
     error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
     """
-    origin = check_origin(source, origin)
+    if isinstance(source, str):
+        name, origin = source, check_origin(source, origin)
+    else:
+        name = SOURCE
     check_outside(to, origin)
-    done = find_prepared(source, origin, to, settings, force)
-    dataset = list_samples(source, origin, settings)
+    done = find_prepared(name, origin, to, settings, force)
+    dataset = select(read_source(source, origin) if isinstance(source, str) else source, settings)
     if done is not None and not check_grown(to, done, dataset, extend):
         clear_leftovers(to)
         print_status(f"{to}: already prepared from {done.origin} with these settings")
         return done
     encoding = encoding_for(dataset, origin, settings, processes)
-    plan = _plan(source, origin, settings, dataset, encoding)
+    plan = _plan(name, origin, settings, dataset, encoding)
     if done is not None and not dataset.text and done.versions == plan["versions"]:
         encoding = encoding._replace(records=partial(Prepared(to, done).records, encoding=encoding))
     with prep_dir(to, plan, force):
@@ -79,9 +86,14 @@ def check_grown(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> boo
     return bool(new)
 
 
-def list_samples(source: str, origin: Path | None, settings: PrepSettings) -> Dataset:
-    """The samples of a source at a checked origin, in the subset and order of `settings`; images are not read yet."""
-    return shuffle_train(take_subset(read_source(source, origin), settings), settings)
+def select(dataset: Dataset, settings: PrepSettings) -> Dataset:
+    """The splits, the subset of train and the order of `settings`. Raises `InputError` if a split is missing."""
+    chosen = settings.splits.split(",") if settings.splits else list(dataset.splits)
+    unknown = [split for split in chosen if split not in dataset.splits]
+    if unknown:
+        raise InputError(f"splits: the source has no {unknown[0]!r}; it has {', '.join(dataset.splits)}")
+    kept = {split: samples for split, samples in dataset.splits.items() if split in chosen}
+    return shuffle_train(take_subset(replace(dataset, splits=kept), settings), settings)
 
 
 def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:

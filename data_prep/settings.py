@@ -23,6 +23,7 @@ class PrepSettings:
     raw: bool = False  # store pixels instead of JPEGs
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
+    splits: str = ""  # of the source to prepare, separated by commas; empty: all
     fraction: float = 1.0  # share of train to keep, (0, 1]; with one seed, smaller fractions lie within larger ones
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
@@ -37,6 +38,8 @@ class PrepSettings:
             raise InputError(f"max_size {self.max_size}: an image's side is 1 to 65535 pixels, or 0 for no limit")
         if not 1 <= self.quality <= 100:
             raise InputError(f"quality {self.quality}: JPEG quality is 1 to 100")
+        if self.splits and not all(name.isidentifier() for name in self.splits.split(",")):
+            raise InputError(f"splits {self.splits!r}: names are separated by commas, such as train,val")
         if not 0 < self.fraction <= 1:
             raise InputError(f"fraction {self.fraction}: must be above 0 and at most 1 (or 100%)")
         if not 0 <= self.holdout < 1:

@@ -1,15 +1,18 @@
 """The commands `widemix prep`, `train` and `eval` as functions."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from data_prep.from_python import Pairs, collect
 from data_prep.prepare import prepare as prepare_folder
 from data_prep.settings import PrepSettings
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.topology import read_topology
+from pipeline.errors import InputError
 from pipeline.formats.manifest import Manifest
 from pipeline.models import registry
 from pipeline.recipe import Recipe, load_recipe
@@ -21,21 +24,32 @@ AnyRecipe = Recipe | str | Path
 
 
 def prepare(
-    source: str,
+    source: str | Pairs | Mapping[str, Pairs],
     to: str | Path,
     origin: str | Path | None = None,
     *,
     processes: int | None = None,
     force: bool = False,
+    extend: bool = False,
+    max_bad: float = 0.01,
     **settings: Any,
 ) -> Manifest:
     """Prepare a dataset in the folder `to`, once, and return its manifest; as `widemix prep`.
 
-    source: one that `widemix prep --help` lists, such as "imagenet" or "image-folder", read from the folder `origin`.
+    source: one that `widemix prep --help` lists, such as "imagenet" or "image-folder", read from the folder `origin`;
+    or pairs (image, label) of train, or {split: pairs}, without `origin`. An image is a path, or the bytes of a file;
+    a label is a number from 0, or a class name.
+    max_bad: share of a split's images that may be left out. extend: whether to add what the source has gained.
     settings: fields of `data_prep.settings.PrepSettings`, such as `max_size=512`.
     """
-    folder = None if origin is None else Path(origin)
-    return prepare_folder(source, folder, Path(to), PrepSettings(**settings), processes=processes, force=force)
+    options: dict[str, Any] = {"processes": processes, "force": force, "extend": extend, "max_bad": max_bad}
+    if isinstance(source, str):
+        folder = None if origin is None else Path(origin)
+        return prepare_folder(source, folder, Path(to), PrepSettings(**settings), **options)
+    if origin is not None:
+        raise InputError(f"origin {origin}: pairs are not read from a folder; leave it out")
+    with collect(source if isinstance(source, Mapping) else {"train": source}, Path(to)) as dataset:
+        return prepare_folder(dataset, None, Path(to), PrepSettings(**settings), **options)
 
 
 def build_model(recipe: AnyRecipe) -> torch.nn.Module:

@@ -37,6 +37,8 @@ def add_prep(commands) -> None:
     add("--to", type=_path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
+    splits = "splits of the source to prepare, such as train,val (default: all)"
+    add("--splits", default="", metavar="NAMES", help=splits)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
     add("--extend", action="store_true", help="add what the source has gained since; only that is encoded")
     _add_image_options(parser)
@@ -103,6 +105,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "raw",
         "restart_markers",
         "on_corrupt",
+        "splits",
         "per_class",
         "shuffle",
         "seed",

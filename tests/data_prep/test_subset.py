@@ -5,11 +5,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_prep.prepare import list_samples, prepare
+from data_prep import image_folder
+from data_prep.prepare import prepare, select
 from data_prep.samples import Dataset, PictureFiles
 from data_prep.settings import PrepSettings, parse_share
 from data_prep.shuffle import shuffle_train
 from data_prep.subset import take_subset
+from data_prep.verify import repair_command
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 
@@ -109,9 +111,9 @@ def test_a_part_that_is_none_is_refused():
 def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, folder):
     """The same samples and pixels in an order of their own for each seed; val, or a mixed listing, stays as it is."""
     listed = {
-        seed: names(list_samples("image-folder", folder, PrepSettings(seed=seed, shuffle=True))) for seed in (0, 1)
+        seed: names(select(image_folder.read(folder), PrepSettings(seed=seed, shuffle=True))) for seed in (0, 1)
     }
-    plain = names(list_samples("image-folder", folder, PrepSettings(shuffle=False)))
+    plain = names(select(image_folder.read(folder), PrepSettings(shuffle=False)))
     assert plain == sorted(plain)
     assert [sorted(found) == plain for found in listed.values()] == [True, True]
     assert len({*map(tuple, listed.values()), tuple(plain)}) == 3
@@ -124,6 +126,23 @@ def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, fo
     assert np.array_equal(open_beton(tmp_path / "True" / "val.beton").label, [0, 0, 1, 1, 2, 2])
     mixed = Dataset(("a", "b"), {"train": PictureFiles("", ["x", "y", "z"], [0, 1, 0])})
     assert shuffle_train(mixed, PrepSettings(shuffle=True)) is mixed
+
+
+def test_a_chosen_set_of_splits(tmp_path, folder):
+    """The chosen split has the bytes that it has next to the others; another choice is another preparation."""
+    prepare("image-folder", folder, tmp_path / "all", PrepSettings(), processes=1)
+    settings = PrepSettings(splits="val")
+    manifest = prepare("image-folder", folder, tmp_path / "val", settings, processes=1)
+    assert list(manifest.splits) == ["val"]
+    assert (tmp_path / "val" / "val.beton").read_bytes() == (tmp_path / "all" / "val.beton").read_bytes()
+    assert prepare("image-folder", folder, tmp_path / "val", settings) == manifest
+    assert "--splits val" in repair_command(tmp_path / "val")
+    with pytest.raises(InputError, match=r"was prepared with splits val, not train,val;"):
+        prepare("image-folder", folder, tmp_path / "val", PrepSettings(splits="train,val"))
+    with pytest.raises(InputError, match=r"splits: the source has no 'valid'; it has train, val"):
+        prepare("image-folder", folder, tmp_path / "x", PrepSettings(splits="train,valid"))
+    with pytest.raises(InputError, match=r"splits 'train,': names are separated by commas"):
+        PrepSettings(splits="train,")
 
 
 def content(beton, sample):

@@ -1,14 +1,22 @@
 """The public names of `widemix`, and training from Python."""
 
+import io
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import widemix
+from data_prep.verify import repair_command, verify
+from pipeline.formats.beton import open_beton
 
 RECIPE = Path(__file__).parents[2] / "recipes/digits/rp_mixer.yaml"
 
@@ -36,3 +44,59 @@ def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path) -> Non
     assert done is not None
     assert done["step"] == 2
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
+
+
+def encoded(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    pixels = np.random.RandomState(seed).randint(0, 256, (20, 30, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def stored(folder: Path, split: str) -> list[tuple[int, bytes]]:
+    beton = open_beton(folder / f"{split}.beton")
+    return [(int(beton.label[i]), beton.bytes[beton.offset[i] : beton.stop[i]].tobytes()) for i in range(len(beton))]
+
+
+def test_pairs_of_pictures_and_labels_are_prepared(tmp_path: Path) -> None:
+    """From generators, of bytes and of paths; the same call again finds nothing to do, and what has changed."""
+    (tmp_path / "a.jpg").write_bytes(encoded(100))
+
+    def pairs(last: int = 39) -> Iterator[tuple[bytes | Path, str]]:
+        for seed in range(39):
+            yield encoded(seed), ("owl", "cat")[seed % 2]
+        yield tmp_path / "a.jpg", "owl"
+        yield encoded(last), "cat"
+
+    out, settings = tmp_path / "out", {"restart_markers": False, "processes": 1}
+    manifest = widemix.prepare({"train": pairs(), "val": [(encoded(7), "bee")]}, out, **settings)
+    assert manifest.classes == ("bee", "cat", "owl")
+    wanted = [(2 - seed % 2, encoded(seed)) for seed in range(39)] + [(2, encoded(100)), (1, encoded(39))]
+    assert stored(out, "train") == wanted
+    assert stored(out, "val") == [(0, encoded(7))]
+    assert verify(out) == []
+    assert widemix.prepare({"train": pairs(), "val": [(encoded(7), "bee")]}, out, **settings) == manifest
+    with pytest.raises(widemix.InputError, match=r"holds train/40-\w{8}, no longer in python"):
+        widemix.prepare({"train": pairs(last=41), "val": [(encoded(7), "bee")]}, out, **settings)
+    assert sorted(os.listdir(tmp_path)) == ["a.jpg", "out"]
+    assert "widemix.prepare(" in repair_command(out)
+    numbers = widemix.prepare([(str(tmp_path / "a.jpg"), 2), (encoded(1), np.int64(0))], tmp_path / "numbers")
+    assert numbers.splits["train"].per_class == (1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([], "train: has no pairs"),
+        ({}, "there are no splits"),
+        ([(b"", 1.5)], r"train: pair 0 is \(b'', 1\.5\), not \(path or bytes, number or name\)"),
+        ([b"abc"], "train: pair 0 is b'abc', not"),
+        ([(b"", -1)], "train: pair 0 has the label -1"),
+        ([(b"", 1), (b"", "a")], "labels are both numbers and names"),
+        ({"../x": [(b"", 1)]}, "split '../x' is no name"),
+    ],
+)
+def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> None:
+    with pytest.raises(widemix.InputError, match=words):
+        widemix.prepare(pairs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,91 @@
+"""Samples that a Python program gives: (image, label) pairs, where an image is a path or the bytes of a file.
+
+Bytes go to an unnamed file next to the output, which vanishes with this process: a generator is read once, while a
+preparation lists its samples before it encodes them, in several processes.
+"""
+
+import operator
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from data_prep.samples import Dataset, FileSlice, Sample
+from pipeline.errors import InputError
+from pipeline.formats.checksums import crc32c
+
+SOURCE = "python"  # in the manifest
+
+Image = bytes | str | Path
+Pairs = Iterable[tuple[Image, int | str]]
+
+
+@dataclass(frozen=True)
+class _Pictures(Sequence[Sample]):
+    spool: str  # path of the file that holds the images given as bytes
+    names: list[str] = field(default_factory=list)  # the paths of the others
+    labels: list[Any] = field(default_factory=list)
+    offsets: array = field(default_factory=lambda: array("q"))  # bytes; -1 for a path
+    sizes: array = field(default_factory=lambda: array("q"))  # bytes; -1 for a path
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index):
+        place = FileSlice(self.names[index])
+        if self.sizes[index] >= 0:
+            place = FileSlice(self.spool, self.offsets[index], self.sizes[index])
+        return Sample(self.names[index], self.labels[index], place)
+
+
+@contextmanager
+def collect(splits: Mapping[str, Pairs], to: Path) -> Iterator[Dataset]:
+    """The samples of each split, in their order, to be prepared in the folder `to` before the context ends.
+
+    Labels are numbers from 0, or class names, which are numbered in sorted order. A sample's name is its path, or its
+    split, number and CRC-32C. Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
+    """
+    folder = next(parent for parent in to.absolute().parents if parent.is_dir())
+    with tempfile.TemporaryFile(dir=folder) as file:
+        collected = {split: _collect(split, pairs, file) for split, pairs in splits.items()}
+        file.flush()
+        labels = {label for pictures in collected.values() for label in pictures.labels}
+        kinds = {isinstance(label, str) for label in labels}
+        if len(kinds) != 1:
+            raise InputError("labels are both numbers and names" if kinds else "there are no splits")
+        classes = tuple(sorted(labels)) if kinds == {True} else tuple(map(str, range(1 + max(labels))))
+        if kinds == {True}:
+            number = {name: label for label, name in enumerate(classes)}
+            for pictures in collected.values():
+                pictures.labels[:] = [number[name] for name in pictures.labels]
+        yield Dataset(classes, collected)
+
+
+def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
+    if not split.isidentifier():
+        raise InputError(f"split {split!r} is no name such as train")
+    pictures = _Pictures(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    for index, pair in enumerate(pairs):
+        try:
+            image, label = pair
+            if isinstance(image, bytes):
+                name, data = f"{split}/{index}-{crc32c(image):08x}", image
+            else:
+                name, data = str(Path(image)), None
+            label = label if isinstance(label, str) else operator.index(label)
+        except (TypeError, ValueError):
+            wanted = "(path or bytes, number or name)"
+            raise InputError(f"{split}: pair {index} is {pair!r:.80}, not {wanted}") from None
+        if isinstance(label, int) and label < 0:
+            raise InputError(f"{split}: pair {index} has the label {label}; labels begin at 0")
+        pictures.names.append(name)
+        pictures.labels.append(label)
+        pictures.offsets.append(-1 if data is None else file.tell())
+        pictures.sizes.append(-1 if data is None else file.write(data))
+    if not pictures.names:
+        raise InputError(f"{split}: has no pairs")
+    return pictures
