@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from pathlib import Path
 
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
+from pipeline.files import atomic_write
 
 # In the folder of logs, one name a line:
 FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named
 EXCLUDED_NODES = "excluded-nodes"  # nodes without which the job is requeued
+NOTICE_MIN = 5  # between the signal at the time limit and the end: train.sbatch's --signal
 
 
 @dataclass(frozen=True)
@@ -72,21 +75,71 @@ def saved_step(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
+def limited(verdict: Verdict, earlier: Sequence[dict], new_steps: int, minutes: float, requeues: int) -> Verdict:
+    """Return the verdict, or `FAILED` if another requeue would be in vain or one too many.
+
+    earlier: summaries of the job's earlier starts, the oldest first. minutes: that this start took. requeues: most
+    requeues of a job.
+    """
+    if verdict.code != Exit.REQUEUE:
+        return verdict
+    if new_steps <= 0 and earlier and _saved_nothing(earlier[-1]):
+        enough = math.ceil(2 * minutes) + NOTICE_MIN
+        why = (
+            f"the start before saved nothing either: {minutes:.1f} minutes until the signal do not suffice to "
+            f"stage, start and take a step; not requeued: submit it again with --time {enough} (minutes) or more"
+        )
+        return Verdict(Exit.FAILED, [*verdict.lines, why])
+    if len(earlier) >= requeues:
+        why = f"requeued {len(earlier)} times, the most that --requeues allows: to continue, submit it again"
+        return Verdict(Exit.FAILED, [*verdict.lines, why])
+    return verdict
+
+
+def _saved_nothing(summary: dict) -> bool:
+    """Whether a start that ranks took part in was requeued without a new checkpoint."""
+    return summary["code"] == Exit.REQUEUE and summary.get("new_steps") == 0
+
+
+def _summaries(folder: Path) -> dict[str, dict]:
+    """The summaries of the earlier starts in a run folder, the oldest first, by the names of their logs.
+
+    Those that a full disk or a crash has torn are left out.
+    """
+    found = {}
+    for path in sorted(folder.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            summary = json.loads(path.read_text())
+            found[path.parent.name] = {**summary, "step": int(summary["step"]), "code": int(summary["code"])}
+        except (ValueError, KeyError, TypeError):
+            print(f"{path}: is damaged, and ignored", flush=True)
+    return found
+
+
 def _finish(arguments: argparse.Namespace) -> Exit:
     folder, logs = arguments.folder, arguments.logs
+    earlier = _summaries(folder)
+    job = logs.name.partition(".")[0]
     step = saved_step(folder)
-    earlier = [json.loads(path.read_text())["step"] for path in folder.glob("slurm/*/summary.json")]
+    new_steps = step - max((summary["step"] for summary in earlier.values()), default=0)
+    now = time.time()
+    minutes = (now - _start_time(logs, now)) / 60
     statuses = read_rank_statuses(logs)
     verdict = None if statuses else _judge_before_training(logs)
+    trained = verdict is None
     if verdict is None:
-        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, step - max(earlier, default=0))
+        own = [summary for name, summary in earlier.items() if name.partition(".")[0] == job]
+        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps)
+        verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     hosts = sorted({status.host for status in statuses})
-    now = time.time()
-    minutes = (now - _start_time(logs, now)) / 60
-    summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts, "minutes": round(minutes, 2)}
-    (logs / "summary.json").write_text(json.dumps(summary | result, indent=1) + "\n")
+    summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts}
+    summary |= {"new_steps": max(0, new_steps) if trained else None, "minutes": round(minutes, 2), **result}
+    try:
+        atomic_write(logs / "summary.json", json.dumps(summary, indent=1) + "\n")
+    except OSError as error:  # the verdict counts all the same
+        print(f"{logs / 'summary.json'}: not written ({error.strerror})", flush=True)
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
     print(f"{logs.name}: step {step}, {minutes:.1f} min on {', '.join(hosts) or 'no node'}", end="")
     print(f", top-1 {result['top1']:.2f} %" if result else "", flush=True)
@@ -108,8 +161,9 @@ def _judge_before_training(logs: Path) -> Verdict | None:
 
 
 def _start_time(logs: Path, now: float) -> float:
-    """When the first node started torchrun, s since 1970."""
-    return min((path.stat().st_mtime for path in logs.glob("node-*.json")), default=now)
+    """When the job started, s since 1970: train.sbatch writes `started`, and each node a file before torchrun."""
+    paths = [path for path in (logs / "started", *logs.glob("node-*.json")) if path.exists()]
+    return min((path.stat().st_mtime for path in paths), default=now)
 
 
 def main() -> None:
@@ -118,6 +172,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="run folder")
     parser.add_argument("logs", type=Path, help="folder of this start's logs")
     parser.add_argument("ranks", type=int, help="number of ranks that the job should have")
+    parser.add_argument("--requeues", type=int, default=100, help="most requeues of a job (default: 100)")
     parser.add_argument("--stop-requested", action="store_true", help="a signal asked the job to stop")
     sys.exit(run_command(parser, _finish))
 

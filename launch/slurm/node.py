@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launch.slurm.finish import FAULTY_NODES
 from launch.stage import stage
 from pipeline.cli.commands import Exit, Parser, run_command
-from pipeline.distributed.launchers import job_port, route_from
+from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
@@ -33,7 +33,7 @@ def torchrun_command(
 ) -> list[str]:
     """Return torchrun's arguments on this node, to run the module `program` on all ranks.
 
-    use: "train" or "preflight"; each has a port of its own.
+    use: "train" or "preflight"; each has a port of its own, of `arguments.ports`.
 
     Addresses are numeric and the node that hosts the rendezvous is given, so that host names need not be unique or
     resolvable, and may resolve to 127.0.1.1.
@@ -44,10 +44,9 @@ def torchrun_command(
     if own is None:
         raise InputError(f"node {node}: no route to {arguments.head if node else arguments.second}")
     host = f"[{head}]" if ":" in head else head
-    port = job_port(job, use)
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{port}"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{arguments.ports[use]}"),
         *("--rdzv-id", f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
         *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
         *("--max-restarts", str(arguments.restarts if use == "train" else 0)),
@@ -70,7 +69,7 @@ def wait_for_all_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]
     from torch.distributed import TCPStore
 
     node, nodes = int(environ["SLURM_NODEID"]), int(environ["SLURM_STEP_NUM_NODES"])
-    port = job_port(int(environ["SLURM_JOB_ID"]), "rendezvous")
+    port = arguments.ports["rendezvous"]
     store = TCPStore(_numeric_address(arguments.head), port, nodes, is_master=node == 0, timeout=timedelta(days=1))
     if node == 0:  # TCPStore returns here when all nodes have connected
         store.set("all", "here")
@@ -162,6 +161,10 @@ def _words(*command: str) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
+def _ports(text: str) -> dict[str, int]:
+    return dict(zip(USES, map(int, text.split(",")), strict=True))
+
+
 def _override(word: str) -> tuple[str, str]:
     name, _, value = word.partition("=")
     return name.removeprefix("--"), value
@@ -174,6 +177,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("ranks", "restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--ports", type=_ports, required=True, metavar=",".join(USES))
     parser.add_argument("--logs", type=Path, required=True)
     separator = sys.argv.index("--")
     train = sys.argv[separator + 1 :]

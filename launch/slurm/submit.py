@@ -7,11 +7,13 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
+from launch.slurm.finish import NOTICE_MIN
 from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
@@ -20,8 +22,14 @@ from pipeline.recipe import check_world
 from pipeline.studies.cell import Cell, unique
 from pipeline.studies.study import is_study, read_study, study_cells
 
+_REASON_S, _POLL_S = 5.0, 0.2
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
+# Reasons why Slurm leaves a job in the queue that do not pass by themselves; those of an administrator may.
+_NEVER = re.compile(
+    r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
+)
+_CLOSED = ("PartitionDown", "PartitionInactive")
 _RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
 
 
@@ -66,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--stage-to", default="", metavar="DIR", help=stage)
     restarts = "how often torchrun restarts all ranks within a job after one has crashed (default: 2)"
     add("--restarts", type=int, default=2, metavar="N", help=restarts)
+    requeues = "how often the job is requeued after a signal or a failure that cost no progress (default: 100)"
+    add("--requeues", type=int, default=100, metavar="N", help=requeues)
     preflight = (
         "run `widemix doctor --cluster` on all ranks first. report: print its table; exclude: if it finds faulty "
         "nodes, also requeue the job without them (default: no)"
@@ -96,7 +106,8 @@ def plan(arguments: argparse.Namespace) -> Submission:
         read_manifest(path)
     table, numbers = _open_cells(cells, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
-    command += [str(folder), str(ranks), str(arguments.restarts), arguments.preflight, arguments.stage_to]
+    command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]
+    command += [arguments.preflight, arguments.stage_to]
     command += [*_python(arguments, folder, data), "--"]
     if not cells:
         command += [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
@@ -119,11 +130,17 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that are wrong whatever the recipe is."""
-    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0, "restarts": 0}
+    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0}
+    least |= {"restarts": 0, "requeues": 0}
     for name, lowest in least.items():
         value = getattr(arguments, name)
         if value is not None and value < lowest:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
+    if arguments.time and (minutes := _minutes(arguments.time)) <= NOTICE_MIN:
+        raise InputError(
+            f"--time {arguments.time}: is {minutes:g} minutes, and {NOTICE_MIN} minutes before its end a job is told "
+            "to save: ask for more"
+        )
     for path in (arguments.script, arguments.container):
         if path is not None and not path.is_file():
             raise InputError(f"{path}: no such file")
@@ -141,6 +158,18 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--at-once limits the cells of a study: give it with a study file or --vary")
     if arguments.vary and study:
         raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
+
+
+def _minutes(text: str) -> float:
+    """Minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
+    days = r"(?:(?P<d>\d+)-)?"
+    clock = r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)" if "-" not in text else r"(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"
+    match = re.fullmatch(days + clock, text) or re.fullmatch(r"(?P<m>\d+)(?::(?P<s>\d+))?", text)
+    if match is None:
+        forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes:seconds"
+        raise InputError(f"--time {text}: should be {forms}, such as 24:00:00 or 1-12")
+    d, h, m, s = (int(match.groupdict().get(name) or 0) for name in "dhms")
+    return 60 * (24 * d + h) + m + s / 60
 
 
 def _folder(arguments: argparse.Namespace, study: bool) -> Path:
@@ -230,6 +259,8 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(text, *([f"# {TABLE}", *submission.table] if submission.table else []), sep="\n")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
+    sbatch, *rest = submission.command
+    _run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
     logs = submission.folder / "slurm"
     logs.mkdir(parents=True, exist_ok=True)
     if submission.table:
@@ -240,5 +271,26 @@ def submit(arguments: argparse.Namespace) -> Exit:
     with (logs / "jobs.jsonl").open("a") as record:
         record.write(json.dumps({"job": job, "command": submission.command}) + "\n")
     cells = f", {len(submission.numbers)} cells" if submission.numbers else ""
+    if _waits_for(job) in _CLOSED:
+        print(f"job {job} waits for the partition, which is down: see `sinfo --summarize`")
     print(f"job {job}{cells}; logs in {logs}")
     return Exit.DONE
+
+
+def _waits_for(job: str) -> str:
+    """Return Slurm's reason why a job is in the queue; raises `InputError`, and cancels it, if it could never start.
+
+    `sbatch --test-only` does not look at the limits of partitions and accounts.
+    """
+    reason = "PartitionConfig"  # Slurm's first word for any limit, until its scheduler has looked
+    deadline = time.monotonic() + _REASON_S
+    while reason == "PartitionConfig" and time.monotonic() < deadline:
+        reason = next(iter(_run(["squeue", "--noheader", "--job", job, "--format", "%r"]).split()), "")
+        time.sleep(_POLL_S)
+    if _NEVER.fullmatch(reason):
+        _run(["scancel", job])
+        raise InputError(
+            f"sbatch: job {job} could never start ({reason}) and is cancelled: see `scontrol show partition` and ask "
+            "for less"
+        )
+    return reason

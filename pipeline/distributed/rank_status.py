@@ -9,6 +9,7 @@ launcher.
 import json
 import os
 import platform
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,6 +55,13 @@ def write_rank_status(code: int | None, message: str = "") -> int:
 
 
 def read_rank_statuses(folder: Path) -> list[RankStatus]:
-    """Read all statuses of a folder, sorted by rank."""
-    statuses = [RankStatus(**json.loads(path.read_text())) for path in folder.glob("rank-*.json")]
-    return sorted(statuses, key=lambda status: status.rank)
+    """Read all statuses of a folder, sorted by rank. One that a full disk or a crash has torn has no code."""
+    return sorted((_read(path) for path in folder.glob("rank-*.json")), key=lambda status: status.rank)
+
+
+def _read(path: Path) -> RankStatus:
+    try:
+        return RankStatus(**json.loads(path.read_text()))
+    except (ValueError, TypeError):
+        rank = int(re.sub(r"\D", "", path.stem) or "0")
+        return RankStatus(rank, "a host unknown", None, f"{path}: is damaged", path.stat().st_mtime)

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shlex
+import socket
+import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
@@ -14,8 +16,9 @@ from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
+from launch.slurm.ports import free_ports
 from pipeline.cli.commands import Exit, Parser, run_command
-from pipeline.distributed.rank_status import RankStatus
+from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.errors import InputError
 from pipeline.recipe import dump_recipe
 from tests.conftest import ROOT
@@ -56,6 +59,11 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
     [
         (("--nodes", "3"), "does not divide by 12 ranks"),
         (("--nodes", "0"), "--nodes 0: must be at least 1"),
+        (("--time", "5"), "--time 5: is 5 minutes, and 5 minutes before its end a job is told to save"),
+        (("--time", "4:59"), "is 4.98333 minutes"),
+        (("--time", "0-0:5"), "is 5 minutes"),
+        (("--time", "tomorrow"), "--time tomorrow: should be minutes, minutes:seconds"),
+        (("--requeues", "-1"), "--requeues -1: must be at least 0"),
         (("--ranks-per-node", "0"), "--ranks-per-node 0: must be at least 1"),
         (("--cpus-per-node", "0"), "--cpus-per-node 0: must be at least 1"),
         (("--restarts", "-1"), "--restarts -1: must be at least 0"),
@@ -98,6 +106,36 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     (tmp_path / "run" / "recipe.yaml").touch()
     assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
+
+
+def fake(tmp_path, monkeypatch, reason: str) -> None:
+    """Slurm's commands, each writing what it is called with; jobs wait for a reason."""
+    (tmp_path / "bin").mkdir()
+    for name, output in (("sbatch", "12"), ("squeue", reason), ("scancel", "")):
+        path = tmp_path / "bin" / name
+        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\necho {output}\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        ("Priority", 0, "job 12; logs in"),
+        ("PartitionDown", 0, "job 12 waits for the partition, which is down"),
+        ("PartitionTimeLimit", 2, r"job 12 could never start \(PartitionTimeLimit\) and is cancelled"),
+    ],
+)
+def test_a_job_that_could_never_start_is_told_at_once(digits, tmp_path, monkeypatch, capsys, reason, code, said):
+    fake(tmp_path, monkeypatch, reason)
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
+    assert run_command(parser, module.submit, words) == code
+    assert re.search(said, "".join(capsys.readouterr()))
+    tried, submitted, *others = (tmp_path / "calls").read_text().splitlines()
+    assert tried.replace("--test-only ", "") == submitted
+    assert others[-1] == ("scancel 12" if code else "squeue --noheader --job 12 --format %r")
 
 
 def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
@@ -154,6 +192,68 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
     assert _can_exclude(["n3"], job)  # without Slurm's commands
 
 
+def end(folder, logs, requeues=100):
+    return _finish(Namespace(folder=folder, logs=logs, ranks=1, stop_requested=False, requeues=requeues))
+
+
+def start(folder, name, steps=0, code=75):
+    """The logs of a start, whose rank ended with a code and left a checkpoint."""
+    logs = folder / "slurm" / name
+    logs.mkdir(parents=True)
+    (logs / "started").touch()
+    os.utime(logs / "started", 2 * (time.time() - 88,))
+    (logs / "rank-0.json").write_text(json.dumps(asdict(RankStatus(0, "n3", code, "stopped", 1.0))))
+    if steps:
+        mark = folder / f"checkpoints/{steps:08d}/COMPLETE"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return logs
+
+
+def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys):
+    """Its time limit is shorter than what it takes to begin: it was requeued for ever."""
+    assert end(tmp_path, start(tmp_path, "7.0", steps=5)) == Exit.REQUEUE
+    assert end(tmp_path, start(tmp_path, "7.1")) == Exit.REQUEUE  # once may be chance
+    assert end(tmp_path, start(tmp_path, "7.2", steps=6)) == Exit.REQUEUE
+    assert end(tmp_path, start(tmp_path, "7.3")) == Exit.REQUEUE
+    capsys.readouterr()
+    assert end(tmp_path, start(tmp_path, "7.4")) == Exit.FAILED
+    assert "1.5 minutes until the signal do not suffice" in (said := capsys.readouterr().out)
+    assert "submit it again with --time 8 (minutes) or more" in said
+    assert end(tmp_path, start(tmp_path, "8.0")) == Exit.REQUEUE  # another job, with another limit
+    assert end(tmp_path, start(tmp_path, "8.1", steps=6, code=0)) == Exit.DONE
+
+
+def test_a_job_is_requeued_so_often_and_no_more(tmp_path):
+    ends = [end(tmp_path, start(tmp_path, f"7.{number}", steps=number + 1), requeues=2) for number in range(3)]
+    assert ends == [Exit.REQUEUE, Exit.REQUEUE, Exit.FAILED]
+
+
+def test_torn_files_of_other_starts_and_ranks_end_no_verdict(tmp_path, capsys):
+    for name, text in (("7.0", ""), ("7.1", '{"step": '), ("7.2", "[]"), ("7.3", '{"step": null, "code": 75}')):
+        (start(tmp_path, name) / "summary.json").write_text(text)
+    logs = start(tmp_path, "7.4", steps=9)
+    (logs / "rank-1.json").write_text("")
+    assert end(tmp_path, logs) == Exit.REQUEUE
+    assert capsys.readouterr().out.count("summary.json: is damaged, and ignored") == 4
+    (logs / "rank-0.json").write_text('{"rank": 0')
+    assert [status.code for status in read_rank_statuses(logs)] == [None, None]
+    assert end(tmp_path, logs) == Exit.FAILED
+    assert "rank 0 on a host unknown was killed" in capsys.readouterr().out
+
+
+def test_a_port_that_is_in_use_is_passed_over():
+    job = 50_000 + os.getpid()
+    ports = free_ports(job)
+    with socket.create_server(("127.0.0.1", ports["train"])):
+        others = free_ports(job)
+    assert others["train"] not in ports.values()
+    assert {use: port for use, port in others.items() if use != "train"} == {
+        use: port for use, port in ports.items() if use != "train"
+    }
+    assert free_ports(job) == ports
+
+
 def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
     for start, trained in enumerate((False, True)):
         logs = tmp_path / "slurm" / f"7.{start}"
@@ -161,14 +261,14 @@ def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
         (logs / "faulty-nodes").write_text("n3\n")
         if trained:
             (logs / "rank-0.json").write_text(json.dumps(asdict(RankStatus(0, "n3", 75, "stopped", 1.0))))
-        assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=1, stop_requested=False)) == Exit.REQUEUE
+        assert end(tmp_path, logs) == Exit.REQUEUE
         assert (logs / "excluded-nodes").exists() is not trained
     assert (tmp_path / "slurm/7.0/excluded-nodes").read_text() == "n3\n"
 
 
 def test_nodes_wait_for_the_last_however_long_it_stages():
     job = 40_000 + os.getpid()
-    arguments = Namespace(head="127.0.0.1")
+    arguments = Namespace(head="127.0.0.1", ports=free_ports(job))
     places = [{"SLURM_NODEID": str(n), "SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_NODES": "3"} for n in range(3)]
     with ThreadPoolExecutor() as pool:
         early = [
@@ -309,7 +409,7 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import parse_args
 
-    arguments = Namespace(head=head, second=head, ranks=4, restarts=2, logs=tmp_path)
+    arguments = Namespace(head=head, second=head, ranks=4, restarts=2, logs=tmp_path, ports={"train": 20015})
     environ = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
     parsed = parse_args(torchrun_command(arguments, ["pipeline.train", "r.yaml"], environ))
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
