@@ -144,7 +144,7 @@ def journal_path(to: Path, split: str) -> Path:
 
 def _lock(to: Path, descriptor: int) -> None:
     busy = InputError(f"{to}: another process is preparing it; wait until it ends, or name another folder")
-    if not try_lock(descriptor):
+    if try_lock(descriptor) is False:
         raise busy
     path = to / f"lock{UNFINISHED}"
     if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:  # its holder has just finished

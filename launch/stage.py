@@ -49,7 +49,7 @@ def stage(folder: Path, local: Path) -> Path:
 def _locked(lock: Path) -> Iterator[None]:
     """Hold a lock file, after waiting for other processes. The kernel releases it if its holder is killed."""
     with lock.open("a") as file:
-        if not try_lock(file.fileno()):
+        if try_lock(file.fileno()) is False:
             print_status(f"{lock}: waiting for the process that copies")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

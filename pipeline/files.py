@@ -36,10 +36,10 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def try_lock(descriptor: int) -> bool:
-    """Try to lock an open file until it is closed; returns whether this process may go on.
+def try_lock(descriptor: int) -> bool | None:
+    """Try to lock an open file until it is closed; returns whether this process has the lock.
 
-    False if another process holds the lock; True if the file system has no locks. Other failures raise `OSError`.
+    False if another process holds it; None if the file system has no locks. Other failures raise `OSError`.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,4 +48,5 @@ def try_lock(descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
+        return None
     return True

@@ -72,7 +72,9 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
         verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
         verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
-        known = "folder of an earlier report, such as recipes/studies/results: train only cells without a result in it"
+        known = (
+            "folder of an earlier report, such as recipes/studies/results: train only cells without a result in it"
+        )
         verb.add_argument("--report", type=Path, metavar="DIR", help=known)
     if name == "report":
         where = (
@@ -102,7 +104,7 @@ def _trained(arguments: argparse.Namespace) -> tuple["list[Cell]", Path]:
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
-    from pipeline.studies.lease import Leases
+    from pipeline.run.lease import Leases
     from pipeline.studies.status import requirements, state
 
     cells, folder = _trained(arguments)

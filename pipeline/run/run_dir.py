@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -28,10 +28,11 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
+from pipeline.run.lease import hold
 
 COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 _SKIPPED_RANGES = "skipped_ranges.json"
-_NOT_A_RUN = (".lock", ".recipe.yaml", "slurm")  # files that may be there before the first start
+_NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
 # Keys that say which samples a step has.
 _DATA_ORDER = re.compile(
     r"data\.(train_split|order|memory_gib|shuffle_window_mib)|train\.(global_batch|seed)|augment\.aug_repeats"
@@ -89,16 +90,15 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
         yield on_main(topology, acquire)
 
 
-def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> tuple[ResumeState, TextIO]:
+def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> tuple[ResumeState, ExitStack]:
     """Return where the run starts, and its lock."""
     _check_usable(run_dir, recipe, resume)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            lock = stack.enter_context(_lock(run_dir))
+            stack.enter_context(_lock(run_dir))
             state = _open(run_dir, recipe, resume, topology)
-            stack.pop_all()  # the lock stays
-        return state, lock
+            return state, stack.pop_all()
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be written to ({error.strerror}); name another with --run-dir") from None
 
@@ -173,13 +173,15 @@ def _read_json(path: Path) -> Any:
         raise InputError(f"{path}: cannot be read ({error}); remove it to continue the run") from None
 
 
-def _lock(run_dir: Path) -> TextIO:
-    """Lock a run folder until the returned file is closed."""
-    lock = (run_dir / ".lock").open("a")
-    if not try_lock(lock.fileno()):
-        lock.close()
-        raise InputError(f"{run_dir}: another run is writing there; name another folder with --run-dir")
-    return lock
+@contextmanager
+def _lock(run_dir: Path) -> Iterator[None]:
+    """Lock a run folder, by a lease where the file system has no locks."""
+    with (run_dir / ".lock").open("a") as lock:
+        locked = try_lock(lock.fileno())
+        if locked is False:
+            raise InputError(f"{run_dir}: another run is writing there; name another folder with --run-dir")
+        with nullcontext() if locked else hold(run_dir):
+            yield
 
 
 def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:

@@ -14,8 +14,8 @@ from typing import TextIO
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import RunError
+from pipeline.run.lease import RENEWAL_S, Leases
 from pipeline.studies.cell import Cell
-from pipeline.studies.lease import RENEWAL_S, Leases
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for cells that others have given back

@@ -10,8 +10,8 @@ from pipeline.estimate.recipe_tables import header
 from pipeline.estimate.report import estimate
 from pipeline.models.cost import FLOAT, model_cost
 from pipeline.recipe import Recipe
+from pipeline.run.lease import Leases
 from pipeline.studies.cell import Cell
-from pipeline.studies.lease import Leases
 
 
 @dataclass(frozen=True)

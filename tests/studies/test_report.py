@@ -12,7 +12,7 @@ from pipeline.cli.commands import run_command
 from pipeline.cli.parser import make_parser
 from pipeline.models.cost import model_cost
 from pipeline.recipe import dump_recipe, load_recipe, recipe_hash
-from pipeline.studies.lease import Leases
+from pipeline.run.lease import Leases
 from pipeline.studies.page import as_page, write_report
 from pipeline.studies.results import as_csv, collect, lines_of
 from pipeline.studies.status import requirements, state

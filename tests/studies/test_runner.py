@@ -7,7 +7,7 @@ import sys
 import time
 
 from pipeline.recipe import dump_recipe
-from pipeline.studies.lease import Leases
+from pipeline.run.lease import Leases
 from pipeline.studies.runner import Runner
 from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT, SMALL, Command

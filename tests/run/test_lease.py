@@ -4,10 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from pipeline.studies.lease import Leases
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.run import lease
+from pipeline.run.lease import Leases, hold
 
 
 def holder(folder, **changes):
@@ -53,7 +58,7 @@ def test_a_lease_that_is_renewed_does_not_expire(tmp_path):
 
 
 def test_the_lease_of_a_process_that_was_killed_is_free_at_once_but_not_while_its_cell_still_ends(tmp_path):
-    code = f"from pipeline.studies.lease import Leases; l = Leases(__import__('pathlib').Path({str(tmp_path)!r})); "
+    code = f"from pipeline.run.lease import Leases; l = Leases(__import__('pathlib').Path({str(tmp_path)!r})); "
     child = subprocess.Popen(["sleep", "60"])
     subprocess.run([sys.executable, "-c", code + f"assert l.take('c'); l.add_process('c', {child.pid})"], check=True)
     leases = Leases(tmp_path)
@@ -74,3 +79,32 @@ def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
     slow.holder = lambda _: seen
     assert not slow.take("c")
     assert quick.renew("c")
+
+
+def test_a_run_folder_without_locks_has_one_writer(tmp_path):
+    with (
+        hold(tmp_path, expiry_s=0.5),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
+        hold(tmp_path, expiry_s=0.5),
+    ):
+        pass
+    assert not list(tmp_path.glob("leases/*"))
+
+
+def test_a_run_whose_machine_died_is_waited_for_and_taken_over(tmp_path, capsys):
+    assert Leases(tmp_path).take("run")
+    path = tmp_path / "leases/run.1"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another", "host": "n7"}))
+    began = time.monotonic()
+    with hold(tmp_path, expiry_s=1.0):
+        assert time.monotonic() - began > 0.5
+    assert "on n7; waiting until it is free" in capsys.readouterr().err
+
+
+def test_a_run_that_was_suspended_ends_when_another_has_its_folder(tmp_path, monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(lease.os, "_exit", lambda code: ended.set())
+    with hold(tmp_path, expiry_s=0.4):
+        (tmp_path / "leases/run.2").write_text("{}")
+        assert ended.wait(20)
+    assert "another run has taken it" in capsys.readouterr().err

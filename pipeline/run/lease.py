@@ -1,4 +1,4 @@
-"""Leases: which process trains a cell, where several machines work on one folder that may have no locks.
+"""Leases: which process trains a cell of a study, or writes to a run folder, where the file system has no locks.
 
 The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
 cell by creating the next file, which fails if another was faster (`O_EXCL`, atomic on local disks, NFS, Lustre), and
@@ -12,18 +12,23 @@ import json
 import os
 import platform
 import re
+import sys
+import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from pipeline.errors import InputError
 from pipeline.files import atomic_write
 
 EXPIRY_S = 120.0  # without renewal
 RENEWAL_S = 15.0
+_FOLDER = "run"  # the name of the lease of a whole run folder
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,44 @@ class Leases:
         now = clock.stat().st_mtime
         clock.unlink(missing_ok=True)
         return now
+
+
+@contextmanager
+def hold(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
+    """Hold a run folder, renewing its lease from a thread; raises `InputError` if another process keeps renewing it.
+
+    Waits until the lease of a process that died elsewhere has expired. If another process takes the folder since this
+    one was suspended for longer than that, this one ends at once.
+    """
+    leases = Leases(folder, expiry_s)
+    deadline = time.monotonic() + 1.5 * expiry_s
+    told = False
+    while not leases.take(_FOLDER):
+        holder = leases.holder(_FOLDER)
+        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
+        if time.monotonic() > deadline:
+            raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
+        if not told:
+            print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(min(1.0, expiry_s / 10))
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(expiry_s * RENEWAL_S / EXPIRY_S):
+            if not leases.renew(_FOLDER):
+                print(f"error: {folder}: another run has taken it, since this one was suspended", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(1)  # a checkpoint of ours would be mixed with those of the other
+
+    thread = threading.Thread(target=renew, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        leases.release(_FOLDER)
 
 
 def _read(path: Path) -> dict:
