@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.from_python import SOURCE
+from data_prep import adopt, from_python
 from data_prep.progress import progress
 from data_prep.settings import PrepSettings, rename_old_keys
 from pipeline.errors import InputError
@@ -50,7 +50,9 @@ def verify(folder: Path) -> list[str]:
 def repair_command(folder: Path) -> str:
     """The command that prepares a folder again, from the source and with the settings in its manifest."""
     manifest = read_manifest(folder)
-    if manifest.source == SOURCE:
+    if manifest.source == adopt.SOURCE:
+        return f"widemix adopt in a new folder, after FFCV has written {manifest.origin} again"
+    if manifest.source == from_python.SOURCE:
         return f"widemix.prepare(..., {str(folder)!r}, force=True) in Python, with the samples that it was given"
     settings = rename_old_keys(manifest.settings)
     words = ["widemix", "prep", manifest.source]

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.image_folder import SUFFIXES
 from data_prep.samples import Dataset, FileSlice, Sample
-from data_prep.shards import find_shards
+from data_prep.shards import find_shards, read_names
 from data_prep.tar_listing import list_tar
 from pipeline.errors import InputError
 
@@ -42,7 +42,7 @@ class TarPictures(Sequence[Sample]):
 def read(origin: Path) -> Dataset:
     """The splits whose shards are in `origin`, in the order of the shards' names and of their members.
 
-    A shard's split is a word of its path, as in `find_shards`. Class names are the lines of `classes.txt`, by default
+    A shard's split is told by its path, as in `split_of`. Class names are the lines of `classes.txt`, by default
     the labels. Raises `InputError` for damaged shards.
     """
     splits = {split: _pictures(tars) for split, tars in find_shards(origin, ".tar").items()}
@@ -54,9 +54,7 @@ def _classes(origin: Path, splits: dict[str, TarPictures]) -> tuple[str, ...]:
     path = origin / CLASSES
     if not path.is_file():
         return tuple(map(str, range(count)))
-    names = tuple(
-        line.strip() for line in FileSlice(str(path)).read().decode("utf-8", "replace").splitlines() if line
-    )
+    names = read_names(path)
     if len(names) < count:
         raise InputError(f"{path}: names {len(names)} classes, and the shards have labels up to {count - 1}")
     return names

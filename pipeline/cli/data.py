@@ -1,4 +1,4 @@
-"""The commands prep, verify and stage."""
+"""The commands prep, adopt, verify and stage."""
 
 import argparse
 from pathlib import Path
@@ -151,6 +151,43 @@ def _summary(split: "Split") -> str:
     least, most = min(split.per_class), max(split.per_class)
     balance = f"{least if least == most else f'{least} to {most}'} of each of {len(split.per_class)} classes"
     return f"{split.samples} samples, {split.bytes / 2**20:.1f} MiB, {balance}"
+
+
+def add_adopt(commands) -> None:
+    """Add the command `adopt`."""
+    parser = commands.add_parser(
+        "adopt",
+        help="use .beton files that FFCV wrote",
+        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums and a manifest.\n"
+        "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is\n"
+        "decoded once.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    files = "a file whose name tells its split (train, val, validation, valid, test), or SPLIT=FILE"
+    parser.add_argument("files", nargs="+", metavar="FILE.beton", help=files)
+    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="new or empty folder")
+    classes = "class names in label order, one per line (default: the numbers of the labels)"
+    parser.add_argument("--classes", type=_path, metavar="FILE", help=classes)
+    parser.set_defaults(command=_adopt)
+
+
+def _adopt(arguments: argparse.Namespace) -> Exit:
+    from data_prep.adopt import adopt
+    from data_prep.shards import read_names, split_of
+
+    betons: dict[str, Path] = {}
+    for word in arguments.files:
+        stated, _, path = word.rpartition("=")
+        split = stated or split_of(Path(path).name)
+        if split is None or not split.isidentifier():
+            raise InputError(f"{word}: tells no split; name it, such as train={path}")
+        if split in betons:
+            raise InputError(f"{word}: is of the same split as {betons[split]}; name them, such as train={path}")
+        betons[split] = Path(path)
+    manifest = adopt(betons, arguments.to, read_names(arguments.classes) if arguments.classes else ())
+    for split in manifest.splits.values():
+        print(f"{arguments.to / split.file}: {_summary(split)}")
+    return Exit.DONE
 
 
 def add_verify(commands) -> None:

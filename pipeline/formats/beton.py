@@ -6,7 +6,7 @@ Layout: header, field descriptors, one metadata record per sample, pages of data
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +17,16 @@ from pipeline.errors import InputError
 from pipeline.formats.tables import ALIGNED, check_places, in_sample_order, pieces, refuse
 
 VERSION = 2
-INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD = 1, 2, 3, 4
-TYPES = {INT_FIELD: "IntField", IMAGE_FIELD: "RGBImageField", BYTES_FIELD: "BytesField", ARRAY_FIELD: "NDArrayField"}
+FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD = range(7)
+TYPES = {
+    FLOAT_FIELD: "FloatField",
+    INT_FIELD: "IntField",
+    IMAGE_FIELD: "RGBImageField",
+    BYTES_FIELD: "BytesField",
+    ARRAY_FIELD: "NDArrayField",
+    JSON_FIELD: "JSONField",
+    TENSOR_FIELD: "TorchTensorField",
+}
 JPEG, RAW = 0, 1
 
 HEADER = np.dtype(
@@ -40,7 +48,18 @@ ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
 SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see pipeline/formats/segments.py
-ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD)  # types of fields whose data are in the pages
+# Types of fields whose data are in the pages.
+ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD)
+# What the record of a sample holds of each type of field.
+RECORDED = {
+    FLOAT_FIELD: "<f8",
+    INT_FIELD: "<i8",
+    IMAGE_FIELD: IMAGE,
+    BYTES_FIELD: BYTES,
+    ARRAY_FIELD: "<u8",
+    JSON_FIELD: BYTES,
+    TENSOR_FIELD: "<u8",
+}
 
 Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each field
 
@@ -63,7 +82,8 @@ class Beton:
     label: np.ndarray  # int32 [n]
     segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see segments.py
     segments_size: np.ndarray  # int64 [n], bytes of that table; 0 if the file has none
-    records: np.ndarray  # [n] of SAMPLE or SEGMENTED
+    records: np.ndarray  # [n] with the fields of SAMPLE or SEGMENTED
+    fields: Fields  # of the file
     records_at: int  # bytes from the start of the file
 
     def read_records(self, file: int, samples: np.ndarray) -> np.ndarray | None:
@@ -89,6 +109,7 @@ class Tables(NamedTuple):
     """The tables of a file with any fields, after the checks that do not depend on the fields."""
 
     bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
+    fields: Fields
     arguments: np.ndarray  # uint8 [fields, 1024], FFCV's arguments of each field
     samples: np.ndarray  # [n], one record per sample, a view of the file
     samples_at: int  # their place in the file, bytes
@@ -97,13 +118,22 @@ class Tables(NamedTuple):
 
 
 def open_beton(path: Path) -> Beton:
-    """Memory-map a .beton with the fields (image, label) or (image, label, segments).
+    """Memory-map a .beton of images and labels.
+
+    Its fields are (image, label) or (image, label, segments); or FFCV's own, in any order: one RGBImageField of any
+    name, and an IntField that is named label, or is the only one. Other fields are not read.
 
     Raises `InputError` unless every table and sample lies inside the file.
     """
-    tables = open_tables(path, {FIELDS: SAMPLE, SEGMENT_FIELDS: SEGMENTED})
-    if tables.arguments.any():
+    tables = open_tables(
+        path, _layout, "image and label (one RGBImageField; an IntField of that name, or the only one)"
+    )
+    kinds = [kind for _, kind in tables.fields]
+    if tables.arguments[[kind in (IMAGE_FIELD, INT_FIELD, BYTES_FIELD) for kind in kinds]].any():
         raise InputError(f"{path}: has fields with arguments, which images and labels do not take; prepare it again")
+    part = sum(
+        kind in ALLOCATING for kind in kinds[: kinds.index(IMAGE_FIELD)]
+    )  # of the image, among those of a sample
     image, (segments, segments_size) = tables.samples["f0"], _segments(path, tables)
     beton = Beton(
         path=path,
@@ -112,17 +142,18 @@ def open_beton(path: Path) -> Beton:
         width=image["width"].astype(np.int32),
         height=image["height"].astype(np.int32),
         offset=image["data_ptr"].view(np.int64),
-        size=tables.size[:, 0].astype(np.int32),
+        size=tables.size[:, part].astype(np.int32),
         segments=segments,
         segments_size=segments_size,
         label=tables.samples["f1"].astype(np.int32),
         records=tables.samples,
+        fields=tables.fields,
         records_at=tables.samples_at,
     )
     for piece in pieces(len(beton)):
         mode, size = beton.mode[piece], beton.size[piece]
         raw = beton.width[piece].astype(np.int64) * beton.height[piece] * 3
-        misplaced = (beton.offset[piece] != tables.offset[piece, 0]) | (size != tables.size[piece, 0])
+        misplaced = (beton.offset[piece] != tables.offset[piece, part]) | (size != tables.size[piece, part])
         unknown = (mode != JPEG) & (mode != RAW)
         refuse(path, misplaced | unknown | ((mode == RAW) & (size != raw)) | (raw == 0), piece.start)
         if (beton.label[piece] != tables.samples["f1"][piece]).any():
@@ -130,9 +161,26 @@ def open_beton(path: Path) -> Beton:
     return beton
 
 
+def _layout(fields: Fields) -> np.dtype | None:
+    """The dtype of a record with the fields of SAMPLE or SEGMENTED, wherever they are; None if the file lacks one."""
+    if fields == SEGMENT_FIELDS:
+        return SEGMENTED
+    images = [place for place, (_, kind) in enumerate(fields) if kind == IMAGE_FIELD]
+    numbers = [place for place, (_, kind) in enumerate(fields) if kind == INT_FIELD]
+    labels = [place for place in numbers if fields[place][0] == "label"] or numbers
+    if len(images) != 1 or len(labels) != 1 or not all(kind in RECORDED for _, kind in fields):
+        return None
+    record = np.dtype([(f"f{place}", RECORDED[kind]) for place, (_, kind) in enumerate(fields)], align=True)
+    assert record.fields is not None
+    offsets = [record.fields[f"f{place}"][1] for place in (*images, *labels)]
+    return np.dtype(
+        {"names": ["f0", "f1"], "formats": [IMAGE, "<i8"], "offsets": offsets, "itemsize": record.itemsize}
+    )
+
+
 def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and sizes in bytes of the tables of segments: int64 [n] each, zeros in a file that has none."""
-    if tables.offset.shape[1] == 1:
+    if tables.fields != SEGMENT_FIELDS:
         none = np.broadcast_to(np.int64(0), len(tables.offset))
         return none, none
     field = tables.samples["f2"]
@@ -143,8 +191,10 @@ def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     return field["ptr"].view(np.int64), field["size"].view(np.int64)
 
 
-def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
-    """Memory-map a file whose fields are one of the keys of `layouts`, and whose sample records are its value.
+def open_tables(path: Path, layout: Callable[[Fields], np.dtype | None], wanted: str) -> Tables:
+    """Memory-map a file with any fields.
+
+    layout: returns the dtype of a sample's record for the fields of the file; None if they are not those `wanted`.
 
     Raises `InputError` for other fields, and for tables that do not fit the file or each other.
     """
@@ -163,12 +213,13 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
         raise InputError(f"{path}: has pages of {page} bytes, which is not a power of two; prepare it again")
     described = _table(path, mapped, FIELD, HEADER.itemsize, int(header["num_fields"]))
     fields = tuple((_name(field["name"]), int(field["type_id"])) for field in described)
-    if fields not in layouts:
-        wanted = " and ".join(name for name, _ in next(iter(layouts)))
-        raise InputError(f"{path}: holds {', '.join(name for name, _ in fields)}, not {wanted}")
+    record = layout(fields)
+    if record is None:
+        held = ", ".join(f"{name} ({TYPES.get(kind, 'unknown type')})" for name, kind in fields)
+        raise InputError(f"{path}: holds {held}, not {wanted}")
 
     count = int(header["num_samples"])
-    samples = _table(path, mapped, layouts[fields], HEADER.itemsize + described.nbytes, count)
+    samples = _table(path, mapped, record, HEADER.itemsize + described.nbytes, count)
     parts = sum(kind in ALLOCATING for _, kind in fields)
     table = _table(path, mapped, ALLOCATION, int(header["table"]), count * parts)
     if int(header["table"]) + table.nbytes != len(mapped):
@@ -177,7 +228,7 @@ def open_tables(path: Path, layouts: Mapping[Fields, np.dtype]) -> Tables:
     offset, size = (table[name].view(np.int64) for name in ("ptr", "size"))
     tables_end = HEADER.itemsize + described.nbytes + samples.nbytes
     check_places(path, offset, size, tables_end, int(header["table"]), page)
-    return Tables(mapped, described["arguments"], samples, HEADER.itemsize + described.nbytes, offset, size)
+    return Tables(mapped, fields, described["arguments"], samples, HEADER.itemsize + described.nbytes, offset, size)
 
 
 def _name(field: np.ndarray) -> str:

@@ -44,7 +44,7 @@ class TextBeton:
 
 def open_text(path: Path) -> TextBeton:
     """Memory-map a .beton of token arrays. Raises `InputError` unless every table and sample lies inside the file."""
-    tables = open_tables(path, {FIELDS: SAMPLE})
+    tables = open_tables(path, lambda fields: SAMPLE if fields == FIELDS else None, "tokens and length")
     tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
     offset, size = tables.offset[:, 0].copy(), tables.size[:, 0].copy()  # read where the file may be truncated

@@ -1,0 +1,159 @@
+"""Makes a prepared folder of FFCV's own .beton files, which stay as they are: links, checksums and a manifest.
+
+Their fields may have any order and names: see `open_beton`. Every JPEG is decoded once, because the checksum of a
+damaged one would only say that it is still as damaged.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from data_prep.encode import encode_all
+from data_prep.left_out import LISTED
+from data_prep.picture import Encoded
+from data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
+from data_prep.progress import print_status, progress
+from data_prep.samples import FileSlice, Sample
+from data_prep.settings import PrepSettings
+from pipeline.cgroups import usable_cpus
+from pipeline.errors import InputError, RunError
+from pipeline.files import atomic_write
+from pipeline.formats.beton import JPEG, RAW, TYPES, Beton, open_beton
+from pipeline.formats.blocks import hash_blocks, hash_bytes
+from pipeline.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
+from pipeline.formats.manifest import NAME, Manifest, Split, count_labels
+
+SOURCE = "beton"  # in the manifest
+AS_STORED = PrepSettings(max_size=0)  # with which JPEGs are only checked
+
+
+@dataclass(frozen=True)
+class _Stored(Sequence[Sample]):
+    """The images of a file."""
+
+    beton: Beton
+
+    def __len__(self) -> int:
+        return len(self.beton)
+
+    def __getitem__(self, index):
+        beton = self.beton
+        start, size = int(beton.offset[index]), int(beton.size[index])
+        picture: FileSlice | np.ndarray = FileSlice(str(beton.path), start, size)
+        if beton.mode[index] == RAW:
+            shape = beton.height[index], beton.width[index], 3
+            picture = beton.bytes[start : start + size].reshape(shape)
+        return Sample(f"{beton.path.name}[{index}]", int(beton.label[index]), picture)
+
+
+class _Checked(NamedTuple):
+    """A file whose images can all be decoded."""
+
+    checksums: bytes  # the content of its file of checksums
+    exceptions: list[dict[str, str]]
+
+
+@translate_errors()
+def adopt(
+    betons: Mapping[str, Path], to: Path, classes: Sequence[str] = (), *, processes: int | None = None
+) -> Manifest:
+    """Make a prepared folder of FFCV's files, one per split, in the new or empty folder `to`; returns its manifest.
+
+    betons: path by the name of its split. classes: names in label order; by default the numbers of the labels.
+
+    The files are neither copied nor changed: `to` gets hard links, or symbolic ones if it is on another file system.
+    Raises `InputError` for files that cannot be read, and `RunError`, after a list, for damaged images.
+    """
+    if (to / NAME).exists():
+        raise InputError(f"{to}: is already prepared; name a new or an empty folder")
+    for path in betons.values():
+        if path.resolve().parent == to.resolve():
+            raise InputError(f"--to {to}: holds {path} itself; name another folder")
+    check_target(to, force=False)
+    opened = {split: open_beton(path.resolve()) for split, path in betons.items()}
+    names = tuple(classes) or tuple(map(str, range(1 + max(int(beton.label.max()) for beton in opened.values()))))
+    for beton in opened.values():
+        if beton.label.min() < -1 or beton.label.max() >= len(names):
+            raise InputError(
+                f"{beton.path}: has labels from {beton.label.min()} to {beton.label.max()}, and there "
+                f"are {len(names)} classes"
+            )
+    origin = ", ".join(str(beton.path) for beton in opened.values())
+    with prep_dir(to, {"source": SOURCE, "from": origin}, force=False):
+        splits, files, exceptions = {}, {}, []
+        for split, beton in opened.items():
+            checked = _check(split, beton, processes or usable_cpus())
+            exceptions += checked.exceptions
+            files[f"{split}{SUFFIX}"] = checked.checksums
+            splits[split] = Split(
+                file=f"{split}.beton",
+                bytes=len(beton.bytes),
+                samples=len(beton),
+                per_class=count_labels(beton.label, len(names)),
+                fields={name: TYPES[kind] for name, kind in beton.fields},
+                blocks=hash_blocks(beton.path),
+            )
+            _link(beton.path, to / f"{split}.beton{UNFINISHED}")
+        for name, data in files.items():
+            atomic_write(to / f"{name}{UNFINISHED}", data)
+        manifest = Manifest(
+            source=SOURCE,
+            origin=origin,
+            classes=names,
+            splits=splits,
+            settings={},
+            versions={},
+            exceptions=tuple(exceptions),
+            files={name: hash_bytes(data) for name, data in files.items()},
+        )
+        rename_finished(to, manifest)
+    return manifest
+
+
+def _link(path: Path, link: Path) -> None:
+    try:
+        os.link(path, link)
+    except OSError:  # another file system, or one without hard links
+        link.symlink_to(path)
+
+
+def _check(split: str, beton: Beton, processes: int) -> _Checked:
+    """Decode every image of a file, and compute its checksums."""
+    samples, checksums, bands = _Stored(beton), np.empty(len(beton), NUMBER), bytearray()
+    exceptions, damaged = [], []
+    workers = processes if (beton.mode == JPEG).any() else 1
+    with (
+        closing(encode_all(samples, 0, AS_STORED, workers)) as records,
+        closing(progress(records, len(beton), split)) as counted,
+    ):
+        for number, record in enumerate(counted):
+            reason = _damage(beton, number, record)
+            if reason:
+                damaged.append(f"{record.name}: {reason}")
+                continue
+            if record.rule:
+                exceptions.append({"file": record.name, "rule": record.rule})
+            blocks = record.blocks(record.parts) if record.mode == RAW else [record.origin.checksum, crc32c(b"")]
+            bands += np.array(blocks, NUMBER).tobytes() if record.mode == RAW else b""
+            size = beton.width[number], beton.height[number], beton.label[number], beton.size[number]
+            checksums[number] = sample_checksum((int(beton.mode[number]), *map(int, size), 0), blocks)
+    if damaged:
+        for line in damaged[:LISTED]:
+            print_status(line)
+        raise RunError(f"{beton.path}: {len(damaged)} of {len(beton)} images are damaged; write the file again")
+    return _Checked(checksums.tobytes() + bytes(bands), exceptions)
+
+
+def _damage(beton: Beton, number: int, record: Encoded) -> str:
+    """What is wrong with an image, or ""."""
+    if record.rule.startswith(("left out: ", "repaired: ")):
+        return record.rule.partition(": ")[2]
+    stated = int(beton.width[number]), int(beton.height[number])
+    if stated != (record.width, record.height):
+        return f"has {record.width} x {record.height} pixels, and the file says {stated[0]} x {stated[1]}"
+    return ""

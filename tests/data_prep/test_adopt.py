@@ -1,0 +1,119 @@
+"""Files of images and labels that become a prepared folder; test_ffcv_reads.py has those that FFCV wrote."""
+
+import os
+
+import numpy as np
+import pytest
+
+from data_prep.adopt import adopt
+from data_prep.encode import encode_all
+from data_prep.samples import PictureFiles
+from data_prep.settings import PrepSettings
+from data_prep.verify import repair_command, verify
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.errors import InputError, RunError
+from pipeline.formats.beton import FIELD, HEADER, open_beton
+from pipeline.formats.manifest import read_manifest
+
+
+def main(words):
+    return run_command(make_parser(), argv=words)
+
+
+@pytest.fixture
+def beton(tmp_path, picture, write_beton):
+    """Five JPEGs with the labels 3 to 7, in train_256.beton."""
+    names = [f"{i}.jpg" for i in range(5)]
+    for i, name in enumerate(names):
+        picture(i).save(tmp_path / name)
+    path = tmp_path / "train_256.beton"
+    samples = PictureFiles(tmp_path, names, range(3, 8))
+    write_beton(path, encode_all(samples, 0, PrepSettings(restart_markers=False), 1))
+    return path
+
+
+@pytest.mark.parametrize("hard", [True, False])
+def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
+    before, out = beton.read_bytes(), tmp_path / "out"
+    (tmp_path / "names.txt").write_text("\n".join("abcdefgh"))
+    if not hard:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError))
+    words = ["adopt", str(beton), f"val={beton}", "--to", str(out), "--classes", str(tmp_path / "names.txt")]
+    assert main(words) == 0
+    assert "train.beton: 5 samples" in capsys.readouterr().out
+    assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "train.crc32c", "val.beton", "val.crc32c"]
+    assert (out / "train.beton").is_symlink() is not hard
+    assert (out / "train.beton").samefile(beton)
+    assert read_manifest(out).classes == tuple("abcdefgh")
+    assert read_manifest(out).splits["val"].per_class == (0, 0, 0, 1, 1, 1, 1, 1)
+    assert verify(out) == []
+    assert main(["verify", str(out)]) == 0
+    assert str(beton) in repair_command(out)
+    assert beton.read_bytes() == before
+    with pytest.raises(InputError, match="out: is already prepared"):
+        adopt({"train": beton}, out)
+
+
+def test_a_damaged_image_is_refused_and_named(tmp_path, beton, capsys):
+    opened = open_beton(beton)
+    data = bytearray(beton.read_bytes())
+    data[int(opened.offset[2]) : int(opened.offset[2]) + 2] = b"??"
+    data[int(opened.stop[4]) - 60 : int(opened.stop[4])] = bytes(60)
+    beton.write_bytes(data)
+    with pytest.raises(RunError, match=r"train_256\.beton: 2 of 5 images are damaged; write the file again"):
+        adopt({"train": beton}, tmp_path / "out")
+    listed = capsys.readouterr().err
+    assert "train_256.beton[2]: is no picture" in listed
+    assert "train_256.beton[4]: " in listed
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_size_that_is_not_the_images_is_refused(tmp_path, beton, capsys):
+    mapped = np.memmap(beton, np.uint8, "r+")
+    opened = open_beton(beton)
+    record = opened.records_at + 3 * opened.records.dtype.itemsize
+    mapped[record + 1 : record + 5].view("<u2")[:] = 30, 40
+    mapped.flush()
+    with pytest.raises(RunError, match="1 of 5 images are damaged"):
+        adopt({"train": beton}, tmp_path / "out")
+    assert "[3]: has 40 x 30 pixels, and the file says 30 x 40" in capsys.readouterr().err
+
+
+def rename(path, field, name):
+    """Give a field of a file another name."""
+    mapped = np.memmap(path, FIELD, "r+", HEADER.itemsize, (2,))
+    mapped[field]["name"][:] = np.frombuffer(name.ljust(16, b"\0"), np.uint8)
+    mapped.flush()
+
+
+def test_fields_are_found_by_their_types(tmp_path, beton):
+    rename(beton, 0, b"picture")
+    rename(beton, 1, b"target")
+    manifest = adopt({"train": beton}, tmp_path / "out", processes=1)
+    assert manifest.splits["train"].fields == {"picture": "RGBImageField", "target": "IntField"}
+    assert open_beton(tmp_path / "out" / "train.beton").label.tolist() == [3, 4, 5, 6, 7]
+
+
+def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
+    other = tmp_path / "pictures.beton"
+    other.write_bytes(beton.read_bytes())
+    mapped = np.memmap(other, FIELD, "r+", HEADER.itemsize, (2,))
+    mapped[1]["type_id"] = 0
+    mapped.flush()
+    (tmp_path / "names.txt").write_text("a\nb\n")
+    for words, line in (
+        ([str(other)], "tells no split; name it, such as train="),
+        ([f"train={other}"], "holds image (RGBImageField), label (FloatField), not image and label"),
+        ([str(beton), f"train={other}"], "is of the same split as"),
+        ([str(beton), "--classes", str(tmp_path / "names.txt")], "labels from 3 to 7, and there are 2 classes"),
+        ([str(tmp_path / "train.beton")], "no such file"),
+    ):
+        assert main(["adopt", *words, "--to", str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ")
+        assert line in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+    assert main(["adopt", str(beton), "--to", str(tmp_path)]) == 2
+    assert "holds" in capsys.readouterr().err
