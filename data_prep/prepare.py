@@ -23,7 +23,7 @@ from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings, rename_old_keys
 from data_prep.shuffle import shuffle_train
 from data_prep.sources import check_origin, read_source
-from data_prep.subset import take_subset
+from data_prep.subset import Subset, take_subset
 from data_prep.write_dataset import Job, write_dataset
 from pipeline.errors import InputError
 from pipeline.formats.blocks import hash_bytes
@@ -69,9 +69,9 @@ def prepare(
         print_status(f"{to}: already prepared from {done.origin} with these settings")
         return done
     encoding = encoding_for(dataset, origin, settings, processes)
-    plan = _plan(name, origin, settings, dataset, encoding)
+    plan = plan_of(name, origin, settings, dataset, encoding)
     if done is not None and not dataset.text and done.versions == plan["versions"]:
-        encoding = encoding._replace(records=partial(Prepared(to, done).records, encoding=encoding))
+        encoding = encoding._replace(records=partial(Prepared({to: done}).records, encoding=encoding))
     with prep_dir(to, plan, force):
         return write_dataset(Job(plan, to, settings, dataset, encoding, max_bad, force))
 
@@ -87,13 +87,31 @@ def check_grown(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> boo
 
 
 def select(dataset: Dataset, settings: PrepSettings) -> Dataset:
-    """The splits, the subset of train and the order of `settings`. Raises `InputError` if a split is missing."""
+    """The splits, the subset of train, the order and the part of `settings`; `InputError` if they are not there."""
     chosen = settings.splits.split(",") if settings.splits else list(dataset.splits)
     unknown = [split for split in chosen if split not in dataset.splits]
     if unknown:
         raise InputError(f"splits: the source has no {unknown[0]!r}; it has {', '.join(dataset.splits)}")
     kept = {split: samples for split, samples in dataset.splits.items() if split in chosen}
-    return shuffle_train(take_subset(replace(dataset, splits=kept), settings), settings)
+    whole = shuffle_train(take_subset(replace(dataset, splits=kept), settings), settings)
+    return take_part(whole, settings) if settings.part else whole
+
+
+def take_part(dataset: Dataset, settings: PrepSettings) -> Dataset:
+    """One of the parts of about the same size in which several machines prepare a dataset, in the order of samples.
+
+    Raises `InputError` for sentence pairs, and for a split that has fewer samples than there are parts.
+    """
+    if dataset.text:
+        raise InputError("part: sentence pairs are prepared by one machine; leave it out")
+    number, count = settings.part_of
+    parts = {}
+    for split, samples in dataset.splits.items():
+        first, stop = (len(samples) * end // count for end in (number - 1, number))
+        if len(samples) < count:
+            raise InputError(f"part {settings.part}: {split} has {len(samples)} samples; use fewer parts")
+        parts[split] = Subset(samples, range(first, stop))
+    return replace(dataset, splits=parts, check_files=tuple)
 
 
 def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
@@ -127,7 +145,7 @@ def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSett
     )
 
 
-def _plan(
+def plan_of(
     source: str, origin: Path | None, settings: PrepSettings, dataset: Dataset, encoding: Encoding
 ) -> dict[str, Any]:
     """All that the output depends on except the images' content: equal if one process may resume another's work."""

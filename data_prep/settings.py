@@ -1,5 +1,6 @@
 """The settings of a preparation. The manifest records them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -24,6 +25,7 @@ class PrepSettings:
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
+    part: str = ""  # "3/32": only the third of 32 parts of each split, to be joined; empty: all
     fraction: float = 1.0  # share of train to keep, (0, 1]; with one seed, smaller fractions lie within larger ones
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
@@ -40,6 +42,9 @@ class PrepSettings:
             raise InputError(f"quality {self.quality}: JPEG quality is 1 to 100")
         if self.splits and not all(name.isidentifier() for name in self.splits.split(",")):
             raise InputError(f"splits {self.splits!r}: names are separated by commas, such as train,val")
+        number, count = self.part_of
+        if self.part and not 1 <= number <= count:
+            raise InputError(f"part {self.part!r}: must be such as 3/32, the third of 32 parts")
         if not 0 < self.fraction <= 1:
             raise InputError(f"fraction {self.fraction}: must be above 0 and at most 1 (or 100%)")
         if not 0 <= self.holdout < 1:
@@ -61,6 +66,12 @@ class PrepSettings:
     def reduces_train(self) -> bool:
         """Whether train is not kept whole."""
         return self.fraction != 1 or self.per_class > 0 or self.holdout > 0
+
+    @property
+    def part_of(self) -> tuple[int, int]:
+        """The number of the part, from 1, and how many there are; (1, 1) for all, (0, 0) if it is none."""
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", self.part or "1/1", re.ASCII)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
 
     @property
     def page(self) -> int:

@@ -1,4 +1,4 @@
-"""The commands prep, adopt, verify and stage."""
+"""The commands prep, join, adopt, verify and stage."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,11 @@ from pipeline.errors import InputError
 
 if TYPE_CHECKING:
     from data_prep.dry_run import Estimate
-    from pipeline.formats.manifest import Split
+    from pipeline.formats.manifest import Manifest, Split
+
+
+BAD = "largest share of a split's images that may be skipped; more of them, or all of a class, end the command "
+BAD += "with exit code 1 and a list (default: 1%%)"
 
 
 def _path(text: str) -> Path:
@@ -39,6 +43,8 @@ def add_prep(commands) -> None:
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
     add("--splits", default="", metavar="NAMES", help=splits)
+    part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
+    add("--part", default="", metavar="K/N", help=part)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
     add("--extend", action="store_true", help="add what the source has gained since; only that is encoded")
     _add_image_options(parser)
@@ -61,8 +67,7 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
     corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
-    bad = "largest share of a split's images that may be skipped; more of them, or all of a class, end the command "
-    add("--max-bad", metavar="SHARE", default="1%", help=bad + "with exit code 1 and a list (default: 1%%)")
+    add("--max-bad", metavar="SHARE", default="1%", help=BAD)
 
 
 def _add_subset_options(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +111,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "restart_markers",
         "on_corrupt",
         "splits",
+        "part",
         "per_class",
         "shuffle",
         "seed",
@@ -121,20 +127,31 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     job = (arguments.source, arguments.origin, arguments.to, settings)
     options: dict[str, Any] = {"processes": arguments.processes, "force": arguments.force}
     options["extend"] = arguments.extend
-    max_bad = parse_share(given["max_bad"])
-    if not 0 <= max_bad <= 1:
-        raise InputError(f"--max-bad {given['max_bad']}: must be 0 to 1 (or 100%)")
+    max_bad = _max_bad(arguments)
     if arguments.dry_run:
         _print_estimates(arguments.to, *dry_run(*job, **options))
         return Exit.DONE
     manifest = prepare(*job, **options, max_bad=max_bad)
+    _print_summary(manifest, arguments.to)
+    return Exit.DONE
+
+
+def _max_bad(arguments: argparse.Namespace) -> float:
+    from data_prep.settings import parse_share
+
+    share = parse_share(arguments.max_bad)
+    if not 0 <= share <= 1:
+        raise InputError(f"--max-bad {arguments.max_bad}: must be 0 to 1 (or 100%)")
+    return share
+
+
+def _print_summary(manifest: "Manifest", to: Path) -> None:
     for split in manifest.splits.values():
-        print(f"{arguments.to / split.file}: {_summary(split)}")
+        print(f"{to / split.file}: {_summary(split)}")
     if manifest.exceptions:
         count = len(manifest.exceptions)
         left_out = sum(exception["rule"].startswith("left out") for exception in manifest.exceptions)
-        print(f"{count} exceptions ({left_out} of them left out) are listed in {arguments.to / 'manifest.json'}")
-    return Exit.DONE
+        print(f"{count} exceptions ({left_out} of them left out) are listed in {to / 'manifest.json'}")
 
 
 def _print_estimates(to: Path, estimates: "list[Estimate]", free: int) -> None:
@@ -153,12 +170,36 @@ def _summary(split: "Split") -> str:
     return f"{split.samples} samples, {split.bytes / 2**20:.1f} MiB, {balance}"
 
 
+def add_join(commands) -> None:
+    """Add the command `join`."""
+    parser = commands.add_parser(
+        "join",
+        help="join the parts that several machines prepared",
+        description="Join all parts that `widemix prep ... --part K/N` prepared: the folder has the bytes of a\n"
+        "preparation by one machine. The source is listed, but not read again.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="+", type=_path, metavar="PART", help="folder of each part, in any order")
+    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--max-bad", metavar="SHARE", default="1%", help=BAD)
+    parser.add_argument("--force", action="store_true", help="replace what was prepared in the folder before")
+    parser.set_defaults(command=_join)
+
+
+def _join(arguments: argparse.Namespace) -> Exit:
+    from data_prep.join import join
+
+    manifest = join(arguments.parts, arguments.to, max_bad=_max_bad(arguments), force=arguments.force)
+    _print_summary(manifest, arguments.to)
+    return Exit.DONE
+
+
 def add_adopt(commands) -> None:
     """Add the command `adopt`."""
     parser = commands.add_parser(
         "adopt",
         help="use .beton files that FFCV wrote",
-        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums and a manifest.\n"
+        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums, a manifest.\n"
         "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is\n"
         "decoded once.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -185,8 +226,7 @@ def _adopt(arguments: argparse.Namespace) -> Exit:
             raise InputError(f"{word}: is of the same split as {betons[split]}; name them, such as train={path}")
         betons[split] = Path(path)
     manifest = adopt(betons, arguments.to, read_names(arguments.classes) if arguments.classes else ())
-    for split in manifest.splits.values():
-        print(f"{arguments.to / split.file}: {_summary(split)}")
+    _print_summary(manifest, arguments.to)
     return Exit.DONE
 
 

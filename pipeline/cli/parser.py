@@ -8,6 +8,7 @@ from pipeline.cli.commands import Parser
 
 COMMANDS = (
     data.add_prep,
+    data.add_join,
     data.add_adopt,
     data.add_verify,
     data.add_stage,

@@ -1,0 +1,113 @@
+"""Parts that several machines prepare, joined: the bytes of one preparation."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from data_prep.join import join
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError, RunError
+from pipeline.formats.beton import open_beton
+from tests import layouts
+from tests.data_prep.test_adopt import main
+
+PARTS = 3
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def prepare_parts(source, origin, root, options, max_bad=0.01):
+    folders = []
+    for number in range(1, PARTS + 1):
+        folders.append(root / str(number))
+        settings = PrepSettings(part=f"{number}/{PARTS}", **options)
+        prepare(source, origin, folders[-1], settings, processes=1, max_bad=max_bad)
+    return folders
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"shuffle": True}, {"restart_markers": False, "shuffle": False, "holdout": 0.3, "seed": 1}],
+    ids=["markers", "own"],
+)
+def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, picture, options):
+    """With pictures that a rule applied to, and some that cannot be decoded; pages of several pictures."""
+    picture(0, mode="L").save(folder / "train/ant/grey.png")
+    for name in ("train/ant/bad.JPEG", "train/cat/bad.JPEG", "val/bee/bad.JPEG"):
+        (folder / name).write_bytes(b"no picture")
+    prepare("image-folder", folder, tmp_path / "one", PrepSettings(**options), processes=1, max_bad=0.5)
+    parts = prepare_parts("image-folder", folder, tmp_path, options, max_bad=0.5)
+    counts = [len(open_beton(part / "train.beton")) for part in parts]
+    assert sum(counts) == len(open_beton(tmp_path / "one" / "train.beton"))
+    assert max(counts) - min(counts) <= 2
+    for path in folder.rglob("*.*"):  # listed, but no longer read
+        path.write_bytes(b"")
+    join(parts[::-1], tmp_path / "joined", max_bad=0.5)
+    assert contents(tmp_path / "joined") == contents(tmp_path / "one")
+
+
+def test_arrays_are_joined_too(tmp_path):
+    source, make = layouts.LAYOUTS["cifar10"]
+    (tmp_path / "cifar").mkdir()
+    make(tmp_path / "cifar")
+    prepare(source, tmp_path / "cifar", tmp_path / "one", PrepSettings())
+    parts = prepare_parts(source, tmp_path / "cifar", tmp_path, {})
+    join(parts, tmp_path / "joined")
+    assert contents(tmp_path / "joined") == contents(tmp_path / "one")
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
+    parts = prepare_parts("image-folder", folder, tmp_path, {})
+    out = tmp_path / "out"
+    whole, other, copy = (tmp_path / name for name in ("whole", "other", "copy"))
+    prepare("image-folder", folder, whole, PrepSettings(), processes=1)
+    prepare("image-folder", folder, other, PrepSettings(part="3/3", quality=80), processes=1)
+    shutil.copytree(parts[1], copy)
+    for chosen, words in (
+        (parts[:2], "part 3 of 3 is missing"),
+        ([*parts, copy], r"copy: is the same part as .*/2"),
+        ([*parts[:2], other], r"other: is a part of another preparation than .*/1"),
+        ([whole], "whole: is no part"),
+    ):
+        with pytest.raises(InputError, match=words):
+            join(chosen, out)
+    (folder / "train/ant/new.JPEG").write_bytes((folder / "train/ant/0.JPEG").read_bytes())
+    with pytest.raises(InputError, match=r"train/ant/new\.JPEG: is in none of the parts"):
+        join(parts, out)
+    (folder / "train/ant/new.JPEG").unlink()
+    beton = open_beton(parts[1] / "train.beton")
+    mapped = np.memmap(beton.path, np.uint8, "r+")
+    mapped[beton.offset[2] + 100] ^= 1
+    mapped.flush()
+    with pytest.raises(InputError, match=r"train\.beton: sample 2 is damaged"):
+        join(parts, out)
+    assert not out.exists()
+
+
+def test_a_class_that_loses_all_is_found_when_the_parts_are_joined(tmp_path, folder):
+    for path in (folder / "train/ant").iterdir():
+        path.write_bytes(b"")
+    parts = prepare_parts("image-folder", folder, tmp_path, {"shuffle": True}, max_bad=0.9)
+    with pytest.raises(RunError, match="train: not one image of ant can be decoded"):
+        join(parts, tmp_path / "out", max_bad=0.9)
+    with pytest.raises(RunError, match="train: 1 images cannot be decoded, more than 1 % of 21"):
+        join(parts, tmp_path / "out")
+
+
+def test_wrong_parts_are_one_line(tmp_path, folder, capsys):
+    for words, line in (
+        (["prep", "image-folder", "--from", folder, "--to", tmp_path / "a", "--part", "4/3"], "part '4/3': must be"),
+        (["prep", "image-folder", "--from", folder, "--to", tmp_path / "a", "--part", "3"], "part '3': must be"),
+        (["prep", "image-folder", "--from", folder, "--to", tmp_path / "a", "--part", "1/7"], "val has 6 samples"),
+        (["join", folder, "--to", tmp_path / "a"], "has no manifest.json"),
+    ):
+        assert main([str(word) for word in words]) == 2
+        assert line in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert main(["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "1"), "--part", "1/1"]) == 0
+    assert main(["join", str(tmp_path / "1"), "--to", str(tmp_path / "a")]) == 0
+    assert "train.beton: 21 samples" in capsys.readouterr().out
