@@ -23,6 +23,16 @@ def test_both_run_the_same_commands():
     assert [line for line in commands(post[1]) if line != "cd /"] == runs
 
 
+def test_both_have_every_package_and_install_them_under_their_own_names():
+    """Only an editable installation leaves `pipeline` at the top, where the launchers look for it."""
+    apptainer = (FOLDER / "widemix.def").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = [pattern.removesuffix("*") for pattern in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+    for name in (*packages, "recipes"):
+        assert re.search(rf"^ +{name} /opt/widemix/{name}$", apptainer, re.MULTILINE), name
+    assert " --editable /opt/widemix" in apptainer  # and so in the Dockerfile, which runs the same
+
+
 def test_the_lock_has_a_hashed_version_of_everything_that_is_needed():
     lock = (FOLDER / "requirements.lock").read_text()
     pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
