@@ -1,5 +1,6 @@
 # make demo    set up, then the main job on handwritten digits
-# make test    set up, then the tests; ARGS='tests/test_doctor.py -x' goes to pytest
+# make test    set up, then the tests, in a process for each core, at most four; ARGS='tests/test_doctor.py -x -n 0' goes
+#              to pytest, here one file in this process
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
@@ -17,7 +18,7 @@ demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-cluster: setup
 	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \

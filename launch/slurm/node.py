@@ -9,18 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.slurm.finish import FAULTY_NODES
-from launch.stage import stage
+from launch.torchrun import data_for, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.errors import InputError
-from pipeline.recipe import load_recipe
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
     from torch.distributed import Store
@@ -98,25 +96,13 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 
 def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
-    overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
-    data = Path(load_recipe(train[0], overrides).data.path)
-    if arguments.stage:
-        local = Path(os.path.expandvars(arguments.stage))
-        if not local.is_absolute():
-            raise InputError(f"--stage-to {arguments.stage}: is {local} on this node; is the variable set there?")
-        data = stage(data, local)
+    data = data_for(train, arguments.stage)
     _store = wait_for_all_nodes(arguments, os.environ)
     if arguments.preflight != "no" and _can_exclude(_preflight(arguments, data), os.environ):
         return Exit.FAILED
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
-    # Otherwise, with torch 2.15, restarted ranks read the addresses of the first attempt from torchrun's store.
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.run import main as torchrun
-
-    with suppress(SignalException):  # the ranks have ended and written their status
-        torchrun(command)
+    run_torchrun(command)
     return Exit.DONE
 
 
@@ -163,11 +149,6 @@ def _words(*command: str) -> list[str]:
 
 def _ports(text: str) -> dict[str, int]:
     return dict(zip(USES, map(int, text.split(",")), strict=True))
-
-
-def _override(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name.removeprefix("--"), value
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
 """The manifests against Kubernetes' and Kubeflow's published schemas, and their commands against ours."""
 
+import json
+import os
 import re
-import shlex
+from dataclasses import asdict
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
+from launch import pod as launched
 from pipeline.cli.commands import Parser
+from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from pipeline.recipe import check_world, load_recipe
 from pipeline.train import add_arguments
 from tests.conftest import ROOT
@@ -26,7 +31,9 @@ def pods() -> dict[str, dict]:
     (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
     replicas = found["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
     specs = {name: replica["template"]["spec"] for name, replica in replicas.items()}
-    return specs | {"TrainJob": job["template"]["spec"]["template"]["spec"]}
+    (own,) = found["JobSet"]["spec"]["replicatedJobs"]
+    alone = own["template"]["spec"]["template"]["spec"]
+    return specs | {"TrainJob": job["template"]["spec"]["template"]["spec"], "JobSet": alone}
 
 
 def containers() -> list[tuple[dict, int]]:
@@ -34,25 +41,62 @@ def containers() -> list[tuple[dict, int]]:
     found = manifests()
     job, trainer = found["PyTorchJob"]["spec"], found["TrainJob"]["spec"]["trainer"]
     nodes = sum(replica["replicas"] for replica in job["pytorchReplicaSpecs"].values())
-    masters = pods()["Master"]["containers"][0]
-    return [(masters, nodes * int(job["nprocPerNode"])), (trainer, trainer["numNodes"] * trainer["numProcPerNode"])]
+    masters, alone = pods()["Master"]["containers"][0], pods()["JobSet"]["containers"][0]
+    given = {variable["name"]: variable.get("value") for variable in alone["env"]}
+    return [
+        (masters, nodes * int(job["nprocPerNode"])),
+        (trainer, trainer["numNodes"] * trainer["numProcPerNode"]),
+        (alone, int(given["PET_NNODES"]) * int(given["PET_NPROC_PER_NODE"])),
+    ]
 
 
 def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
     parser = Parser()
     add_arguments(parser)
     for container, ranks in containers():
-        assert container["command"] == ["sh", "-euc"]
-        (script,) = container["args"]
-        stage, train = script.split(";")
-        assert stage.startswith("copy=$(widemix stage ")
-        words = shlex.split(train)
-        assert words[:4] == ["exec", "torchrun", "-m", "pipeline.train"]
-        at = words.index("--data.path")
-        assert words[at + 1] == "$copy"
-        arguments = parser.parse_args(words[4:at] + words[at + 2 :])
+        assert container["command"] == ["python3", "-m", "launch.pod", "--stage-to", "/cache", "--"]
+        arguments = parser.parse_args(container["args"])
         assert ranks == 128
         check_world(load_recipe(ROOT / arguments.recipe), ranks)
+
+
+def test_all_nodes_of_the_jobset_have_their_number():
+    spec = manifests()["JobSet"]["spec"]
+    (job,) = spec["replicatedJobs"]
+    (container,) = pods()["JobSet"]["containers"]
+    given = {variable["name"]: variable.get("value") for variable in container["env"]}
+    indexed = job["template"]["spec"]
+    assert int(given["PET_NNODES"]) == indexed["completions"] == indexed["parallelism"]
+    name = manifests()["JobSet"]["metadata"]["name"]
+    assert given["PET_MASTER_ADDR"] == f"{name}-{job['name']}-0-0.{name}"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [([0, 0], 0), ([2, 2], 2), ([75, 75], 143), ([1, None], 143), ([0, None], 143), ([], 143)]
+)
+def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code):
+    """torchrun's own exit code is 1 or 0 for all of them: a wrong recipe was started 20 times."""
+    seen = []
+
+    def torchrun(command):
+        seen.extend(command)
+        for rank, found in enumerate(codes):
+            status = RankStatus(rank, "n0", found, "", 0.0)
+            Path(os.environ[STATUS_DIR_VARIABLE], f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
+
+    monkeypatch.setattr(launched, "run_torchrun", torchrun)
+    monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
+    words = ["launch.pod", "--", "recipes/digits/mixer.yaml", f"--data.path={digits}"]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(SystemExit) as ended:
+        launched.main()
+    assert ended.value.code == code
+    assert seen == ["-m", "pipeline.train", "recipes/digits/mixer.yaml", *2 * [f"--data.path={digits}"]]
+    monkeypatch.setattr("sys.argv", ["launch.pod", "--", "recipes/nowhere.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        launched.main()
+    assert ended.value.code == 2
 
 
 def test_every_mount_has_its_volume_and_the_claim_exists():
@@ -62,8 +106,8 @@ def test_every_mount_has_its_volume_and_the_claim_exists():
         (container,) = pod["containers"]
         assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes), name
         assert volumes["shared"]["persistentVolumeClaim"]["claimName"] == claim
-        (seconds,) = (variable["value"] for variable in container["env"])
-        assert int(seconds) < pod["terminationGracePeriodSeconds"]
+        assert pod["terminationGracePeriodSeconds"] > launched.SHUTDOWN_TIMEOUT_S
+        assert not any("hostPath" in volume for volume in volumes.values())  # which most clusters' policies forbid
 
 
 @pytest.mark.cluster
@@ -91,6 +135,8 @@ def test_kubeflows_models_accept_the_job_and_its_runtime():
     ):
         document = manifests()[kind]
         assert model.from_dict(document).to_dict() == document
+    jobset = manifests()["JobSet"]["spec"]
+    assert models.JobsetV1alpha2JobSetSpec.from_dict(jobset).to_dict() == jobset
 
 
 @pytest.mark.cluster
