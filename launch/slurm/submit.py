@@ -225,7 +225,9 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -
     """Return the command that starts Python on the nodes: this Python, or the container's with the folders bound."""
     if arguments.container is None:
         return [sys.executable]
-    binds = ",".join(sorted({str(Path.cwd()), str(folder.parent), *(str(path.resolve()) for path in data)}))
+    recipe = [Path(arguments.recipe).resolve().parent] if arguments.recipe else []
+    paths = [Path.cwd(), folder.parent, *recipe, *(path.resolve() for path in data)]
+    binds = ",".join(sorted({str(path) for path in paths}))
     return ["apptainer", "exec", "--nv", "--bind", binds, str(arguments.container.resolve()), "python3"]
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -106,6 +107,34 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     (tmp_path / "run" / "recipe.yaml").touch()
     assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
+
+
+def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monkeypatch, capsys):
+    recipe, image = tmp_path / "my recipes/mine.yaml", tmp_path / "image.sif"
+    recipe.parent.mkdir()
+    recipe.write_text((ROOT / RECIPE).read_text().replace("../base", str(ROOT / "recipes/base")))
+    image.touch()
+    parser = Parser()
+    module.add_arguments(parser)
+    words = [str(recipe), "--data.path", str(digits), "--run-dir", str(tmp_path / "run"), "--container", str(image)]
+    assert run_command(parser, module.submit, [*words, "--dry-run"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[0])
+    bound = command[command.index("--bind") + 1].split(",")
+    assert {str(recipe.parent), str(digits.resolve()), str(tmp_path), os.getcwd()} <= set(bound)
+    lines = (ROOT / "launch/slurm/train.sbatch").read_text().splitlines()
+    first = lines.index(next(line for line in lines if line.startswith('if [ -n "$stage" ]')))
+    text = "\n".join(lines[first : lines.index("fi", first) + 1])
+    for stage, place in (
+        ("$SCRATCH/x/y", str(tmp_path)),
+        ("${SCRATCH}", str(tmp_path)),
+        (f"{tmp_path}/new/er", str(tmp_path)),
+        ("$NOWHERE/x", "none"),
+        ("/nowhere", "none"),
+        ("", "none"),
+    ):
+        environ = {"stage": stage, "SCRATCH": str(tmp_path), "PATH": os.environ["PATH"]}
+        show = ["bash", "-uc", f'{text}\necho "${{APPTAINER_BIND:-none}}"']
+        assert subprocess.run(show, env=environ, capture_output=True, text=True).stdout.strip() == place, stage
 
 
 def fake(tmp_path, monkeypatch, reason: str) -> None:
