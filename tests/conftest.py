@@ -52,7 +52,7 @@ class Command:
             start_new_session=True,
         )
 
-    def wait(self, timeout: float = 180) -> tuple[int, str]:
+    def wait(self, timeout: float = 600) -> tuple[int, str]:
         """Exit code and output."""
         try:
             output, _ = self.process.communicate(timeout=timeout)
@@ -90,7 +90,7 @@ class Fork(Command):
         target, environs = (be_rank, group_of(world)) if world else (be_widemix, [{}])
         self.forks = Forks(target, *map(str, words), log=log, environs=environs)
 
-    def wait(self, timeout: float = 180) -> tuple[int, str]:
+    def wait(self, timeout: float = 600) -> tuple[int, str]:
         codes, output = self.forks.wait(timeout)
         return next((code for code in codes if code), 0), output
 

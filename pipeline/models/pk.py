@@ -78,7 +78,7 @@ class MixingLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
-        x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
+        x = _rows(self.permute_in(x))  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
         return self.permute_out(self.act(self.fc(x)))
 
 
@@ -97,9 +97,14 @@ class MixingMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
-        x = self.permute_in(x)  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
+        x = _rows(self.permute_in(x))  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
         x = self.act(self.permute_hidden(self.fc1(x)))
         return self.permute_out(self.fc2(x))
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The same entries in a row of memory: the product, which would copy them too, then adds the bias itself."""
+    return x.contiguous()
 
 
 Mixing = MixingLayer | MixingMlp
