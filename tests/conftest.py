@@ -61,7 +61,7 @@ class Command:
             raise
         return self.process.returncode, output
 
-    def wait_for_step(self, run: Path, step: int, timeout: float = 120) -> None:
+    def wait_for_step(self, run: Path, step: int, timeout: float = 300) -> None:
         deadline = time.monotonic() + timeout
         while not any(line["step"] >= step for line in train_lines(run)):
             assert self.is_running(), self.wait()[1]
