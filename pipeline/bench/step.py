@@ -21,7 +21,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipeline.bench.network_step import measure_networks
 from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
+from pipeline.cli.commands import load_from_arguments
 from pipeline.data.loader import Batch
 from pipeline.distributed.requests import SharedRequests
 from pipeline.distributed.signals import StopRequest
@@ -48,8 +50,13 @@ _MANY = 1 << 40  # steps of an epoch and of the run, whose ends the benchmark ne
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of `widemix bench step`."""
+    """Return the rows of `widemix bench step`, or with a recipe those of its network."""
     gpu = torch.cuda.is_available()
+    if arguments.recipe is not None:
+        device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+        recipe = load_from_arguments(arguments)
+        batch = arguments.batch or recipe.train.global_batch
+        return measure_networks(recipe, batch, arguments.rounds, arguments.compiled, device)
     topology = Topology(0, 1, 0, 1, torch.device("cuda", 0) if gpu else torch.device("cpu"))
     batch = arguments.batch or (256 if gpu else 1)
     every = LogSection().every

@@ -61,7 +61,14 @@ def add_bench(commands) -> None:
                 help="pictures, by repeating the data (default: 5000)",
             )
         if name == "step":
-            add("--batch", type=int, metavar="N", help="pictures a step (default: 256 on a GPU, 1 on a CPU)")
+            network = (
+                "time the network of a recipe instead, without loop and data: normal and RP, against timm's where it "
+                "has the same; recipe keys are options too"
+            )
+            add("recipe", nargs="?", metavar="RECIPE.yaml", help=network)
+            batch = "pictures a step (default: the recipe's; without a recipe 256 on a GPU, 1 on a CPU)"
+            add("--batch", type=int, metavar="N", help=batch)
+            add("--compiled", action="store_true", help="with a recipe: also compiled by torch.compile")
         bench.set_defaults(command=_bench, bench=name)
     add_scale(benches)
 

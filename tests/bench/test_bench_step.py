@@ -1,9 +1,16 @@
 """The benchmark of a step compares like with like."""
 
+import pytest
 import torch
 
 from pipeline.bench import step
+from pipeline.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
 from pipeline.distributed.topology import Topology, process_group
+from pipeline.errors import InputError
+from pipeline.models.cost import model_cost
+from pipeline.models.registry import build_model
+from pipeline.recipe import load_recipe
+from tests.conftest import ROOT
 
 
 def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
@@ -29,3 +36,30 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
     assert (plain["head.weight"] - first["head.weight"]).abs().max() > 1e-3
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2  # of 15 steps
+
+
+def test_timms_mixer_of_a_recipe_is_the_same_network():
+    recipe = load_recipe(ROOT / "recipes/cifar10/mixer_small.yaml")
+    ours = build_model(recipe.model, 32, 10)
+    theirs = timm_mixer(recipe.model, 32, 10)()
+    theirs.load_state_dict(ours.state_dict())
+    inputs = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(inputs), theirs(inputs))
+    assert timm_mixer(load_recipe(ROOT / "recipes/cifar10/s_mixer.yaml").model, 32, 10) is None
+
+
+def test_the_rows_of_a_recipe_add_up():
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+    rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
+    assert [row["name"] for row in rows] == ["normal", "rp", "timm eager"]
+    flops = 4 * model_cost(recipe.model, 8, 10).training_flops
+    for row in rows:
+        seconds = 4 / row["images_per_cpu_s"]
+        assert abs(sum(row[f"{part}_ms"] for part in PARTS) / 1e3 - seconds) < 0.5 * seconds  # medians of each
+        assert abs(row["tflop_per_s"] * 1e12 - flops / seconds) < 0.05 * flops / seconds + 1e8
+    assert rows[0]["time_ratio"] == 1
+    assert measure_peak("fp32", torch.device("cpu")) > 1e9
+    other = load_recipe(ROOT / "recipes/cifar10/sw_mlp.yaml", [("model.width", "32"), ("model.depth", "1")])
+    assert [row["name"] for row in measure_networks(other, 2, 1, False, torch.device("cpu"))] == ["network"]
+    with pytest.raises(InputError, match="takes no pictures"):
+        measure_networks(load_recipe(ROOT / "recipes/mnli/mixer_gelu.yaml"), 2, 1, False, torch.device("cpu"))

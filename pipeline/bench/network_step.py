@@ -1,0 +1,167 @@
+"""A training step of a recipe's network by its parts, beside the same without random permutations, and timm's Mixer.
+
+All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
+in memory, no engine and no data. They take turns of one step in one process. The share of the peak (model FLOPs
+utilisation, MFU) compares the FLOPs of the products, counted by hand, with what a product of two square matrices of
+this precision reaches on this device in the same process.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import torch
+from timm.models.mlp_mixer import MlpMixer
+from torch import nn
+
+from pipeline.bench.timing import compute_clock
+from pipeline.errors import InputError
+from pipeline.models.cost import model_cost
+from pipeline.models.mixer.section import MixerSection
+from pipeline.models.registry import build_model
+from pipeline.recipe import Recipe
+
+PARTS = ("forward", "backward", "optimizer")
+_PEAK_SIDE = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product is the peak
+_PEAK_TRIES = 10
+
+
+@dataclass
+class Contestant:
+    """A network and its optimizer, and the seconds that each part of its steps took."""
+
+    name: str
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    memory_gb: float = 0.0  # peak on a GPU
+
+
+def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, device: torch.device) -> list[dict]:
+    """Return the rows of `widemix bench step RECIPE`; the first round of each contestant is not counted.
+
+    Raises `InputError` for a network of text.
+    """
+    if recipe.model.takes == "text":
+        raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
+    contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]
+    inputs, targets = _batch(recipe, batch, device)
+    for number in range(rounds + 1):
+        for contestant in contestants:
+            _step(contestant, inputs, targets, recipe.train.precision)
+            if number == 0:  # compiles and allocates
+                contestant.seconds = {part: [] for part in PARTS}
+    flops = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes).training_flops * batch
+    peak = measure_peak(recipe.train.precision, device)
+    return [_row(contestant, contestants[0], batch, flops, peak, device) for contestant in contestants]
+
+
+def _networks(recipe: Recipe, compiled: bool) -> dict[str, Callable[[], nn.Module]]:
+    """What makes each contestant's network, the one to compare with first."""
+    section, size = recipe.model, (recipe.data.image_size, recipe.data.num_classes)
+    if "drop_path" in type(section).model_fields:
+        section = section.model_copy(update={"drop_path": 0.0})  # timm's has none
+    networks: dict[str, Callable[[], nn.Module]]
+    if not isinstance(section, MixerSection):
+        networks = {"network": partial(build_model, section, *size)}
+    else:
+        kinds = (("normal", "commutation"), ("rp", "random"))
+        networks = {
+            name: partial(build_model, section.model_copy(update={"permutation": kind}), *size)
+            for name, kind in kinds
+        }
+        if timms := timm_mixer(section, *size):
+            networks["timm eager"] = timms
+    if compiled:
+        compiled_name = "timm compiled" if "timm eager" in networks else f"{next(iter(networks))} compiled"
+        eager = networks.get("timm eager") or next(iter(networks.values()))
+        networks[compiled_name] = lambda: cast(nn.Module, torch.compile(eager()))
+    return networks
+
+
+def timm_mixer(section: MixerSection, image_size: int, num_classes: int) -> Callable[[], nn.Module] | None:
+    """What makes timm's Mixer of the same size; None for networks that timm has not, such as S-Mixers."""
+    tokens = (image_size // section.patch_size) ** 2
+    other = section.project_tokens or section.tokens != tokens or section.norm_eps != 1e-6
+    hidden = [width for width in section.hidden_widths if width is not None]
+    if other or not hidden or (section.activation, section.norm) != ("gelu", "layer"):
+        return None
+    # timm multiplies the ratios by the channels, and cuts off the fraction.
+    return partial(
+        MlpMixer,
+        num_classes=num_classes,
+        img_size=image_size,
+        patch_size=section.patch_size,
+        num_blocks=section.depth,
+        embed_dim=section.channels,
+        mlp_ratio=cast(tuple[float, float], tuple((width + 0.5) / section.channels for width in hidden)),
+    )
+
+
+def _contestant(name: str, build: Callable[[], nn.Module], device: torch.device) -> Contestant:
+    torch.manual_seed(0)
+    network = build().to(device).train()
+    return Contestant(name, network, torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True))
+
+
+def _batch(recipe: Recipe, batch: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    side, classes = recipe.data.image_size, recipe.data.num_classes
+    inputs = torch.randn(batch, 3, side, side, generator=generator).contiguous(memory_format=torch.channels_last)
+    return inputs.to(device), torch.rand(batch, classes, generator=generator).softmax(dim=1).to(device)
+
+
+def _step(contestant: Contestant, inputs: torch.Tensor, targets: torch.Tensor, precision: str) -> None:
+    """One training step, each of whose parts is timed."""
+    device = inputs.device
+    clock = partial(compute_clock, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    times = [clock()]
+    with torch.autocast(device.type, dtype, enabled=precision != "fp32"):
+        logits = contestant.network(inputs)
+    loss = nn.functional.cross_entropy(logits.float(), targets)
+    times.append(clock())
+    loss.backward()
+    times.append(clock())
+    contestant.optimizer.step()
+    contestant.optimizer.zero_grad()
+    times.append(clock())
+    for part, began, ended in zip(PARTS, times, times[1:], strict=False):
+        contestant.seconds[part].append(ended - began)
+    if device.type == "cuda":
+        contestant.memory_gb = max(contestant.memory_gb, torch.cuda.max_memory_allocated(device) / 2**30)
+
+
+def measure_peak(precision: str, device: torch.device) -> float:
+    """FLOPs a second of the product of two square matrices, the best of some tries."""
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    side = _PEAK_SIDE[device.type]
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(_PEAK_TRIES):
+        began = compute_clock(device)
+        torch.mm(left, right)
+        best = min(best, compute_clock(device) - began)
+    return 2 * side**3 / best
+
+
+def _row(
+    contestant: Contestant, first: Contestant, batch: int, flops: int, peak: float, device: torch.device
+) -> dict[str, Any]:
+    """Medians over the rounds; `time_ratio` compares the steps of the same round with the first contestant's."""
+    own, others = (list(map(sum, zip(*each.seconds.values(), strict=True))) for each in (contestant, first))
+    seconds = statistics.median(own)
+    gpu = device.type == "cuda"
+    return {
+        "name": contestant.name,
+        "images_per_s" if gpu else "images_per_cpu_s": round(batch / seconds, 1),
+        "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
+        **{f"{part}_ms": round(1e3 * statistics.median(contestant.seconds[part]), 3) for part in PARTS},
+        "tflop_per_s": round(flops / seconds / 1e12, 4),
+        "peak_share": round(flops / seconds / peak, 4),
+        **({"memory_gb": round(contestant.memory_gb, 2)} if gpu else {}),
+    }
