@@ -6,6 +6,7 @@ and COMPLETE, written last, with a BLAKE2b hash of each file. A checkpoint witho
 is found damaged COMPLETE is renamed to DAMAGED. `pipeline.run.saving` writes checkpoints during training.
 """
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -122,6 +123,7 @@ def save(run_dir: Path, state: State, position: Position, retention: RetentionPo
     """
     folder = run_dir / "checkpoints"
     writing, final = folder / f".writing-{position.step}", folder / f"{position.step:08d}"
+    written = writing
     try:
         folder.mkdir(exist_ok=True)
         for stale in folder.glob(".writing-*"):
@@ -132,22 +134,29 @@ def save(run_dir: Path, state: State, position: Position, retention: RetentionPo
         (writing / f".{COMPLETE}").write_text(json.dumps(hashes))
         for name in (*names, f".{COMPLETE}"):
             fsync_path(writing / name)
+        if state.ema:
+            fsync_path((writing / _EMA).parent)
         if final.exists():  # incomplete, or of a later step that a rollback or an older checkpoint has undone
-            shutil.rmtree(final)
-        writing.rename(final)
+            _remove(final)
+        written = writing.rename(final)
         fsync_path(folder)
         (final / f".{COMPLETE}").rename(final / COMPLETE)
         fsync_path(final)
     except (OSError, SafetensorError) as error:
-        for incomplete in (writing, *(final for _ in final.glob(f".{COMPLETE}"))):
-            shutil.rmtree(incomplete, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove(written)
         raise OSError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from error
     for expired in retention.expired(run_dir):
-        (expired / COMPLETE).unlink()  # first, so that an interrupted removal is never read
-        shutil.rmtree(expired)
+        _remove(expired)
     return final
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint's folder, its COMPLETE first, so that an interrupted removal is never read."""
+    (path / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(path)
 
 
 def _write_files(folder: Path, state: State, position: Position) -> list[str]:

@@ -26,12 +26,15 @@ def folders(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("call", ["rename", "mkdir", "write_text"])
+@pytest.mark.parametrize("call", ["rename", "mkdir", "write_text", "fsync"])
 def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call):
+    """Not even where all is written and marked, and then cannot be flushed."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # which may take seconds
     checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(2))
     failed = []
-    # The two folders; state.json and the hashes; the final names of folder and marker.
-    works = getattr(Path, call)
+    # The two folders; state.json and the hashes; the final names of folder and marker; files and folders flushed.
+    place = os if call == "fsync" else Path
+    works = getattr(place, call)
     for number in range(1, 9):
         left = number
 
@@ -44,7 +47,7 @@ def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call)
             return works(*arguments, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, call, fails)
+            patch.setattr(place, call, fails)
             try:
                 checkpoint.save(tmp_path, state(), position(2), RetentionPolicy(2))
             except OSError:
@@ -86,8 +89,9 @@ def test_everything_is_on_disk_before_the_checkpoint_is_marked_complete(tmp_path
     final = checkpoint.save(tmp_path, with_ema, position(1), RetentionPolicy(2))
     folder, writing = final.parent, final.with_name(".writing-1")
     files = ["model.safetensors", "optimizer.safetensors", "state.json", "ema/model.safetensors", ".COMPLETE"]
-    assert sorted(calls[: len(files)]) == sorted(("fsync", writing / name) for name in files)
-    assert calls[len(files) :] == [
+    flushed = [*(writing / name for name in files), writing / "ema"]
+    assert sorted(calls[: len(flushed)]) == sorted(("fsync", path) for path in flushed)
+    assert calls[len(flushed) :] == [
         ("rename", writing, final),
         ("fsync", folder),
         ("rename", final / ".COMPLETE", final / "COMPLETE"),
