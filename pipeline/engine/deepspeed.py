@@ -62,9 +62,15 @@ class DeepSpeedEngine(Engine):
         self.dtype = next(module.parameters()).dtype
         self.norm = torch.zeros((), device=topology.device)  # of the last gradient
         if self.stage == 0:  # stages 1 to 3 skip such a step themselves
-            optimizer.register_step_pre_hook(lambda *_: None if self.norm.isfinite() else optimizer.zero_grad())
+            optimizer.register_step_pre_hook(self._skip_unless_finite)
         super().__init__(module, optimizer, optim, train, topology)
         self._restore(originals)
+
+    def _skip_unless_finite(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if getattr(optimizer, "_step_supports_amp_scaling", False):  # its kernel skips the step
+            optimizer.found_inf = (~self.norm.isfinite()).float()  # type: ignore[attr-defined]
+        elif not self.norm.isfinite():
+            optimizer.zero_grad()
 
     @torch.no_grad()
     def _restore(self, originals: Mapping[str, torch.Tensor]) -> None:

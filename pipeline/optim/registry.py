@@ -56,26 +56,9 @@ def _adamw(groups: Groups, section: "OptimSection") -> "Optimizer":
 
 
 def _sgd(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from torch.distributed.tensor import DTensor
-    from torch.optim import SGD
+    from pipeline.optim.sgd import FusedSgd
 
-    fused = not any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
-    optimizer = SGD(
-        groups, lr=section.lr, momentum=section.momentum, nesterov=section.momentum > 0, fused=fused
-    )  # torch has no fused SGD for the DTensors of FSDP
-    if section.momentum > 0:
-        optimizer.register_step_pre_hook(_zero_momentum)
-    return optimizer
-
-
-def _zero_momentum(optimizer: "Optimizer", *_: Any) -> None:
-    """Start the momentum of SGD at zero. torch leaves it uninitialised where the kernel skips the first step."""
-    import torch
-
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return FusedSgd(groups, lr=section.lr, momentum=section.momentum, nesterov=section.momentum > 0, fused=True)
 
 
 def _lamb(groups: Groups, section: "OptimSection") -> "Optimizer":

@@ -53,6 +53,9 @@ def test_timms_layers_are_replaced_in_any_network():
     layers = number_drop_paths(model)
     assert [layer.number for layer in layers] == list(range(len(layers)))
     assert not any(type(part) is timm.layers.DropPath for part in model.modules())
+    set_drop_path_keys(layers, KEYS)
+    dropped = [layer(torch.ones(len(KEYS))) == 0 for layer in layers if layer.drop_prob > 0.4]
+    assert not torch.equal(dropped[0], dropped[-1])
     pictures, keys = torch.randn(8, 3, 32, 32), KEYS[:8]
     set_drop_path_keys(layers, keys)
     whole = model(pictures)

@@ -64,3 +64,9 @@ def test_micro_batches_may_change_where_no_batch_norm_sees_them(digits, tmp_path
     acquire(tmp_path / "repmlp", digits, **normed)
     with pytest.raises(InputError, match=r"another recipe \(train.grad_accum_steps differ\)"):
         acquire(tmp_path / "repmlp", digits, **normed, train__grad_accum_steps="2")
+
+
+def test_the_network_may_not_change(digits, tmp_path):
+    acquire(tmp_path / "run", digits)
+    with pytest.raises(InputError, match=r"another recipe \(model.drop_path differ\)"):
+        acquire(tmp_path / "run", digits, model__drop_path="0.1")

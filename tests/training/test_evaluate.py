@@ -23,7 +23,9 @@ class Batches(list):
 
 
 def loader(inputs: torch.Tensor, labels: torch.Tensor) -> Batches:
-    return Batches(Batch(x, y, np.arange(len(x))) for x, y in zip(inputs.split(7), labels.split(7), strict=True))
+    """Batches of seven, and an empty one, as the last rank may have."""
+    pairs = [*zip(inputs.split(7), labels.split(7), strict=True), (inputs[:0], labels[:0])]
+    return Batches(Batch(x, y, np.arange(len(x))) for x, y in pairs)
 
 
 def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
