@@ -32,7 +32,8 @@ class PrepSettings:
     length: int = 128  # tokens that a sentence pair is truncated or padded to
     vocab: str = ""  # WordPiece vocabulary file, one word per line; empty: vocab.txt in the source, else learnt
     vocab_size: int = 30_522  # most words of a learnt vocabulary
-    shuffle: bool = False  # store train in a random order if the source lists it class by class
+    # Store train in a random order if the source lists it class by class; `widemix prep` does by default.
+    shuffle: bool = False
     seed: int = 0  # for fraction, per_class, holdout and shuffle
 
     def __post_init__(self) -> None:

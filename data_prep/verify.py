@@ -59,8 +59,8 @@ def repair_command(folder: Path) -> str:
     if manifest.origin != manifest.source:
         words += ["--from", manifest.origin]
     size = "--short-side" if settings.get("side") == "shortest" else "--max-size"
-    defaults = PrepSettings().as_json()
-    for name, value in settings.items():
+    defaults = PrepSettings().as_json() | {"shuffle": True}  # those of the command
+    for name, value in ({"shuffle": False} | settings).items():  # which older versions do not record
         option = size if name == "max_size" else f"--{name.replace('_', '-')}"
         if name == "side" or (value == defaults.get(name) and option != "--short-side"):
             continue

@@ -40,8 +40,10 @@ def prepare(
     or pairs (image, label) of train, or {split: pairs}, without `origin`. An image is a path, or the bytes of a file;
     a label is a number from 0, or a class name.
     max_bad: share of a split's images that may be left out. extend: whether to add what the source has gained.
-    settings: fields of `data_prep.settings.PrepSettings`, such as `max_size=512`.
+    settings: fields of `data_prep.settings.PrepSettings`, such as `max_size=512`;
+    `shuffle` is on by default.
     """
+    settings = {"shuffle": True} | settings
     options: dict[str, Any] = {"processes": processes, "force": force, "extend": extend, "max_bad": max_bad}
     if isinstance(source, str):
         folder = None if origin is None else Path(origin)

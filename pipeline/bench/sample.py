@@ -19,8 +19,11 @@ def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Pat
 
 
 def prepare(source: str, origin: Path, to: Path, *options: str) -> None:
-    """Run `widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]` in its own process; `RunError` if it fails."""
-    arguments = [source, "--from", str(origin), "--to", str(to), *options]
+    """Run `widemix prep SOURCE --from ORIGIN --to TO [OPTIONS]` in its own process; `RunError` if it fails.
+
+    Samples are in the order of the source.
+    """
+    arguments = [source, "--from", str(origin), "--to", str(to), "--no-shuffle", *options]
     done = subprocess.run([sys.executable, "-m", "pipeline.cli", "prep", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"widemix prep {source}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")

@@ -78,11 +78,9 @@ def _add_subset_options(parser: argparse.ArgumentParser) -> None:
     add("--per-class", type=int, default=0, metavar="N", help="samples of each class to keep (default: all)")
     holdout = "share to move from train to a split named holdout (default: none)"
     add("--holdout", metavar="SHARE", default="0%", help=holdout)
-    shuffle = (
-        "store train in a random order if the source lists it class by class, so that each part of the file has "
-    )
-    shuffle += "all classes, which data.order paged needs"
-    add("--shuffle", action="store_true", help=shuffle)
+    shuffle = "store train in a random order if the source lists it class by class, so that each part of the file "
+    shuffle += "has all classes, as data.order paged needs (default: on)"
+    add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle)
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice and of the order (default: 0)")
 
 

@@ -1,5 +1,7 @@
 """Parts of train: nested, stratified, apart from what is held out."""
 
+import shlex
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -12,8 +14,11 @@ from data_prep.settings import PrepSettings, parse_share
 from data_prep.shuffle import shuffle_train
 from data_prep.subset import take_subset
 from data_prep.verify import repair_command
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
+from pipeline.formats.manifest import read_manifest
 
 
 def dataset(sizes):
@@ -143,6 +148,22 @@ def test_a_chosen_set_of_splits(tmp_path, folder):
         prepare("image-folder", folder, tmp_path / "x", PrepSettings(splits="train,valid"))
     with pytest.raises(InputError, match=r"splits 'train,': names are separated by commas"):
         PrepSettings(splits="train,")
+
+
+def test_the_command_shuffles_unless_told_not_to(tmp_path, folder):
+    """And the command that repairs a folder keeps its order."""
+    for options, chosen in (([], True), (["--no-shuffle"], False)):
+        out = tmp_path / str(chosen)
+        words = ["prep", "image-folder", "--from", str(folder), "--to", str(out), "--processes", "1", *options]
+        assert run_command(make_parser(), argv=words) == 0
+        labels = open_beton(out / "train.beton").label.tolist()
+        assert read_manifest(out).settings["shuffle"] is chosen
+        assert (labels == sorted(labels)) is not chosen
+        assert ("--no-shuffle" in repair_command(out)) is not chosen
+        before = read_manifest(out)
+        words = shlex.split(repair_command(out))[1:]
+        assert run_command(make_parser(), argv=words) == 0
+        assert read_manifest(out) == before
 
 
 def content(beton, sample):
