@@ -22,7 +22,7 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.distributed.signals import StopRequest
 from pipeline.files import atomic_write
-from pipeline.recipe import Recipe, check_world
+from pipeline.recipe import Recipe, check_world, match_folder
 
 if TYPE_CHECKING:  # heavy imports wait, inside the functions, until the recipe has been checked
     from torch import nn
@@ -39,6 +39,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     `resume` is "auto", "never" or the path of a run or checkpoint. Returns REQUEUE if the run was asked to stop.
     `InputError` if recipe, data, ranks and run folder do not fit each other.
     """
+    recipe = match_folder(recipe)
     import torch
 
     from pipeline.distributed.requests import SharedRequests

@@ -15,7 +15,7 @@ from pipeline.distributed.topology import read_topology
 from pipeline.errors import InputError
 from pipeline.formats.manifest import Manifest
 from pipeline.models import registry
-from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe import Recipe, fill_classes, load_recipe
 from pipeline.train import Exit
 from pipeline.train import train as train_rank
 from pipeline.training.assessment import evaluate_checkpoint
@@ -59,7 +59,7 @@ def build_model(recipe: AnyRecipe) -> torch.nn.Module:
 
     It takes float pictures [B, 3, image_size, image_size], or token ids int64 [B, T], and gives logits [B, classes].
     """
-    loaded = _load(recipe)
+    loaded = fill_classes(_load(recipe))
     return registry.build_model(loaded.model, loaded.data.image_size, loaded.data.num_classes)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.errors import InputError, RunError
-from pipeline.recipe import Recipe, keys, load_recipe, suggest
+from pipeline.recipe import Recipe, fill_classes, keys, load_recipe, suggest
 
 
 class Exit(enum.IntEnum):
@@ -122,10 +122,10 @@ def add_recipe_arguments(parser: Parser) -> None:
 
 
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
-    """Load the recipe that a command line names, with its overrides applied."""
+    """Load the recipe that a command line names, with its overrides applied and its number of classes filled in."""
     if arguments.recipe is None:
         raise InputError("give a recipe, such as recipes/digits/rp_mixer.yaml")
-    return load_recipe(arguments.recipe, arguments.overrides)
+    return fill_classes(load_recipe(arguments.recipe, arguments.overrides))
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

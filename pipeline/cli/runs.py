@@ -11,7 +11,7 @@ from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.cli.outputs import write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
-from pipeline.recipe import check_world
+from pipeline.recipe import check_world, match_folder
 
 
 def add_train(commands) -> None:
@@ -36,7 +36,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if export_torchrun_env():
         return train_from_arguments(arguments)
-    recipe = load_from_arguments(arguments)
+    recipe = match_folder(load_from_arguments(arguments))
     ranks = count_ranks(arguments.ranks)
     check_world(recipe, ranks)
     if ranks == 1:

@@ -2,6 +2,7 @@
 
 import torch
 
+from pipeline.errors import InputError
 from pipeline.models.drop_path import raise_linearly
 from pipeline.models.section import ModelSection
 
@@ -9,8 +10,10 @@ from pipeline.models.section import ModelSection
 def build_model(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
     """Return the section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes].
 
-    Text models take int64 token ids [B, T or fewer] instead, and ignore `image_size`.
+    Text models take int64 token ids [B, T or fewer] instead, and ignore `image_size`. `InputError` without classes.
     """
+    if num_classes < 1:
+        raise InputError("data.num_classes 0: is that of a prepared folder, which is not read here; give the number")
     model, arguments = section.model_spec(image_size)
     network = model(num_classes=num_classes, **arguments)
     if getattr(section, "drop_path_rises", False):

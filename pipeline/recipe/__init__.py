@@ -1,5 +1,6 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
+from pipeline.recipe.classes import fill_classes, match_folder
 from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash, suggest
 from pipeline.recipe.identity import experiment_hash, run_differences
 from pipeline.recipe.schema import Recipe, check_world
@@ -10,8 +11,10 @@ __all__ = [
     "differences",
     "dump_recipe",
     "experiment_hash",
+    "fill_classes",
     "keys",
     "load_recipe",
+    "match_folder",
     "parse_recipe",
     "recipe_hash",
     "run_differences",

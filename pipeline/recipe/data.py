@@ -16,7 +16,9 @@ class PreparedSection(Section):
     path: str = key(..., "folder written by `widemix prep` (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
     eval_split: str = key("val", "split to evaluate on")
-    num_classes: Positive = key(..., "number of classes of the head; at least the manifest's")
+    num_classes: Annotated[int, Field(ge=0)] = key(
+        0, "number of classes of the head; 0: as many as the prepared folder has. Training refuses another number"
+    )
     checksums: bool = key(
         True, "compare every sample that is read with its checksum; takes 1 % of a JPEG's decoding, 10 % of pixels'"
     )

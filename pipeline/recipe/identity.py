@@ -19,7 +19,9 @@ _RESULT_DEPENDS = ("data.path", "data.on_corrupt", "train.max_steps")
 
 def run_differences(one: Recipe, other: Recipe) -> list[str]:
     """Return the `section.key` names for which a run of one recipe can't be continued with the other."""
-    return [name for name in differences(one, other) if not _CHANGEABLE.match(name)]
+    unknown = 0 in (one.data.num_classes, other.data.num_classes)  # the prepared folder's number
+    changed = [name for name in differences(one, other) if not _CHANGEABLE.match(name)]
+    return [name for name in changed if not (unknown and name == "data.num_classes")]
 
 
 def experiment_hash(recipe: Recipe) -> str:

@@ -14,7 +14,7 @@ from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.registry import build_model
 from pipeline.models.section import ModelSection
 from pipeline.models.timm_registry import register_names
-from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe import Recipe, fill_classes, load_recipe
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.run import checkpoint
 from pipeline.training.finetune import load_init_weights
@@ -50,7 +50,7 @@ def load_network(name: str, ema: bool = False) -> Network:
     if name.startswith(TIMM):
         return _of_timm(name, name.removeprefix(TIMM))
     if path.suffix in (".yaml", ".yml"):
-        recipe = load_recipe(name)
+        recipe = fill_classes(load_recipe(name))
         return of_recipe(name, recipe, initial_module(recipe))
     if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
         return _of_timm(name, f"local-dir:{path}")

@@ -68,13 +68,14 @@ def pretrained(tmp_path_factory, prepared):
 
 
 def tiny(recipe: Recipe) -> list[tuple[str, str]]:
-    """Overrides that leave everything of a recipe but its size."""
+    """Overrides that leave everything of a recipe but its size and number of classes."""
     given = recipe.model.model_dump(exclude_none=True)
     model = {key: value for key, value in SMALLER[recipe.model.kind].items() if key in given}
     if "token_hidden" in model:
         model["token_hidden"] = given["token_hidden"] // 48  # which grows with the picture
     mixing = [("augment.mix_group", "2")] if recipe.data.kind == "pictures" else []
     shared = {"train.global_batch": 4, "log.every": 1, "log.tensorboard": "false", "log.images": 0, "data.workers": 1}
+    shared["data.num_classes"] = 0
     return [
         *((f"model.{key}", str(value)) for key, value in model.items()),
         *mixing,

@@ -1,0 +1,46 @@
+"""The number of classes comes from the prepared folder, and another number is refused."""
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.models.registry import build_model
+from pipeline.recipe import fill_classes, load_recipe, match_folder, run_differences
+from tests.conftest import ROOT
+
+PATH = ROOT / "recipes/base/own_pictures.yaml"
+
+
+def recipe(folder, classes=None):
+    given = [("data.path", str(folder))] + ([] if classes is None else [("data.num_classes", str(classes))])
+    return load_recipe(PATH, given)
+
+
+def test_they_are_those_of_the_folder(digits):
+    for fill in (fill_classes, match_folder):
+        assert fill(recipe(digits)).data.num_classes == 10
+    assert match_folder(recipe(digits, 10)).data.num_classes == 10
+    assert fill_classes(recipe(digits, 1000)).data.num_classes == 1000
+    with pytest.raises(InputError, match=r"data.num_classes 1000: .* has 10 classes; --data.num_classes 0 takes"):
+        match_folder(recipe(digits, 1000))
+
+
+def test_without_a_folder_they_have_to_be_given(tmp_path):
+    with pytest.raises(InputError, match=r"is not prepared; prepare it, .* or give --data.num_classes N"):
+        fill_classes(recipe(tmp_path))
+    given = recipe(tmp_path)
+    with pytest.raises(InputError, match=r"data\.num_classes 0"):
+        build_model(given.model, given.data.image_size, given.data.num_classes)
+
+
+def test_a_run_of_the_folders_number_is_a_run_of_the_recipe(digits):
+    assert run_differences(recipe(digits, 10), recipe(digits)) == []
+    assert run_differences(recipe(digits, 10), recipe(digits, 11)) == ["data.num_classes"]
+
+
+def test_a_run_records_it(train, tmp_path):
+    code, output = train("run", "--data.num_classes", "0", "--train.max_steps", "1").wait()
+    assert code == 0, output
+    assert load_recipe(tmp_path / "run/recipe.yaml").data.num_classes == 10
+    code, output = train("other", "--data.num_classes", "12").wait()
+    assert (code, output.count("\n")) == (2, 1)
+    assert not (tmp_path / "other").exists()
