@@ -1,6 +1,7 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests, in a process for each core, at most four; ARGS='tests/test_doctor.py -x -n 0' goes
 #              to pytest, here one file in this process
+# make quick   set up, then the tests that start few processes
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
@@ -12,13 +13,19 @@
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-cluster soak fuzz chaos mutants check setup
+.PHONY: demo test quick test-cluster soak fuzz chaos mutants check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
 
 test: setup
 	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+
+QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
+	tests/data/augment
+
+quick: setup
+	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(ARGS)
 
 test-cluster: setup
 	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.errors import InputError, RunError
-from pipeline.recipe import Recipe, fill_classes, keys, load_recipe, suggest
+from pipeline.recipe import SECTIONS, Recipe, fill_classes, keys, load_recipe, suggest, tables
 
 
 class Exit(enum.IntEnum):
@@ -103,22 +103,52 @@ def tune_garbage_collector() -> None:
 
 
 def add_recipe_arguments(parser: Parser) -> None:
-    """Add the argument RECIPE.yaml, and at the end of --help a list of all recipe keys."""
+    """Add the argument RECIPE.yaml and `--help SECTION`; `parser.epilog` may have examples."""
     parser.add_argument(
         "recipe", metavar="RECIPE.yaml", nargs="?", help="recipe file, or a shipped recipe's name: digits/rp_mixer"
     )
-    rows = []
-    for name, (kind, default, text) in keys().items():
-        stated = text if default is ... else f"{text} (default: {_yaml(default)})"
-        rows.append(f"  --{name} {kind}")
-        rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
-    parser.epilog = (
-        "recipe keys, as --section.key VALUE with the value in YAML. They override those of the recipe file; the\n"
-        "defaults are for keys that the recipe omits.\n" + "\n".join(rows)
+    parser._optionals.conflict_handler = "resolve"  # in place of argparse's --help
+    parser.add_argument(
+        "-h", "--help", nargs="?", action=_Help, metavar="SECTION", help="print this, or the keys of a recipe section"
     )
-    parser.description = textwrap.fill(parser.description, 80) if parser.description else None
+    parser.epilog = (parser.epilog or "") + (
+        "recipe keys: --section.key VALUE, with the value in YAML, overrides the recipe's. Their lists:\n"
+        + textwrap.fill(
+            ", ".join(f"{parser.prog} --help {section}" for section in SECTIONS[:2])
+            + f"; also of {', '.join(SECTIONS[2:])}.",
+            100,
+            initial_indent="  ",
+            subsequent_indent="  ",
+        )
+    )
+    parser.description = textwrap.fill(parser.description, 100) if parser.description else None
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s RECIPE.yaml [options] [--section.key VALUE ...]"
+
+
+class _Help(argparse.Action):
+    """`--help` prints the help, `--help SECTION` the keys of a section."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if values is None:
+            parser.print_help()
+        elif values in SECTIONS:
+            print(describe_section(str(values)))
+        else:
+            parser.error(f"--help {values}: no such section; choose from {', '.join(SECTIONS)}")
+        parser.exit()
+
+
+def describe_section(section: str) -> str:
+    """Return the keys of a recipe section as text, one table for each family of networks."""
+    rows = []
+    for title, known in tables(section):
+        rows.append(f"{title}:")
+        for name, (values, default, text) in known.items():
+            rows.append(f"  --{name} {values}")
+            stated = text if default is ... else f"{text} (default: {yaml_value(default)})"
+            rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
+    return "\n".join(rows)
 
 
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
@@ -145,7 +175,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     return words, overrides
 
 
-def _yaml(value: object) -> str:
+def yaml_value(value: object) -> str:
+    """Return the default of a key as YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):

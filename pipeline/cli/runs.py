@@ -13,12 +13,20 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import check_world, match_folder
 
+EXAMPLES = """examples:
+  widemix train digits/rp_mixer --run-dir runs/a                 the same command resumes
+  widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
+  widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed
+
+"""
+
 
 def add_train(commands) -> None:
     """Add `widemix train`."""
     from pipeline.train import add_arguments
 
     parser = commands.add_parser("train", help="train a recipe", description="Train a recipe, or continue a run.")
+    parser.epilog = EXAMPLES
     add_arguments(parser)
     parser.add_argument(
         "--ranks",

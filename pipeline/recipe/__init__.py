@@ -1,11 +1,13 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
 from pipeline.recipe.classes import fill_classes, match_folder
-from pipeline.recipe.files import differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash, suggest
+from pipeline.recipe.files import differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, suggest
 from pipeline.recipe.identity import experiment_hash, run_differences
+from pipeline.recipe.key_table import SECTIONS, keys, tables
 from pipeline.recipe.schema import Recipe, check_world
 
 __all__ = [
+    "SECTIONS",
     "Recipe",
     "check_world",
     "differences",
@@ -19,4 +21,5 @@ __all__ = [
     "recipe_hash",
     "run_differences",
     "suggest",
+    "tables",
 ]

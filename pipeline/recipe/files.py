@@ -8,19 +8,16 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import InputError
-from pipeline.models.families import sections
+from pipeline.recipe.key_table import SECTIONS, families, keys
 from pipeline.recipe.plugins import import_plugins
 from pipeline.recipe.schema import Recipe
-from pipeline.section import OneOf
 
-SECTIONS = [name for name in Recipe.model_fields if name != "plugins"]
 SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the wheel
 
 
@@ -138,43 +135,6 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     return [name for name in _leaves(a | b) if _get(a, name) != _get(b, name)]
 
 
-def keys() -> dict[str, tuple[str, Any, str]]:
-    """Every `section.key` with its type, default (`...` for none) and description.
-
-    A section of several families (`model`) has the keys of all; where they share one, its values are joined.
-    """
-    table: dict[str, tuple[str, Any, str]] = {}
-    for section in SECTIONS:
-        for family in _families(section):
-            for name, info in family.model_fields.items():
-                default = ... if info.is_required() else info.default
-                kind, text = _type_name(info.annotation), info.description or ""
-                for one in info.metadata:
-                    if isinstance(one, OneOf):
-                        kind, text = one.choices, f"{text}. {one.help}"
-                entry = (kind, default, text)
-                known = table.get(f"{section}.{name}")
-                table[f"{section}.{name}"] = _joined(known, entry) if known else entry
-    return table
-
-
-def _families(section: str) -> tuple[type[BaseModel], ...]:
-    """The classes that a section may have: the registered ones of `model`, one, or those of a union by `kind`."""
-    if section == "model":
-        return tuple(sections())
-    annotation = Recipe.model_fields[section].annotation
-    if isinstance(annotation, type):
-        return (annotation,)
-    return tuple(one if isinstance(one, type) else get_args(one)[0] for one in get_args(annotation))
-
-
-def _joined(one: tuple[str, Any, str], other: tuple[str, Any, str]) -> tuple[str, Any, str]:
-    """A key that two families share: the values, and the descriptions, of both, each once."""
-    values = "|".join(dict.fromkeys([*one[0].split("|"), *other[0].split("|")]))
-    descriptions = one[2] if other[2] in one[2] else f"{one[2]}; {other[2]}"
-    return values, one[1] if one[1] == other[1] else ..., descriptions
-
-
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in chain:
         raise InputError(f"{path}: extends itself through {chain[-1]}")
@@ -254,7 +214,7 @@ def _complaint(
 
 def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
     """The kind of the section at which a pydantic error's path begins, taken out of the path if it is there."""
-    if len(path) < 2 or len(_families(path[0])) == 1:
+    if len(path) < 2 or len(families(path[0])) == 1:
         return None
     # The path of an error in a pydantic union has the kind after the section, the path of one in `model` does not.
     return values["model"]["kind"] if path[0] == "model" else path.pop(1)
@@ -305,17 +265,3 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 def _get(values: Mapping[str, Any], name: str) -> Any:
     section, _, leaf = name.partition(".")
     return values.get(section, {}).get(leaf) if leaf else values.get(section)
-
-
-def _type_name(annotation: Any) -> str:
-    """The values that a key takes, as `--help` shows them: `int`, `float|null`, `list` or `auto|random|paged`."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _type_name(arguments[0])
-    if origin is Literal:
-        return "|".join(map(str, arguments))
-    if origin in (Union, UnionType):
-        return "|".join(_type_name(part) for part in arguments)
-    if origin is tuple:
-        return "list"
-    return "null" if annotation is NoneType else annotation.__name__

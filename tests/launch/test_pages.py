@@ -1,52 +1,27 @@
-"""The pages of launch/README.md are short, and the commands on them and in the README are valid."""
+"""The pages of launch/README.md are short, and the commands on them are valid."""
 
 import re
 import shlex
-from argparse import Namespace
 
 import pytest
 from torch.distributed.run import parse_args
 
-from pipeline.cli.commands import Exit, Parser, run_command
-from pipeline.cli.parser import COMMANDS
-from pipeline.recipe import load_recipe
-from pipeline.train import add_arguments
+from pipeline.cli.commands import run_command
 from tests.conftest import ROOT
+from tests.pages import check, parser, rank_parser
 
 PAGE = (ROOT / "launch" / "README.md").read_text()
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
-CODE += "\n".join(re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)).splitlines()
 PROGRAM = re.compile(r"\b(widemix|m pipeline\.\w+|module pipeline\.train) (\w.*)")
 OURS = [match.groups() for line in CODE if (match := PROGRAM.search(line))]
-
-
-def ours() -> Parser:
-    parser = Parser(prog="widemix")
-    commands = parser.add_subparsers(required=True)
-    for add in COMMANDS:
-        add(commands)
-    return parser
-
-
-def trainer() -> Parser:
-    parser = Parser(prog="pipeline.train")
-    add_arguments(parser)
-    return parser
-
-
-def check(arguments: Namespace) -> Exit:
-    """Its recipe is there and has the keys that the command changes."""
-    if getattr(arguments, "recipe", None):
-        load_recipe(arguments.recipe, arguments.overrides)
-    return Exit.DONE
 
 
 @pytest.mark.parametrize(("program", "words"), OURS, ids=[" ".join(both)[:60] for both in OURS])
 def test_a_command_is_valid(program, words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
-    parser = trainer() if program.endswith("train") else ours()
-    assert run_command(parser, check, given) == 0, capsys.readouterr().err
+    chosen = rank_parser() if program.endswith("train") else parser()
+    assert run_command(chosen, check, given) == 0, capsys.readouterr().err
 
 
 def test_torchrun_accepts_its_options():

@@ -1,0 +1,85 @@
+"""What keys a recipe has: their types, defaults and descriptions, for `--help`, the reference and suggestions."""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from pipeline.models.families import sections
+from pipeline.recipe.schema import Recipe
+from pipeline.section import OneOf
+
+SECTIONS = [name for name in Recipe.model_fields if name != "plugins"]
+
+
+class Key(NamedTuple):
+    """A recipe key: the values that it takes, its default (`...` for none) and a sentence."""
+
+    values: str
+    default: Any
+    text: str
+
+
+def tables(section: str) -> Iterator[tuple[str, dict[str, Key]]]:
+    """The keys of a section, as (title, keys by `section.key`): one table, or one for each family of networks."""
+    every = families(section)
+    for family in every:
+        kinds = _type_name(family.model_fields["kind"].annotation).replace("|", ", ") if len(every) > 1 else ""
+        title = f"{section}, kind {kinds}" if kinds else section
+        yield title, {f"{section}.{name}": _key(info) for name, info in family.model_fields.items()}
+
+
+def keys() -> dict[str, Key]:
+    """Every `section.key` with its type, default (`...` for none) and description.
+
+    A section of several families (`model`) has the keys of all; where they share one, its values are joined.
+    """
+    table: dict[str, Key] = {}
+    for section in SECTIONS:
+        for family in families(section):
+            for name, info in family.model_fields.items():
+                entry = _key(info)
+                known = table.get(f"{section}.{name}")
+                table[f"{section}.{name}"] = _joined(known, entry) if known else entry
+    return table
+
+
+def families(section: str) -> tuple[type[BaseModel], ...]:
+    """The classes that a section may have: the registered ones of `model`, one, or those of a union by `kind`."""
+    if section == "model":
+        return tuple(sections())
+    annotation = Recipe.model_fields[section].annotation
+    if isinstance(annotation, type):
+        return (annotation,)
+    return tuple(one if isinstance(one, type) else get_args(one)[0] for one in get_args(annotation))
+
+
+def _joined(one: Key, other: Key) -> Key:
+    """A key that two families share: the values, and the descriptions, of both, each once."""
+    values = "|".join(dict.fromkeys([*one.values.split("|"), *other.values.split("|")]))
+    descriptions = one.text if other.text in one.text else f"{one.text}; {other.text}"
+    return Key(values, one.default if one.default == other.default else ..., descriptions)
+
+
+def _key(info: FieldInfo) -> Key:
+    values, text = _type_name(info.annotation), info.description or ""
+    for one in info.metadata:
+        if isinstance(one, OneOf):
+            values, text = one.choices, f"{text}. {one.help}"
+    return Key(values, ... if info.is_required() else info.default, text)
+
+
+def _type_name(annotation: Any) -> str:
+    """The values that a key takes, as `--help` shows them: `int`, `float|null`, `list` or `auto|random|paged`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(arguments[0])
+    if origin is Literal:
+        return "|".join(map(str, arguments))
+    if origin in (Union, UnionType):
+        return "|".join(dict.fromkeys(_type_name(part) for part in arguments))
+    if origin is tuple:
+        return "list"
+    return "null" if annotation is NoneType else getattr(annotation, "__name__", "value")

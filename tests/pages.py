@@ -1,0 +1,66 @@
+"""The commands on Markdown pages, and whether they are valid."""
+
+import re
+import shlex
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.slurm.cells import cross
+from pipeline.cli.commands import Exit, Parser
+from pipeline.cli.parser import COMMANDS
+from pipeline.recipe import load_recipe
+from pipeline.studies.study import is_study, read_study, study_cells
+from pipeline.train import add_arguments
+
+BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of a page: its language, its text, and why it is not run, empty if it is."""
+
+    language: str
+    text: str
+    reason: str
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """The words of each line, without comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    return [Block(language, text, reason or "") for reason, language, text in BLOCK.findall(page.read_text())]
+
+
+def parser() -> Parser:
+    """The parser of `widemix`."""
+    made = Parser(prog="widemix")
+    commands = made.add_subparsers(required=True)
+    for add in COMMANDS:
+        add(commands)
+    return made
+
+
+def rank_parser() -> Parser:
+    """The parser of `python -m pipeline.train`."""
+    made = Parser(prog="pipeline.train")
+    add_arguments(made)
+    return made
+
+
+def check(arguments: Namespace) -> Exit:
+    """Its recipe or study is there, and has the keys that the command changes, with values that they take."""
+    if not getattr(arguments, "recipe", None):
+        return Exit.DONE
+    path = Path(arguments.recipe)
+    if path.is_file() and is_study(path):
+        assert study_cells(path, read_study(path), arguments.overrides)
+    elif getattr(arguments, "vary", None):
+        assert cross(path, arguments.vary, arguments.overrides)
+    else:
+        load_recipe(arguments.recipe, arguments.overrides)
+    return Exit.DONE

@@ -1,0 +1,83 @@
+"""Every command of README and docs/ runs, or is marked with why not and is valid; the reference is the code's."""
+
+import os
+import re
+
+import pytest
+import yaml
+
+from pipeline.cli import reference
+from pipeline.cli.commands import run_command
+from tests.conftest import ROOT
+from tests.forks import Forks, be_widemix
+from tests.pages import blocks, check, parser
+
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
+TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.workers=1", "eval.batch_size=256")
+
+
+def in_folder(folder: str, *words: str) -> None:
+    """In a fork: `widemix WORDS` from a folder."""
+    os.chdir(folder)
+    be_widemix(*words)
+
+
+def run(folder, words) -> None:
+    program, *arguments = words
+    assert program == "widemix", f"{program}: mark the block with why it is not run"
+    if arguments[0] == "train":
+        arguments += [f"--{key}" for key in TINY]
+    codes, output = Forks(in_folder, str(folder), *arguments, log=folder / "log").wait()
+    assert codes == [0], f"{' '.join(words)}\n{output}"
+
+
+def follow(page, folder, monkeypatch, capsys) -> None:
+    """Do what the page says, from its beginning, in a folder that has the recipes."""
+    monkeypatch.chdir(folder)
+    for block in blocks(page):
+        first = block.text.partition("\n")[0]
+        if block.language == "python":
+            code = compile(block.text, str(page), "exec")
+            if first == "# pictures to try":
+                exec(code, {})
+        elif block.language == "yaml" and re.fullmatch(r"# [\w.]+\.yaml", first):
+            (folder / first.removeprefix("# ")).write_text(block.text)
+        elif block.language == "yaml":
+            yaml.safe_load(block.text)
+        for words in block.commands if block.language == "sh" else ():
+            if not block.reason:
+                run(folder, words)
+            elif words[0] == "widemix":
+                assert run_command(parser(), check, words[1:]) == 0, capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The folder of the tutorial about own pictures, in which the README is followed too."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_can_be_followed(page, own, tmp_path, monkeypatch, capsys):
+    if page.stem == "own_pictures":
+        follow(page, own, monkeypatch, capsys)
+        follow(ROOT / "README.md", own, monkeypatch, capsys)
+    else:
+        (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+        follow(page, tmp_path, monkeypatch, capsys)
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert len(pages) > 10
+    assert all(f": {page}\n" in navigation for page in pages)
+
+
+@pytest.mark.parametrize("name", ["commands", "keys"])
+def test_the_reference_is_the_codes(name):
+    page = (ROOT / f"docs/reference/{name}.md").read_text()
+    assert page == getattr(reference, f"{name}_page")(), "stale: `python -m pipeline.cli.reference docs/reference`"
+    assert "typing." not in page.lower()
