@@ -1,16 +1,23 @@
-"""Copies a prepared folder to a node's own disk: once per node, verified, and reused by later jobs."""
+"""Copies a prepared folder to a node's own disk: once per node, verified, and reused by later jobs.
+
+The folder may be at a URL. Its manifest is read first; blocks are compared with the hashes in it as they come.
+"""
 
 import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from blake3 import blake3
 
+from data_prep import remote
 from data_prep.progress import print_status, progress
+from data_prep.remote import Remote, open_remote
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path, try_lock
@@ -18,31 +25,56 @@ from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks,
 from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 
 
-def stage(folder: Path, local: Path) -> Path:
-    """The path of the folder's copy in `local`, which is made if it does not exist.
+class Folder(NamedTuple):
+    """A prepared folder on a file system."""
+
+    path: Path
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """The bytes from `begin` to `end` of a file, by default all."""
+        return FileSlice(str(self.path / name), begin, -1 if end is None else end - begin).read()
+
+
+def stage(folder: Path | str, local: Path) -> Path:
+    """The path of the folder's copy in `local`, which is made if it does not exist. A str is a URL.
 
     All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
     hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
     against the manifest's hash. An existing copy is read and checked too, and its damaged blocks are copied again. An
     interrupted copy is resumed. Raises `InputError` if the disk has too little space, or the source is damaged.
     """
-    manifest = read_manifest(folder)
-    for name in manifest.splits:
-        split_path(folder, name, manifest)
+    source = Folder(folder) if isinstance(folder, Path) else open_remote(folder)
+    manifest = _read_manifest(source)
     if local.exists() and not local.is_dir():
         raise InputError(f"{local}: is a file, not a folder to copy to")
     text = manifest_json(manifest)
-    copy = local / f"{folder.resolve().name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    name = Path(folder.resolve() if isinstance(folder, Path) else folder.rstrip("/")).name
+    copy = local / f"{name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
         local.mkdir(parents=True, exist_ok=True)
         with _locked(local / f".{copy.name}.lock"):
             if _is_intact(copy, manifest):
                 print_status(f"{copy}: already there")
             else:
-                _copy(folder, copy, manifest, text)
+                _copy(source, copy, manifest, text)
     except OSError as error:
         raise InputError(f"{folder} cannot be copied to {copy} ({error.strerror})") from None
     return copy
+
+
+def _read_manifest(source: Folder | Remote) -> Manifest:
+    """The manifest of a folder. Raises `InputError` unless it is intact, and files on disk have the sizes in it."""
+    if isinstance(source, Folder):
+        manifest = read_manifest(source.path)
+        for name in manifest.splits:
+            split_path(source.path, name, manifest)
+        return manifest
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / NAME).write_bytes(source.read(NAME))
+        try:
+            return read_manifest(Path(name))
+        except InputError as error:
+            raise InputError(str(error).replace(name, source.url)) from None
 
 
 @contextmanager
@@ -76,7 +108,7 @@ def _is_intact(copy: Path, manifest: Manifest) -> bool:
     return True
 
 
-def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
+def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str) -> None:
     """Copy to a temporary folder next to it, verify that, and rename it."""
     unfinished = copy.with_name(f"{copy.name}.unfinished")
     if copy.exists():  # a file of it was damaged or removed
@@ -86,22 +118,26 @@ def _copy(folder: Path, copy: Path, manifest: Manifest, text: str) -> None:
     needed = sum(split.bytes for split in manifest.splits.values()) - copied
     free = shutil.disk_usage(unfinished).free
     if needed > free:
-        sizes = f"{free / 2**20:,.0f} MiB free, a copy of {folder} needs {needed / 2**20:,.0f}"
+        sizes = f"{free / 2**20:,.0f} MiB free, a copy of {_where(source)} needs {needed / 2**20:,.0f}"
         raise InputError(f"{copy.parent}: has {sizes}")
-    print_status(f"{copy}: copying from {folder}")
+    print_status(f"{copy}: copying from {_where(source)}")
     for name, split in manifest.splits.items():
-        _copy_split(folder / split.file, unfinished / split.file, name, split)
+        _copy_split(source, unfinished / split.file, name, split)
     for name, digest in manifest.files.items():
-        data = FileSlice(str(folder / name)).read()
+        data = source.read(name)
         if hash_bytes(data) != digest:
-            raise InputError(f"{folder / name}: is damaged; prepare the folder again")
+            raise InputError(f"{_where(source)}/{name}: is damaged; prepare the folder again")
         atomic_write(unfinished / name, data)
     atomic_write(unfinished / NAME, text)
     unfinished.rename(copy)
     fsync_path(copy.parent)
 
 
-def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
+def _where(source: Folder | Remote) -> str:
+    return str(source.path) if isinstance(source, Folder) else source.url
+
+
+def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split) -> None:
     with target.open("r+b" if target.exists() else "w+b") as file:
         file.truncate(split.bytes)
         count = len(split.blocks)
@@ -114,17 +150,17 @@ def _copy_split(source: Path, target: Path, name: str, split: Split) -> None:
         raise InputError(f"{target}: differs from what was written to it; the disk is failing, use another one")
 
 
-def _copy_block(source: Path, target: Path, descriptor: int, block: int, split: Split) -> None:
+def _copy_block(source: Folder | Remote, target: Path, descriptor: int, block: int, split: Split) -> None:
     """Copy a block unless an interrupted process has copied it. Raises `InputError` if the source is damaged."""
     wanted, begin = split.blocks[block], block * BLOCK
     if hash_block(target, block) == wanted:
         return
-    digest = blake3()
-    with source.open("rb") as file:
-        file.seek(begin)
-        for start in range(begin, min(begin + BLOCK, split.bytes), PIECE):
-            piece = file.read(min(PIECE, begin + BLOCK - start))
-            digest.update(piece)
-            os.pwrite(descriptor, piece, start)
+    digest, size = blake3(), PIECE if isinstance(source, Folder) else remote.PIECE
+    end = min(begin + BLOCK, split.bytes)
+    for start in range(begin, end, size):
+        piece = source.read(split.file, start, min(start + size, end))
+        digest.update(piece)
+        os.pwrite(descriptor, piece, start)
     if digest.hexdigest(length=HASH) != wanted:
-        raise InputError(f"{source}: block {block} is damaged; `widemix verify {source.parent}` says which samples")
+        where = f"{_where(source)}/{split.file}"
+        raise InputError(f"{where}: block {block} is damaged; `widemix verify` says which samples")

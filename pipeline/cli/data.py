@@ -23,6 +23,11 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _place(text: str) -> Path | str:
+    """A path; a URL stays a str."""
+    return text if "://" in text else _path(text)
+
+
 def add_prep(commands) -> None:
     """Add the command `prep`."""
     from data_prep.sources import SOURCES
@@ -37,7 +42,11 @@ def add_prep(commands) -> None:
     )
     add = parser.add_argument
     add("source", metavar="SOURCE", help="one of the sources listed below")
-    add("--from", dest="origin", type=_path, metavar="DIR", help="folder to read the source from")
+    origin = (
+        "folder to read the source from; or its URL (https://, s3://, gs://, hf://): it is then downloaded to the "
+    )
+    origin += "folder of --to with .source after its name"
+    add("--from", dest="origin", type=_place, metavar="DIR", help=origin)
     add("--to", type=_path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
@@ -97,6 +106,7 @@ def _add_text_options(parser: argparse.ArgumentParser) -> None:
 def _prep(arguments: argparse.Namespace) -> Exit:
     from data_prep.dry_run import dry_run
     from data_prep.prepare import prepare
+    from data_prep.remote import download
     from data_prep.settings import PrepSettings, parse_share
 
     given = vars(arguments)
@@ -122,7 +132,10 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     if arguments.processes is not None and arguments.processes < 1:
         raise InputError(f"--processes {arguments.processes}: must be at least 1")
     arguments.to = arguments.to or Path("datasets", arguments.source)
-    job = (arguments.source, arguments.origin, arguments.to, settings)
+    origin = arguments.origin
+    if isinstance(origin, str):
+        origin = download(origin, arguments.to.absolute().with_name(f"{arguments.to.absolute().name}.source"))
+    job = (arguments.source, origin, arguments.to, settings)
     options: dict[str, Any] = {"processes": arguments.processes, "force": arguments.force}
     options["extend"] = arguments.extend
     max_bad = _max_bad(arguments)
@@ -271,7 +284,8 @@ def add_stage(commands) -> None:
         description="Copy a prepared folder to this node's own disk, check it, and print its path for data.path. "
         "Any number of processes may run this at once: one copies, the others wait. An existing copy is reused.",
     )
-    parser.add_argument("folder", type=_path, metavar="DIR", help="folder that `widemix prep` wrote")
+    folder = "folder that `widemix prep` wrote, or its URL (https://, s3://, gs://, hf://)"
+    parser.add_argument("folder", type=_place, metavar="DIR", help=folder)
     parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder on the node's own disk")
     parser.set_defaults(command=_stage)
 

@@ -1,0 +1,124 @@
+"""Files at URLs (https://, s3://, gs://, hf://, ...), read by fsspec: in ranges, and again where the line was cut."""
+
+import base64
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_prep.progress import print_status
+from pipeline.errors import InputError, RunError
+
+TRIES = 5
+WAIT_S = 1.0  # before the second try; before each further one twice as long
+PIECE = 16 << 20  # bytes that are requested at once
+PARTIAL = ".partial"  # after the name of a file that is not complete
+
+
+class Remote(NamedTuple):
+    """A folder at a URL."""
+
+    url: str
+    files: Any  # fsspec's file system
+    root: str  # its name for the folder
+
+    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
+        """The bytes from `begin` to `end` of a file in the folder, by default all.
+
+        Raises `InputError` if there is no such file, and `RunError` if it cannot be read after several tries.
+        """
+        path, where = (f"{start.rstrip('/')}/{name}".rstrip("/") for start in (self.root, self.url))
+        reason = ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(WAIT_S * 2 ** (attempt - 1))
+            try:
+                data = self.files.cat_file(path, start=begin, end=end) if end else self.files.cat_file(path)
+            except (FileNotFoundError, IsADirectoryError):
+                raise InputError(f"{where}: no such file") from None
+            except PermissionError as error:
+                raise InputError(f"{where}: cannot be read ({error})") from None
+            except Exception as error:  # each file system has its own types for a line that was cut
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                continue
+            if end is None or len(data) == end - begin:
+                return data
+            reason = f"{len(data)} of {end - begin} bytes came: the line was cut, or the server gives no ranges"
+        raise RunError(f"{where}: cannot be read ({reason}); the same command resumes")
+
+
+def open_remote(url: str) -> Remote:
+    """The folder at a URL. Raises `InputError` if fsspec cannot open URLs of that kind, or lacks a package for it."""
+    from fsspec.core import url_to_fs
+
+    try:
+        files, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{url}: cannot be opened ({error}); pip install 'widemix[remote]'") from None
+    return Remote(url.rstrip("/"), files, root)
+
+
+def download(url: str, to: Path) -> Path:
+    """Download the files at a URL (of a folder, or of one file) to the folder `to`; returns the path to read from.
+
+    Complete files are kept, and others resumed. A file is compared with its size, and with its MD5 or SHA-256 where
+    the store states one. Raises `InputError` if there is nothing, and `RunError` if the line stays cut or data
+    differ.
+    """
+    remote = open_remote(url)
+    try:
+        found = remote.files.find(remote.root, detail=True)
+    except Exception as error:  # each file system has its own
+        raise InputError(f"{url}: cannot be listed ({type(error).__name__}: {error})") from None
+    files = {path: info for path, info in found.items() if info.get("type", "file") == "file"}
+    if not files:
+        raise InputError(f"{url}: holds no files")
+    single = list(files) == [remote.root.rstrip("/")]
+    for path, info in files.items():
+        name = Path(path).name if single else os.path.relpath(path, remote.root)
+        if ".." in Path(name).parts or os.path.isabs(name):
+            raise InputError(f"{url}: lists {path}, which lies outside of it")
+        _download(
+            Remote(remote.files.unstrip_protocol(path), remote.files, path), remote.files.info(path) | info, to / name
+        )
+    return to / Path(next(iter(files))).name if single else to
+
+
+def _download(remote: Remote, info: dict[str, Any], to: Path) -> None:
+    size = info.get("size")
+    if to.exists() and to.stat().st_size == size:
+        return
+    to.parent.mkdir(parents=True, exist_ok=True)
+    version = hashlib.sha256(remote.files.ukey(remote.root).encode()).hexdigest()[:8]  # not resumed with another one
+    partial = to.with_name(f"{to.name}.{version}{PARTIAL}")
+    print_status(f"{remote.url}: downloading {'' if size is None else f'{size / 2**20:,.1f} MiB '}to {to}")
+    with partial.open("ab") as file:
+        if size is None or file.tell() > size:
+            file.truncate(0)
+        if size is None:
+            file.write(remote.read(""))
+        else:
+            for begin in range(file.tell(), size, PIECE):
+                file.write(remote.read("", begin, min(begin + PIECE, size)))
+        file.flush()
+        os.fsync(file.fileno())
+    kind, stated = _stated_hash(info)
+    if kind:
+        with partial.open("rb") as file:
+            if hashlib.file_digest(file, kind).hexdigest() != stated:
+                partial.unlink()
+                raise RunError(f"{remote.url}: differs from the {kind} that its store states; try again")
+    partial.replace(to)
+
+
+def _stated_hash(info: dict[str, Any]) -> tuple[str, str]:
+    """The kind and the hex of the hash of a file's content that its store states; ("", "") if it states none."""
+    large, tag, encoded = info.get("lfs"), str(info.get("ETag", "")).strip('"'), info.get("md5Hash")
+    if large:  # hf://
+        return "sha256", large["sha256"]
+    if encoded:  # gs://
+        return "md5", base64.b64decode(encoded).hex()
+    if info.get("StorageClass") and len(tag) == 32 and "-" not in tag:  # s3://, unless uploaded in parts
+        return "md5", tag
+    return "", ""

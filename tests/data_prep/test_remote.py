@@ -1,0 +1,186 @@
+"""Prepared folders and sources at URLs: fsspec's file system in memory, and a server here that cuts lines."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from data_prep import remote
+from data_prep.prepare import prepare
+from data_prep.remote import download
+from data_prep.settings import PrepSettings
+from data_prep.verify import verify
+from launch.stage import stage
+from pipeline.errors import InputError, RunError
+from tests.data_prep.test_adopt import main
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    monkeypatch.setattr(remote, "WAIT_S", 0.01)
+    monkeypatch.setattr(remote, "PIECE", 1 << 20)
+
+
+@pytest.fixture
+def prepared(tmp_path, folder):
+    prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(), processes=1)
+    return tmp_path / "prepared"
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system in memory, empty before and after."""
+    files = fsspec.filesystem("memory")
+    files.rm("/", recursive=True)
+    yield files
+    files.rm("/", recursive=True)
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Server(SimpleHTTPRequestHandler):
+    """Serves ranges; cuts the line in the middle of some answers."""
+
+    cuts: list[str]  # names of files whose next answer is cut short, one for each time
+    asked: list[str]
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        path = Path(self.translate_path(self.path))
+        self.asked.append(path.name)
+        if path.is_dir() or not path.exists():
+            super().do_GET()
+            return
+        data = path.read_bytes()
+        begin, end = 0, len(data)
+        if "Range" in self.headers:
+            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+            begin, end = int(first), int(last) + 1
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
+        self.end_headers()
+        if path.name in self.cuts:
+            self.cuts.remove(path.name)
+            end = (begin + end) // 2
+            self.close_connection = True
+        self.wfile.write(data[begin:end])
+
+
+@contextmanager
+def serve(folder):
+    pytest.importorskip("aiohttp", reason="aiohttp is not installed: pip install 'widemix[remote]'")
+    handler = type("Handler", (Server,), {"cuts": [], "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", handler
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_prepared_folder_is_staged_from_a_url(tmp_path, prepared, memory, monkeypatch):
+    memory.put(str(prepared), "/bucket/digits", recursive=True)
+    copy = stage("memory://bucket/digits", tmp_path / "local")
+    assert contents(copy) == contents(prepared)
+    assert verify(copy) == []
+    asked = []
+    read = type(memory).cat_file
+    monkeypatch.setattr(
+        type(memory), "cat_file", lambda *words, **more: asked.append(words[1]) or read(*words, **more)
+    )
+    assert stage("memory://bucket/digits/", tmp_path / "local") == copy
+    assert [Path(path).name for path in asked] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "train.beton", "train.crc32c"])
+def test_what_is_damaged_on_the_way_is_not_staged(tmp_path, prepared, memory, name):
+    memory.put(str(prepared), "/bucket/digits", recursive=True)
+    data = bytearray(memory.cat_file(f"/bucket/digits/{name}"))
+    data[len(data) // 2] ^= 1
+    memory.pipe_file(f"/bucket/digits/{name}", bytes(data))
+    with pytest.raises(InputError, match=rf"^memory://bucket/digits/{name}: .*(damaged|changed|JSON|manifest)"):
+        stage("memory://bucket/digits", tmp_path / "local")
+    assert not [path for path in (tmp_path / "local").glob("digits-*") if "unfinished" not in path.name]
+
+
+def test_what_is_not_there_or_unknown_is_one_line(tmp_path, memory, capsys):
+    for url, words in (
+        ("memory://bucket/nothing", "memory://bucket/nothing/manifest.json: no such file"),
+        ("nonsense://bucket/digits", "nonsense://bucket/digits: cannot be opened (Protocol not known"),
+    ):
+        assert main(["stage", url, "--to", str(tmp_path / "local")]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["prep", "webdataset", "--from", "memory://bucket/nothing", "--to", str(tmp_path / "out")]) == 2
+    assert "memory://bucket/nothing: holds no files" in capsys.readouterr().err
+
+
+def test_shards_at_a_url_are_prepared(tmp_path, jpeg, memory, capsys):
+    """The same bytes as from a folder; downloaded once, and a part of a file is completed."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(2):
+        with tarfile.open(shards / f"train-{number}.tar", "w") as tar:
+            for i in range(6):
+                for suffix, data in (("jpg", jpeg(10 * number + i)), ("cls", b"%d" % (i % 2))):
+                    (tmp_path / "member").write_bytes(data)
+                    tar.add(tmp_path / "member", f"{i}.{suffix}")
+    memory.put(str(shards), "/bucket/shards", recursive=True)
+    out = tmp_path / "out"
+    version = hashlib.sha256(memory.ukey("/bucket/shards/train-1.tar").encode()).hexdigest()[:8]
+    partial = tmp_path / "out.source" / f"train-1.tar.{version}.partial"
+    partial.parent.mkdir()
+    partial.write_bytes((shards / "train-1.tar").read_bytes()[:1000])
+    words = ["prep", "webdataset", "--processes", "1", "--from"]
+    assert main([*words, "memory://bucket/shards", "--to", str(out)]) == 0
+    assert contents(tmp_path / "out.source") == contents(shards)
+    assert main([*words, str(shards), "--to", str(tmp_path / "local")]) == 0
+    assert (out / "train.beton").read_bytes() == (tmp_path / "local" / "train.beton").read_bytes()
+    capsys.readouterr()
+    assert main([*words, "memory://bucket/shards", "--to", str(out)]) == 0
+    assert "downloading" not in capsys.readouterr().err
+    one = download("memory://bucket/shards/train-0.tar", tmp_path / "one")
+    assert one.read_bytes() == (shards / "train-0.tar").read_bytes()
+
+
+def test_a_hash_that_the_store_states_is_compared(tmp_path, memory, monkeypatch):
+    memory.pipe_file("/bucket/a.tar", b"abc")
+    stated = {"lfs": {"sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}
+    info = type(memory).info
+    monkeypatch.setattr(type(memory), "info", lambda *words, **more: info(*words, **more) | stated)
+    assert download("memory://bucket/a.tar", tmp_path).read_bytes() == b"abc"
+    stated["lfs"]["sha256"] = "0" * 64
+    (tmp_path / "a.tar").unlink()
+    with pytest.raises(RunError, match=r"a\.tar: differs from the sha256 that its store states"):
+        download("memory://bucket/a.tar", tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
+    with serve(prepared.parent) as (url, server):
+        server.cuts += ["train.beton", "train.beton", "val.beton", "manifest.json", "train.crc32c"]
+        copy = stage(f"{url}/prepared", tmp_path / "local")
+        assert server.cuts == []
+        assert contents(copy) == contents(prepared)
+        shutil.rmtree(copy)
+        server.cuts += ["val.beton"] * remote.TRIES
+        with pytest.raises(RunError, match=r"/prepared/val\.beton: cannot be read \(.*; the same command resumes"):
+            stage(f"{url}/prepared", tmp_path / "local")
+        server.asked.clear()
+        assert contents(stage(f"{url}/prepared", tmp_path / "local")) == contents(prepared)
+        assert "train.beton" not in server.asked
