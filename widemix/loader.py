@@ -10,7 +10,8 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
-from pipeline.data.loader import Batch, Batches, EvalLoader, TrainLoader
+from pipeline.data.batches import Batch, Batches
+from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import steps_per_epoch
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology, read_topology

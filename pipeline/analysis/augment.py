@@ -10,9 +10,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
 from pipeline.data.augment.program import compile_policy
+from pipeline.data.batches import Batch
 from pipeline.data.decode import Decoder, centre_boxes, cubic
 from pipeline.data.grid import BACKGROUND, GUTTER, TEXT, TEXT_COLOR, grid, training_grid
-from pipeline.data.loader import Batch, TrainLoader
+from pipeline.data.loader import TrainLoader
 from pipeline.data.split import open_split
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.bench.timing import elapsed
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology, process_group, read_topology, share_cpus
 from pipeline.engine import Engine, build_engine
 from pipeline.errors import InputError

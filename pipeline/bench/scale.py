@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from pipeline.bench.report import machine
 from pipeline.bench.timing import Contestant, time_in_turns, wall_clock
-from pipeline.data.loader import Batch, TrainLoader, check_model
+from pipeline.data.batches import Batch
+from pipeline.data.loader import TrainLoader, check_model
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology, mean_over_ranks, process_group, read_topology, share_cpus
 from pipeline.engine import build_engine, check_engine, prepare

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pipeline.bench.network_step import measure_networks
 from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
 from pipeline.cli.commands import load_from_arguments
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.requests import SharedRequests
 from pipeline.distributed.signals import StopRequest
 from pipeline.distributed.topology import Topology, process_group

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 

@@ -1,21 +1,17 @@
 """Loads prepared samples and yields batches on the device, in an exact order that can be resumed at any step.
 
-One thread reads and decodes some batches ahead, another moves the next one to the device while the step computes.
-
 The file format is FFCV's; the loader is not. FFCV's own loader depends on the world size in its order and on threads
 in its randomness, overwrites buffers that are still in use, does not check its indices, decodes pixels outside of the
 crop, and blocks for ever when its thread raises.
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
-from pipeline.data.device_transfer import on_side_stream, record_stream
+from pipeline.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
 from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from pipeline.data.paged import PagedOrder
@@ -32,65 +28,6 @@ from pipeline.models.section import ModelSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, TextDataSection
 from pipeline.recipe.train import TrainSection
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch on the device.
-
-    `inputs` are normalised pictures [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
-    `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation.
-    """
-
-    inputs: torch.Tensor
-    targets: torch.Tensor
-    samples: np.ndarray  # int64 [B]: the samples' numbers in the split
-    replaced: int = 0  # how many of them replace one that cannot be read
-    keys: torch.Tensor | None = (
-        None  # int64 [B] on the device, of (seed, epoch, view id): stochastic depth draws by them
-    )
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-
-class Source(Protocol):
-    """One split, as pictures or tokens: `read` by the background thread, `finish`ed on the device.
-
-    Samples are given by view ids (see `pipeline.data.order`): a view id modulo `len(file)` is the sample.
-    """
-
-    @property
-    def file(self) -> PreparedFile:
-        """The split's opened file."""
-
-    @property
-    def descriptor(self) -> int:
-        """The descriptor by which its samples are read."""
-
-    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """A batch on the host, and the view ids that it holds: others than requested where one was replaced.
-
-        `step_view_ids` are those of the whole step, on all ranks.
-        """
-
-    def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
-        """The model's inputs on the device, from what `read` returned."""
-
-    def host_bytes(self, count: int) -> int:
-        """Upper bound of the host memory of a batch of `count` samples."""
-
-
-@dataclass(frozen=True)
-class _HostBatch:
-    """A batch as the reading thread passes it on."""
-
-    inputs: torch.Tensor
-    labels: torch.Tensor
-    view_ids: np.ndarray
-    step: int  # over all epochs
-    first: int  # place of its first sample in the step
-    replaced: int = 0
 
 
 class TrainLoader:
@@ -143,13 +80,13 @@ class TrainLoader:
     def __len__(self) -> int:
         return len(self.source.file)
 
-    def batches(self, epoch: int, first_step: int = 0) -> "Batches":
+    def batches(self, epoch: int, first_step: int = 0) -> Batches:
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
         ahead = prefetch_count(self.data, self.source, self.micro_batch_size * self.views)
         hosts = Prefetch(self._read(epoch, first_step), ahead)
         return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
-    def _read(self, epoch: int, first_step: int) -> Iterator[_HostBatch]:
+    def _read(self, epoch: int, first_step: int) -> Iterator[HostBatch]:
         """In the reading thread."""
         shares = self.topology.rank, self.topology.world, self.train.grad_accum_steps
         for step in range(first_step, self.steps):
@@ -162,9 +99,9 @@ class TrainLoader:
                 inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
                 labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)].astype(np.int64))
                 replaced = int((decoded_ids != view_ids).sum())
-                yield _HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
+                yield HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
 
-    def _finish(self, host: _HostBatch, epoch: int) -> Batch:
+    def _finish(self, host: HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix, round."""
         augment, train = self.augment, self.train
         inputs = self.source.finish(host.inputs, host.view_ids, epoch)
@@ -213,23 +150,23 @@ class EvalLoader:
         """Samples of rank 0, which has the most."""
         return -(-len(self) // self.topology.world)
 
-    def batches(self, first_step: int = 0) -> "Batches":
+    def batches(self, first_step: int = 0) -> Batches:
         """All batches of this rank from `first_step` on, in the order of the file or of `samples`.
 
         Use it in a `with` block."""
         hosts = Prefetch(self._read(first_step), prefetch_count(self.data, self.source, self.batch))
         return Batches(hosts, self._finish, self.topology.device)
 
-    def _read(self, first_step: int) -> Iterator[_HostBatch]:
+    def _read(self, first_step: int) -> Iterator[HostBatch]:
         samples = self.samples[evaluation_samples(len(self), self.topology.rank, self.topology.world)]
         for start in range(first_step * self.batch, self._most, self.batch):
             view_ids = samples[start : start + self.batch]
             inputs, decoded_ids = self.source.read(view_ids, view_ids, 0)
-            yield _HostBatch(
+            yield HostBatch(
                 inputs, torch.from_numpy(self.source.file.label[decoded_ids].astype(np.int64)), decoded_ids, 0, 0
             )
 
-    def _finish(self, host: _HostBatch) -> Batch:
+    def _finish(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         inputs = self.source.finish(host.inputs, host.view_ids, 0)
         return Batch(round_inputs(inputs, self.dtype), labels, host.view_ids)
@@ -238,11 +175,6 @@ class EvalLoader:
 def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """A random word of each view in an epoch, for what the network draws: int64 [B]."""
     return np.array([key(seed, epoch, view_id, NETWORK) for view_id in view_ids], np.uint64).view(np.int64)
-
-
-def prefetch_count(data: AnyDataSection, source: Source, count: int) -> int:
-    """How many batches of `count` samples to read ahead, within `data.prefetch_batches` and `data.prefetch_mib`."""
-    return max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
 
 
 def _order_kind(data: AnyDataSection, file: PreparedFile) -> str:
@@ -278,32 +210,3 @@ def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None
 def round_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Pictures in `dtype`, to which the model's first layer would cast them; token ids unchanged."""
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-
-class Batches:
-    """Iterator over batches on the device, one ahead of the training step. Use it in a `with` block."""
-
-    def __init__(self, hosts: Prefetch[_HostBatch], finish: Callable[[_HostBatch], Batch], device: torch.device):
-        self._hosts, self._device = hosts, device
-        self._ready: Prefetch[Batch] = Prefetch(on_side_stream(hosts, finish, device), ahead=1)
-
-    def __iter__(self) -> "Batches":
-        return self
-
-    def __next__(self) -> Batch:
-        self._hosts.check()
-        batch = next(self._ready)
-        record_stream(self._device, batch.inputs, batch.targets, *([] if batch.keys is None else [batch.keys]))
-        return batch
-
-    def __enter__(self) -> "Batches":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._hosts.close()
-        self._ready.close()
-
-    @property
-    def waited(self) -> float:
-        """Seconds so far in which the step waited for a batch."""
-        return self._ready.waited

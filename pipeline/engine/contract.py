@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.loss import LOSSES

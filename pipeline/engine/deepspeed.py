@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.state import State

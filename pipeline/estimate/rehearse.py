@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.engine.contract import Engine

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeline.data.batches import Batch
 from pipeline.data.grid import training_grid
-from pipeline.data.loader import Batch, TrainLoader
+from pipeline.data.loader import TrainLoader
 from pipeline.data.random import DROPOUT, key
 from pipeline.distributed.requests import Request, SharedRequests
 from pipeline.distributed.signals import StopRequest

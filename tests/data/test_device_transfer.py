@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from pipeline.data.loader import Batches, EvalLoader, TrainLoader
+from pipeline.data.batches import Batches
+from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
 from pipeline.distributed.topology import Topology

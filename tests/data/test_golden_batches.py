@@ -12,7 +12,8 @@ from torchvision.transforms import functional as F
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from pipeline.data.loader import Batch, EvalLoader, TrainLoader
+from pipeline.data.batches import Batch
+from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology
 from pipeline.formats.beton import open_beton
 from pipeline.recipe.augment import AugmentSection

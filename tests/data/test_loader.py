@@ -18,8 +18,9 @@ from PIL import Image
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from pipeline.data.batches import prefetch_count
 from pipeline.data.decode import centre_boxes, padded_boxes, random_boxes
-from pipeline.data.loader import EvalLoader, TrainLoader, prefetch_count
+from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import RandomOrder
 from pipeline.data.paged import PagedOrder
 from pipeline.distributed.topology import Topology

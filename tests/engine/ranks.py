@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.data.loader import Batch, EvalLoader, TrainLoader
+from pipeline.data.batches import Batch
+from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
 from pipeline.engine import State, build_engine, prepare
 from pipeline.models.registry import build_model

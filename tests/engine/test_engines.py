@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.distributed.topology import read_topology
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.errors import InputError

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches import Batch
 from pipeline.training.evaluate import evaluate
 from tests.conftest import Fork
 
