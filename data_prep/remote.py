@@ -71,18 +71,17 @@ def download(url: str, to: Path) -> Path:
         found = remote.files.find(remote.root, detail=True)
     except Exception as error:  # each file system has its own
         raise InputError(f"{url}: cannot be listed ({type(error).__name__}: {error})") from None
-    files = {path: info for path, info in found.items() if info.get("type", "file") == "file"}
+    files = [path for path, info in found.items() if info.get("type", "file") == "file"]
     if not files:
         raise InputError(f"{url}: holds no files")
-    single = list(files) == [remote.root.rstrip("/")]
-    for path, info in files.items():
+    single = files == [remote.root.rstrip("/")]
+    for path in files:
         name = Path(path).name if single else os.path.relpath(path, remote.root)
         if ".." in Path(name).parts or os.path.isabs(name):
             raise InputError(f"{url}: lists {path}, which lies outside of it")
-        _download(
-            Remote(remote.files.unstrip_protocol(path), remote.files, path), remote.files.info(path) | info, to / name
-        )
-    return to / Path(next(iter(files))).name if single else to
+        file = Remote(remote.files.unstrip_protocol(path), remote.files, path)
+        _download(file, remote.files.info(path), to / name)  # the listings of web servers have no sizes
+    return to / Path(files[0]).name if single else to
 
 
 def _download(remote: Remote, info: dict[str, Any], to: Path) -> None:

@@ -184,3 +184,8 @@ def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
         server.asked.clear()
         assert contents(stage(f"{url}/prepared", tmp_path / "local")) == contents(prepared)
         assert "train.beton" not in server.asked
+        server.asked.clear()
+        server.cuts += ["train.beton", "val.beton"]
+        pieces = -(-(prepared / "train.beton").stat().st_size // remote.PIECE)
+        assert contents(download(f"{url}/prepared/", tmp_path / "downloaded")) == contents(prepared)
+        assert server.asked.count("train.beton") == pieces + 1
