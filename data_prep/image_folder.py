@@ -32,8 +32,17 @@ def read(origin: Path) -> Dataset:
     """
     places = split_folders(origin)
     if not places:
-        raise InputError(f"{origin}: holds none of the folders train, val and test (each with one folder per class)")
+        raise InputError(f"{origin}: holds none of the folders train, val and test{_cure(origin)}")
     return read_splits(origin, places, classes=None)
+
+
+def _cure(origin: Path) -> str:
+    """What to do with a folder that holds pictures in another layout."""
+    if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*/*")):
+        return f"; move its class folders into {origin / 'train'}, and --holdout 10% takes a split to evaluate on"
+    if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*")):
+        return f", but pictures without classes; put them into folders {origin / 'train'}/CLASS"
+    return " (each with one folder per class)"
 
 
 def split_folders(origin: Path) -> dict[str, str]:
@@ -62,7 +71,7 @@ def class_folders(folder: Path) -> list[str]:
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     if not names:
-        raise InputError(f"{folder}: holds no class folders")
+        raise InputError(f"{folder}: holds no class folders; put its images into one folder for each class")
     return names
 
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.errors import InputError, RunError
@@ -59,6 +60,7 @@ def run_command(
             raise InputError(
                 f"--{overrides[0][0]}: no such option; recipe keys are options only of commands that take a recipe"
             )
+        _check_outputs(arguments)
         return write_rank_status(int((command or arguments.command)(arguments)))
     except InputError as error:
         if os.environ.get("RANK", "0") == "0":
@@ -75,6 +77,20 @@ def run_command(
         return _fail(f"{error.filename}: {error.strerror}")  # of a file or folder: the disk's or the user's to mend
     except Exception as error:
         return _show_bug(error)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """`InputError` where --json or --to could not be written, before anything is computed."""
+    file, folder = getattr(arguments, "json", None), getattr(arguments, "to", None)
+    if file is not None:
+        if file.is_dir():
+            raise InputError(f"--json {file}: is a folder; name a file")
+        if not file.parent.is_dir():
+            raise InputError(f"--json {file}: there is no folder {file.parent}")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise InputError(f"--json {file}: cannot be written to")
+    if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
+        raise InputError(f"--to {folder}: is a file; name a folder")
 
 
 def _fail(message: str) -> int:

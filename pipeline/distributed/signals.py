@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
 
+import os
 import signal
 from types import FrameType
 
@@ -26,4 +27,9 @@ class StopRequest:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not self.requested and os.environ.get("RANK", "0") == "0":
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            again = "; a second Ctrl-C stops at once" if number == signal.SIGINT else ""
+            # not print: the signal may have interrupted another one
+            os.write(2, f"{name}: stopping after this step, with a checkpoint{again}\n".encode())
         self.requested = True

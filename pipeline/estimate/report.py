@@ -175,6 +175,10 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
     count, bytes_each, origin = _data(recipe, samples)
     rate = train.global_batch / step / cluster.hosts
     rows = []
+    if count and count < train.global_batch:
+        raise InputError(
+            f"train.global_batch {train.global_batch} exceeds the {count} samples ({origin}): an epoch has no step"
+        )
     if count:
         steps = count // train.global_batch * train.epochs
         hours = steps * step / 3600
@@ -257,7 +261,8 @@ def _out_of_memory(recipe: Recipe, peak: float, cluster: Cluster) -> str:
     train = recipe.train
     reason = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
     cures = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
-    return f"{reason}; {cures} or engine.kind fsdp"
+    shards = " or engine.kind fsdp" if cluster.gpus > 1 else " or take more --gpus with engine.kind fsdp"
+    return f"{reason}; {cures}{shards}"
 
 
 def _sample(recipe: Recipe) -> str:

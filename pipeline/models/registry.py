@@ -15,7 +15,14 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     if num_classes < 1:
         raise InputError("data.num_classes 0: is that of a prepared folder, which is not read here; give the number")
     model, arguments = section.model_spec(image_size)
-    network = model(num_classes=num_classes, **arguments)
+    try:
+        network = model(num_classes=num_classes, **arguments)
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("allocate", "overflow")):
+            raise
+        raise InputError(
+            f"model: a network of kind {section.kind} with these sizes does not fit into memory"
+        ) from None
     if getattr(section, "drop_path_rises", False):
         raise_linearly(list(network.get_submodule("blocks").children()))
     return network

@@ -14,7 +14,7 @@ class OptimSection(Section):
     name: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = key(
         "adamw", "the optimizer; timm:NAME is timm's, such as timm:lion"
     )
-    lr: Annotated[float, Field(gt=0)] = key(..., "peak learning rate, for the global batch of this recipe")
+    lr: Annotated[float, Field(gt=0, le=1000)] = key(..., "peak learning rate, for the global batch of this recipe")
     weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled except in sgd")
     decay_embeddings: bool = key(True, "decay the weights of embeddings too; biases and norms never are")
     layer_decay: Annotated[float, Field(gt=0, le=1)] = key(1.0, "factor of the learning rate per layer from the head")

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from pipeline.errors import InputError
+from pipeline.models.families import KINDS
 from pipeline.recipe.key_table import SECTIONS, families, keys
 from pipeline.recipe.plugins import import_plugins
 from pipeline.recipe.schema import Recipe
@@ -148,6 +149,8 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: not valid YAML, {_yaml_complaint(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
+    if "cells" in values:
+        raise InputError(f"{path}: is a study, not a recipe; `widemix study run {path}` trains its cells")
     base = values.pop("extends", None)
     if base is None:
         return values
@@ -157,8 +160,14 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Merge mappings; any other value of `over` replaces that of `base`."""
+    """Merge mappings; any other value of `over` replaces that of `base`.
+
+    A model of another kind keeps only the keys of `base` that it has.
+    """
     merged = dict(base)
+    models = base.get("model"), over.get("model")
+    if all(isinstance(model, dict) and "kind" in model for model in models):
+        merged["model"] = _of_kind(base["model"], over["model"]["kind"])
     for name, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(name), dict)
         merged[name] = _merge(merged[name], value) if both else value
@@ -168,6 +177,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]) -> None:
     if name not in known:
         raise InputError(f"--{name}: no such key{suggest(name, known)}")
+    if not text.strip():
+        raise InputError(f"--{name}: has an empty value; give one, or null where the key takes it")
     section, leaf = name.split(".")
     try:
         value = yaml.load(text, _Yaml)
@@ -175,7 +186,16 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}") from None
     if not isinstance(values.setdefault(section, {}), dict):
         raise InputError(f"{section}: must be a mapping")
-    values[section] = {**values[section], leaf: value}
+    kept = _of_kind(values[section], value) if name == "model.kind" else values[section]
+    values[section] = {**kept, leaf: value}
+
+
+def _of_kind(model: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """A model section with another kind: without the keys of the old one that the new one does not have."""
+    family = KINDS.get(kind) if isinstance(kind, str) else None
+    if family is None or model.get("kind") in family.kinds():
+        return model
+    return {name: value for name, value in model.items() if name in family.model_fields}
 
 
 def _complaint(
@@ -189,7 +209,8 @@ def _complaint(
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        table = list(keys()) if "." in name else list(Recipe.model_fields)
+        leaf = name not in Recipe.model_fields and any(known.endswith(f".{name}") for known in keys())
+        table = list(keys()) if "." in name or leaf else list(Recipe.model_fields)
         if family and name in table:
             return f"{where}: {name} is not a key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"

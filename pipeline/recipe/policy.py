@@ -69,7 +69,7 @@ class _Option:
 
 
 _RAND = {
-    "m": _Option(int, 10, 0),
+    "m": _Option(int, 10, 0, 30),
     "n": _Option(int, 2, 1),
     "p": _Option(float, 0.5, 0, 1),
     "mstd": _Option(float, 0, 0),
@@ -78,7 +78,7 @@ _RAND = {
 }
 _AUTO = {"mstd": _Option(float, 0, 0)}
 _MIX = {
-    "m": _Option(int, 3, 0),
+    "m": _Option(int, 3, 0, 30),
     "w": _Option(int, 3, 1, 16),
     "d": _Option(int, 0, 0, 16),
     "a": _Option(float, 1, 0.05),

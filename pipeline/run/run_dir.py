@@ -206,6 +206,11 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
     if (
         changed and metrics.exists() and metrics.stat().st_size
     ):  # an earlier start that wrote no metrics does not count
+        if changed == ["train.epochs"] and (run_dir / "done.json").exists():
+            raise InputError(
+                f"{run_dir}: is complete, after train.epochs {before.train.epochs}, and its schedule ended there; to "
+                f"train further, start from its weights: --run-dir ANOTHER --train.init_from {run_dir}"
+            )
         raise InputError(
             f"{run_dir}: was started with another recipe ({', '.join(changed[:3])} differ); "
             "name another folder with --run-dir"

@@ -122,7 +122,10 @@ def is_study(path: Path) -> bool:
 def read_study(path: Path) -> Study:
     """Read a study file; raises `InputError`, in one line that names the file, the key and what is wrong."""
     try:
-        return Study.model_validate(read_yaml(path))
+        values = read_yaml(path)
+        if isinstance(values, dict) and "cells" not in values and values.keys() & {"extends", "model", "train"}:
+            raise InputError(f"{path}: is a recipe, not a study; `widemix train {path}` trains it")
+        return Study.model_validate(values)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

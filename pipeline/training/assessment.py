@@ -105,7 +105,10 @@ def match_classes(network: Network, folder: Path) -> list[int] | None:
     strange = [name for name in classes if name not in place]
     if strange:
         known = ", ".join(network.classes[:3])
-        raise InputError(f"{folder}: has a class {strange[0]!r}; {network.name} was trained with {known}, ...")
+        raise InputError(
+            f"{folder}: has a class {strange[0]!r}; {network.name} was trained with {known}, ...; "
+            "prepare the data with the same names of class folders"
+        )
     return [place[name] for name in classes]
 
 
