@@ -30,7 +30,6 @@ _NEVER = re.compile(
     r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
 )
 _CLOSED = ("PartitionDown", "PartitionInactive")
-_TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)  # as sbatch reads it
 _RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
 
 
@@ -149,8 +148,6 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(
             f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, such as '$TMPDIR'"
         )
-    if arguments.time and not _TIME.fullmatch(arguments.time):
-        raise InputError(f"--time {arguments.time}: should be hours:minutes:seconds, such as 24:00:00, or 2-00:00:00")
     for option in arguments.sbatch:
         if not option.startswith("-"):
             raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")

@@ -87,8 +87,13 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             raise InputError(f"--json {file}: is a folder; name a file")
         if not file.parent.is_dir():
             raise InputError(f"--json {file}: there is no folder {file.parent}")
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise InputError(f"--json {file}: cannot be written to")
+        existed = file.exists()
+        try:
+            file.open("a").close()
+        except OSError as error:
+            raise InputError(f"--json {file}: cannot be written to ({error.strerror})") from None
+        if not existed:
+            file.unlink()
     if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
         raise InputError(f"--to {folder}: is a file; name a folder")
 
