@@ -6,7 +6,7 @@ A command imports what it needs when it runs, so that help and errors are printe
 import argparse
 from importlib.metadata import version
 
-from pipeline.cli import analyse, bench, data, machine, runs, study, submit
+from pipeline.cli import analyse, bench, data, listing, machine, runs, study, submit
 from pipeline.cli.commands import Parser
 
 COMMANDS = (
@@ -18,6 +18,7 @@ COMMANDS = (
     runs.add_train,
     runs.add_eval,
     runs.add_export,
+    listing.add_runs,
     submit.add_submit,
     study.add_study,
     analyse.add_analyse,

@@ -228,7 +228,7 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
 
 
 def test_python_m_starts_need_no_launcher():
-    code, output = Command("--help", module="pipeline.train").wait()
+    code, output = Command("--help", "train", module="pipeline.train").wait()
     assert code == 0
     assert "--train.global_batch" in output
 

@@ -11,7 +11,16 @@ import yaml
 from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
 from pipeline.estimate.recipe_tables import shipped
-from pipeline.recipe import check_world, differences, dump_recipe, keys, load_recipe, parse_recipe, recipe_hash
+from pipeline.recipe import (
+    SECTIONS,
+    check_world,
+    differences,
+    dump_recipe,
+    keys,
+    load_recipe,
+    parse_recipe,
+    recipe_hash,
+)
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = shipped(ROOT / "recipes")
@@ -204,9 +213,13 @@ def test_a_key_under_its_earlier_name_is_an_error_that_names_the_new_one(tmp_pat
 
 
 def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
-    with pytest.raises(SystemExit):
-        make_parser().parse_args(["train", "--help"])
-    listed = re.findall(r"^  --(\w+\.\w+) (.+)$", capsys.readouterr().out, re.MULTILINE)
+    listed = []
+    for section in SECTIONS:
+        with pytest.raises(SystemExit):
+            make_parser().parse_args(["train", "--help", section])
+        own = re.findall(r"^  --(\w+\.\w+) (.+)$", capsys.readouterr().out, re.MULTILINE)
+        assert all(name.startswith(f"{section}.") for name, _ in own)
+        listed += own
     assert dict(listed).keys() == keys().keys()
     shown = dict(listed)
     assert shown["train.keep_best"] == "top1|top5|loss|ema_top1|ema_top5|ema_loss|null"

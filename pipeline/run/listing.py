@@ -1,0 +1,95 @@
+"""Run folders side by side, read from recipe.yaml, metrics.jsonl and done.json."""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, differences, load_recipe
+from pipeline.run import checkpoint
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run folder in a line. `top1`, `images_per_s` and `hours` are None where the run has none yet.
+
+    state: done, or the time since the last line of metrics.jsonl. images_per_s: the median of its lines. hours: of a
+    run that is not done, those at its newest checkpoint.
+    """
+
+    path: Path
+    recipe: Recipe
+    state: str
+    step: int
+    top1: float | None
+    images_per_s: float | None
+    hours: float | None
+
+
+def find_runs(folders: Iterable[Path]) -> Iterator[Path]:
+    """The run folders at and below `folders`, sorted; `InputError` for a folder that is not there."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; name run folders, or a folder that holds some")
+        for place, names, files in os.walk(folder):
+            names.sort()
+            if "recipe.yaml" in files and "environment.json" in files:
+                names.clear()
+                yield Path(place)
+
+
+def summarise(run: Path) -> RunSummary:
+    """Read a run folder; `InputError` if its recipe cannot be read."""
+    lines = metrics(run)
+    trained = [line for line in lines if line.get("split") == "train"]
+    evaluated = [line["top1"] for line in lines if line.get("split") == "eval"]
+    done = _json(run / "done.json")
+    newest = None if done else checkpoint.newest(run)
+    seconds = done["seconds"] if done else newest.position.seconds if newest else None
+    return RunSummary(
+        path=run,
+        recipe=load_recipe(run / "recipe.yaml"),
+        state="done" if done else _age(run / "metrics.jsonl"),
+        step=done["step"] if done else max((line["step"] for line in lines), default=0),
+        top1=done["top1"] if done else evaluated[-1] if evaluated else None,
+        images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
+        hours=None if seconds is None else seconds / 3600,
+    )
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The whole lines of a run's metrics.jsonl; none if there is no such file."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:
+    """The keys in which the recipes of two runs differ, each with both values."""
+    for run in (one, other):
+        if not (run / "recipe.yaml").is_file():
+            raise InputError(f"{run}: is not a run folder (it has no recipe.yaml)")
+    a, b = load_recipe(one / "recipe.yaml"), load_recipe(other / "recipe.yaml")
+    values = [recipe.model_dump(mode="json") for recipe in (a, b)]
+    return [(name, *(_value(dump, name) for dump in values)) for name in differences(a, b)]
+
+
+def _value(dump: dict[str, Any], name: str) -> Any:
+    section, _, leaf = name.partition(".")
+    return dump[section].get(leaf) if leaf else dump.get(section)
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _age(path: Path) -> str:
+    if not path.exists():
+        return "no line yet"
+    minutes = (time.time() - path.stat().st_mtime) / 60
+    return f"{minutes:.0f} min ago" if minutes < 120 else f"{minutes / 60:.0f} h ago"

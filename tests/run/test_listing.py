@@ -1,0 +1,62 @@
+"""Runs side by side: what is listed is what their files say."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.recipe import dump_recipe, load_recipe
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A finished run and one that was just begun, which differ in depth and seed."""
+    for name, depth, seed in (("a", 2, 0), ("b", 3, 1)):
+        run = tmp_path / name
+        run.mkdir()
+        recipe = load_recipe("digits/mixer", [("model.depth", str(depth)), ("train.seed", str(seed))])
+        (run / "recipe.yaml").write_text(dump_recipe(recipe))
+        (run / "environment.json").write_text("{}")
+    lines = [
+        {"step": 10, "split": "train", "images_per_s": 100.0},
+        {"step": 20, "split": "train", "images_per_s": 1300.0},
+        {"step": 20, "split": "eval", "top1": 90.5},
+        {"step": 30, "split": "train", "images_per_s": 1200.0},
+    ]
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (tmp_path / "a/metrics.jsonl").write_text(text)
+    (tmp_path / "a/done.json").write_text(json.dumps({"top1": 91.25, "step": 30, "seconds": 5400.0}))
+    (tmp_path / "b/metrics.jsonl").write_text(text[: text.rindex('"images')])  # killed while writing
+    return tmp_path
+
+
+def said(capsys, *words, code=0):
+    assert run_command(make_parser(), None, [*map(str, words)]) == code
+    output = capsys.readouterr()
+    return output.err if code else output.out
+
+
+def test_the_list_is_of_the_files(runs, capsys):
+    (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert header == ["state", "step", "top-1 %", "samples/s", "hours", "run", "differs in"]
+    assert a == ["done", "30", "91.25", "1,200", "1.50", str(runs / "a"), "model.depth=2, train.seed=0"]
+    assert b == ["0 min ago", "20", "90.50", "700", "-", str(runs / "b"), "model.depth=3, train.seed=1"]
+    lines = said(capsys, "runs", runs).splitlines()
+    assert [line.split()[0] for line in lines] == ["state", "done", "0"]
+    assert lines[1].endswith("model.depth=2, train.seed=0")
+
+
+def test_the_difference_of_two(runs, capsys):
+    assert said(capsys, "runs", "diff", runs / "a", runs / "b") == "model.depth: 2 -> 3\ntrain.seed: 0 -> 1\n"
+    assert said(capsys, "runs", "diff", runs / "a", runs / "a") == "the recipes are the same\n"
+
+
+def test_what_is_wrong(runs, capsys):
+    (runs / "empty").mkdir()
+    assert "no such folder; name run folders" in said(capsys, "runs", runs / "no", code=2)
+    assert "holds no runs" in said(capsys, "runs", runs / "empty", code=2)
+    assert "takes two runs, got 1" in said(capsys, "runs", "diff", runs / "a", code=2)
+    assert "empty: is not a run folder" in said(capsys, "runs", "diff", runs / "a", runs / "empty", code=2)
