@@ -3,10 +3,11 @@
 DeepSpeed is imported where it is used: importing it takes seconds, and a DDP run needs none of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,15 +63,16 @@ class DeepSpeedEngine(Engine):
         self.dtype = next(module.parameters()).dtype
         self.norm = torch.zeros((), device=topology.device)  # of the last gradient
         if self.stage == 0:  # stages 1 to 3 skip such a step themselves
-            optimizer.register_step_pre_hook(self._skip_unless_finite)
+            optimizer.step = partial(self._step_if_finite, optimizer.step)  # type: ignore[assignment]
         super().__init__(module, optimizer, optim, train, topology)
         self._restore(originals)
 
-    def _skip_unless_finite(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if getattr(optimizer, "_step_supports_amp_scaling", False):  # its kernel skips the step
-            optimizer.found_inf = (~self.norm.isfinite()).float()  # type: ignore[attr-defined]
-        elif not self.norm.isfinite():
-            optimizer.zero_grad()
+    def _step_if_finite(self, step: Callable[[], Any]) -> None:
+        if getattr(self.optimizer, "_step_supports_amp_scaling", False):  # its kernel skips the step
+            self.optimizer.found_inf = (~self.norm.isfinite()).float()  # type: ignore[attr-defined]
+            step()
+        elif self.norm.isfinite():
+            step()
 
     @torch.no_grad()
     def _restore(self, originals: Mapping[str, torch.Tensor]) -> None:
