@@ -172,7 +172,7 @@ def test_a_shipped_study_has_no_cell_twice_in_a_line(path):
     study = read_study(path)
     cells = study_cells(path, study.model_copy(update={"seeds": study.seeds[:1]}))
     drawn = [(cell.panel, cell.line, cell.name) for cell in cells]
-    assert len(set(drawn)) == len(drawn) > 1
+    assert len(set(drawn)) == len(drawn) > 0
     assert not study.measured or len(study.seeds) in (0, 1, 3, 4, 5)
     for cell in cells[:1]:
         model_cost(cell.recipe.model, cell.recipe.data.image_size, cell.recipe.data.num_classes)
