@@ -44,9 +44,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if export_torchrun_env():
         return train_from_arguments(arguments)
-    recipe = match_folder(load_from_arguments(arguments))
-    ranks = count_ranks(arguments.ranks)
+    ranks, recipe = count_ranks(arguments.ranks), load_from_arguments(arguments)
     check_world(recipe, ranks)
+    match_folder(recipe)  # last, since it needs prepared data
     if ranks == 1:
         return train_from_arguments(arguments)
     from launch.local import launch
