@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from pipeline.errors import InputError
-from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.recipe.schema import Recipe
 
 
@@ -14,6 +13,8 @@ def fill_classes(recipe: Recipe) -> Recipe:
     """
     if recipe.data.num_classes:
         return recipe
+    from pipeline.formats.manifest import NAME, read_manifest  # imports numpy: recipes load without
+
     folder = Path(recipe.data.path)
     if not (folder / NAME).exists():
         raise InputError(
@@ -28,6 +29,8 @@ def match_folder(recipe: Recipe) -> Recipe:
 
     `InputError` if there is no such folder, or the recipe gives another number.
     """
+    from pipeline.formats.manifest import read_manifest
+
     classes, given = len(read_manifest(Path(recipe.data.path)).classes), recipe.data.num_classes
     if given not in (0, classes):
         raise InputError(
