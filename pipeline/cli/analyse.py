@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
+from pipeline.cli.analyse_pictures import add_pixels
 from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
@@ -14,7 +15,15 @@ def add_analyse(commands) -> None:
     text = "draw and measure what recipes and networks do"
     parser = commands.add_parser("analyse", help=text, description=f"{text.capitalize()}.")
     analyses = parser.add_subparsers(metavar="ANALYSIS", required=True)
-    for add in (add_augment, add_cka, add_spectrum, add_weights, add_sparse_spectrum, add_regularisation):
+    for add in (
+        add_augment,
+        add_cka,
+        add_spectrum,
+        add_weights,
+        add_pixels,
+        add_sparse_spectrum,
+        add_regularisation,
+    ):
         add(analyses)
 
 

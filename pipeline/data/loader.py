@@ -16,6 +16,7 @@ from pipeline.data.mixing import mix_groups, soft_labels
 from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
+from pipeline.data.pixel_order import permute_pixels, pixel_permutation
 from pipeline.data.precision import DTYPES
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.random import NETWORK, key
@@ -55,6 +56,7 @@ class TrainLoader:
         else:
             self.source = AugmentedPictures(data, augment, train.seed, topology)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
+        self._pixels = pixel_permutation(data, topology.device)
         self.micro_batch_size = train.global_batch // topology.world // train.grad_accum_steps
         self.steps = steps_per_epoch(len(self), train.global_batch, drop_last)
         if self.steps == 0:
@@ -102,7 +104,7 @@ class TrainLoader:
                 yield HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
 
     def _finish(self, host: HostBatch, epoch: int) -> Batch:
-        """On the device: normalise, erase, mix, round."""
+        """On the device: normalise, erase, mix, round, and put the pixels into the order of `data.pixel_order`."""
         augment, train = self.augment, self.train
         inputs = self.source.finish(host.inputs, host.view_ids, epoch)
         labels = host.labels.to(self.topology.device, non_blocking=True)
@@ -112,7 +114,8 @@ class TrainLoader:
             targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
         samples = host.view_ids % len(self)
         keys = torch.from_numpy(sample_keys(host.view_ids, train.seed, epoch)).to(labels.device, non_blocking=True)
-        return Batch(round_inputs(inputs, DTYPES[train.precision]), targets, samples, host.replaced, keys)
+        inputs = permute_pixels(round_inputs(inputs, DTYPES[train.precision]), self._pixels)
+        return Batch(inputs, targets, samples, host.replaced, keys)
 
 
 class EvalLoader:
@@ -135,6 +138,7 @@ class EvalLoader:
         else:
             self.source = Pictures(data, data.eval_split, topology)
         self.data, self.batch, self.topology, self.dtype = data, batch, topology, dtype
+        self._pixels = pixel_permutation(data, topology.device)
         self.samples = np.arange(len(self.source.file)) if samples is None else samples
 
     def __len__(self) -> int:
@@ -168,8 +172,8 @@ class EvalLoader:
 
     def _finish(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        inputs = self.source.finish(host.inputs, host.view_ids, 0)
-        return Batch(round_inputs(inputs, self.dtype), labels, host.view_ids)
+        inputs = round_inputs(self.source.finish(host.inputs, host.view_ids, 0), self.dtype)
+        return Batch(permute_pixels(inputs, self._pixels), labels, host.view_ids)
 
 
 def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:

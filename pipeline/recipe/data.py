@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pipeline.section import Positive, Section, Triple, key
 
@@ -63,6 +63,26 @@ class DataSection(PreparedSection):
     )
     mean: Triple = key(IMAGENET_MEAN, "mean of the RGB channels, subtracted; on a scale of 0 to 1")
     std: Triple = key(IMAGENET_STD, "standard deviation of the RGB channels, divided by; on a scale of 0 to 1")
+    pixel_order: Literal["original", "patches", "all"] = key(
+        "original",
+        "order in which the network gets the pixels, in training and evaluation; patches: the patches shuffled, "
+        "and the pixels of every patch in the same way; all: all pixels shuffled",
+    )
+    pixel_patch: Positive = key(16, "pixel_order patches: side of a patch, pixels; that of the network")
+    pixel_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(
+        0, "pixel_order patches and all: seed of the permutation, the same for all pictures"
+    )
+
+    @model_validator(mode="after")
+    def patches_fit(self):
+        """Whole patches are shuffled, and nothing is set that is not used."""
+        if self.pixel_order == "patches" and self.image_size % self.pixel_patch:
+            raise ValueError(f"pixel_patch {self.pixel_patch} does not divide image_size {self.image_size}")
+        used = {"original": (), "patches": ("pixel_patch", "pixel_seed"), "all": ("pixel_seed",)}[self.pixel_order]
+        for name in ("pixel_patch", "pixel_seed"):
+            if name not in used and getattr(self, name) != DataSection.model_fields[name].default:
+                raise ValueError(f"{name} is not used with pixel_order {self.pixel_order}")
+        return self
 
 
 class TextDataSection(PreparedSection):

@@ -124,12 +124,22 @@ def assess(
 
     Prepared folder, split and batch size are by default those of its recipe.
     """
+    return assess_network(load_network(name, ema), data, split, batch, details)
+
+
+def assess_network(
+    network: Network,
+    data: Path | None = None,
+    split: str | None = None,
+    batch: int | None = None,
+    details: bool = False,
+) -> Assessment:
+    """`assess` of a network that is loaded already."""
     if batch is not None and batch < 1:
         raise InputError(f"--batch {batch}: must be at least 1")
-    network = load_network(name, ema)
     folder = str(data or network.data.path)
     if not folder:
-        raise InputError(f"{name}: has no data of its own: give a prepared folder with --data")
+        raise InputError(f"{network.name}: has no data of its own: give a prepared folder with --data")
     chosen = match_classes(network, Path(folder))
     module = SelectClasses(network.module, chosen) if chosen else network.module
     number = len(chosen) if chosen else network.data.num_classes
@@ -150,7 +160,7 @@ def assess(
         figures = evaluate(module.to(device), autocast(device, dtype), loader, number, metrics=metrics)
         found = _details(*(metric.compute().cpu() for metric in metrics)) if details else None
     names = list(read_manifest(Path(folder)).classes)
-    return Assessment(name, folder, section.eval_split, len(loader), network.step, figures, names, found)
+    return Assessment(network.name, folder, section.eval_split, len(loader), network.step, figures, names, found)
 
 
 def evaluate_checkpoint(

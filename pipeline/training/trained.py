@@ -9,6 +9,7 @@ from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.export import export_model, loading_line
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, parse_recipe
+from pipeline.recipe.data import DataSection
 from pipeline.run import checkpoint
 from pipeline.training.finetune import check_indices
 from pipeline.training.model_card import model_card
@@ -39,6 +40,11 @@ def export_checkpoint(path: Path, to: Path, ema: bool = False) -> tuple[list[str
     Classes are named as in the prepared folder, if it still exists; those beyond its classes are numbered.
     """
     recipe, module = load_trained(path, ema)
+    if isinstance(recipe.data, DataSection) and recipe.data.pixel_order != "original":
+        raise InputError(
+            f"{path}: was trained with data.pixel_order {recipe.data.pixel_order}, and timm would give an export "
+            "pictures in the original order; `widemix eval` evaluates the run itself"
+        )
     folder = Path(recipe.data.path)
     known = read_manifest(folder).classes if (folder / NAME).exists() else ()
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]

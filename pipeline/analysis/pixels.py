@@ -1,0 +1,119 @@
+"""Accuracy on pictures whose pixels are shuffled in one fixed way: `widemix analyse pixels`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.analysis.figures import COLORS, label, new_figure, styled
+from pipeline.data.grid import denormalise
+from pipeline.data.loader import EvalLoader
+from pipeline.distributed.topology import read_topology
+from pipeline.errors import InputError
+from pipeline.recipe.data import DataSection
+from pipeline.training.assessment import assess_network
+from pipeline.training.networks import Network
+
+ORDERS = {"original": "original", "patches": "patches, and pixels within patches", "all": "all pixels"}
+ROW = 6  # pictures of a row of the sheet
+
+
+@dataclass(frozen=True)
+class PixelScores:
+    """Top-1 (percent) and loss of one network for each order of the pixels that it gets."""
+
+    network: str
+    trained: str  # the order that it was trained with
+    patch: int  # side of the patches that are shuffled
+    samples: int
+    top1: dict[str, float]
+    loss: dict[str, float]
+
+
+def shuffled_inputs(network: Network, order: str, patch: int | None = None) -> Network:
+    """Return the network with its pictures in another order of pixels, one of `ORDERS`, by its `data.pixel_seed`.
+
+    patch: side of the patches; by default those that it was trained with, or its own. `InputError` if they do not
+    divide the picture, or if it reads text.
+    """
+    if not isinstance(network.data, DataSection):
+        raise InputError(f"{network.name}: reads {network.data.kind}, which has no pixels")
+    side = patch_side(network) if patch is None else patch
+    if side < 1 or network.data.image_size % side:
+        raise InputError(
+            f"{network.name}: patches of {side} pixels do not divide its {network.data.image_size} pixels"
+        )
+    return replace(network, data=network.data.model_copy(update={"pixel_order": order, "pixel_patch": side}))
+
+
+def patch_side(network: Network) -> int:
+    """Return the side of the patches that a network was trained with, or else of its own; 16 if it has none."""
+    data: Any = network.data
+    if data.pixel_order == "patches":
+        return data.pixel_patch
+    module: Any = network.module
+    stem = getattr(module, "stem", None) or getattr(module, "patch_embed", None)
+    side = getattr(stem, "patch_size", 16)
+    return side if isinstance(side, int) else side[0]
+
+
+def pixel_scores(
+    network: Network,
+    data: Path | None = None,
+    split: str | None = None,
+    batch: int | None = None,
+    patch: int | None = None,
+) -> PixelScores:
+    """Evaluate a network with the original pixels, with patches shuffled, and with all pixels shuffled."""
+    found = {order: assess_network(shuffled_inputs(network, order, patch), data, split, batch) for order in ORDERS}
+    section = shuffled_inputs(network, "patches", patch).data
+    assert isinstance(network.data, DataSection)
+    assert isinstance(section, DataSection)
+    return PixelScores(
+        network.name,
+        network.data.pixel_order,
+        section.pixel_patch,
+        found["original"].samples,
+        {order: each.figures["top1"] for order, each in found.items()},
+        {order: each.figures["loss"] for order, each in found.items()},
+    )
+
+
+@styled
+def draw_scores(scores: Sequence[PixelScores], classes: int):
+    """Return bars of top-1, in a group for each network."""
+    figure, axes = new_figure(max(4.6, 1.6 + 1.3 * len(scores)), 3.4)
+    width = 0.8 / len(ORDERS)
+    for number, (order, text) in enumerate(ORDERS.items()):
+        x = np.arange(len(scores)) + (number - 1) * width
+        bars = axes.bar(x, [each.top1[order] for each in scores], width, color=COLORS[number], label=text)
+        axes.bar_label(bars, fmt="%.1f", fontsize=7)
+    axes.axhline(100 / classes, color="black", linewidth=0.8, linestyle="--")
+    names = [f"{label(each.network)}\ntrained: {each.trained}" for each in scores]
+    axes.set_xticks(range(len(scores)), names)
+    axes.set_ylabel("top-1, %")
+    axes.set_title("pixels at evaluation; dashed: chance", loc="left")
+    figure.legend(loc="outside lower center", ncols=len(ORDERS), fontsize=8, title="shuffled")
+    return figure
+
+
+@styled
+def draw_inputs(network: Network, data: Path | None = None, split: str | None = None, patch: int | None = None):
+    """Return the first pictures of the split as the network gets them, a row for each order."""
+    figure, axes = new_figure(1.1 * ROW, 1.25 * len(ORDERS), columns=ROW, rows=len(ORDERS), squeeze=False)
+    for row, (order, text) in zip(axes, ORDERS.items(), strict=True):
+        section = shuffled_inputs(network, order, patch).data
+        assert isinstance(section, DataSection)
+        changes = {"path": str(data or section.path), "eval_split": split or section.eval_split, "num_classes": 10**6}
+        section = section.model_copy(update=changes)  # labels are not used
+        loader = EvalLoader(section, ROW, read_topology(), samples=np.arange(ROW))
+        with loader.batches() as batches:
+            pictures = denormalise(next(batches).inputs, section)
+        row[0].set_title("original" if order == "original" else f"shuffled: {text}", loc="left")
+        for place, picture in zip(row, pictures, strict=False):
+            place.imshow(picture, interpolation="nearest")
+        for place in row:
+            place.axis("off")
+    return figure
