@@ -28,9 +28,9 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
     assert run_command(make_parser(), argv=[*other, "31"]) == 2  # not the same run
     assert "data.pixel_seed" in capsys.readouterr().err
 
-    options = ["--to", str(out), "--json", str(out / "pixels.json")]
+    options = ["--to", str(out), "--json", str(tmp_path / "pixels.json")]
     assert run_command(make_parser(), argv=["analyse", "pixels", str(run), *options]) == 0
-    [found] = json.loads((out / "pixels.json").read_text())
+    [found] = json.loads((tmp_path / "pixels.json").read_text())
     assert {path.name for path in out.glob("*.png")} == {"pixels.png", "inputs.png"}
     done = json.loads((run / "done.json").read_text())
     assert (found["trained"], found["patch"], found["samples"]) == ("patches", 2, 360)
