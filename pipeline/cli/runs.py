@@ -44,7 +44,8 @@ def _train(arguments: argparse.Namespace) -> int:
 
     if export_torchrun_env():
         return train_from_arguments(arguments)
-    ranks, recipe = count_ranks(arguments.ranks), load_from_arguments(arguments)
+    recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
+    ranks = count_ranks(arguments.ranks)
     check_world(recipe, ranks)
     match_folder(recipe)  # last, since it needs prepared data
     if ranks == 1:

@@ -19,6 +19,8 @@ from tests.forks import Forks
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
+# Each step multiplies the weights by minus a million.
+STEEP = ("--optim.lr", "1000", "--optim.weight_decay", "1000")
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,7 @@ def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed
 
 
 def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
-    run, steep = tmp_path / "run", ("--optim.lr", "1e30", "--schedule.warmup_epochs", "0")
+    run, steep = tmp_path / "run", (*STEEP, "--schedule.warmup_epochs", "0")
     command = train("run", *EPOCHS[:2], *steep, "--faults.max_skipped_steps", "100000")
     metrics = run / "metrics.jsonl"
     while not (metrics.exists() and '"step_skipped"' in metrics.read_text()):
@@ -191,9 +193,7 @@ def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_pat
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_path):
-    code, output = train(
-        "run", *EPOCHS, "--optim.lr", "1e30", "--optim.name", "sgd", "--optim.clip_grad", "null"
-    ).wait()
+    code, output = train("run", *EPOCHS, *STEEP, "--optim.name", "sgd", "--optim.clip_grad", "null").wait()
     assert code == 1
     assert "error: the loss is nan at step" in output
     assert "lower optim.lr" in output

@@ -14,12 +14,17 @@ from tests.forks import Forks, group_of
 
 @pytest.fixture(scope="package")
 def alone():
-    """One rank for all of these tests: DeepSpeed keeps the first process group that it sees."""
+    """One rank for all of these tests: DeepSpeed keeps the first process group that it sees.
+
+    A process of pytest-xdist leaves the package and comes back, with another group.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
         patch.setenv("LOCAL_RANK", "0")
         patch.setenv("DS_ACCELERATOR", "cpu")
+        import deepspeed
+
         # ZeRO 3 replaces it for the whole process, by one that TorchScript can't compile
         patch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -27,7 +32,8 @@ def alone():
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)
-        dist.destroy_process_group()
+        # DeepSpeed forgets its groups only when it destroys them itself.
+        (deepspeed.comm if deepspeed.comm.is_initialized() else dist).destroy_process_group()
 
 
 @pytest.fixture(scope="session")
