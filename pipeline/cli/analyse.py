@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
-from pipeline.cli.analyse_pictures import add_pixels
+from pipeline.cli.analyse_pictures import add_filters, add_pixels
 from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
 from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
 from pipeline.errors import InputError
@@ -21,6 +21,7 @@ def add_analyse(commands) -> None:
         add_spectrum,
         add_weights,
         add_pixels,
+        add_filters,
         add_sparse_spectrum,
         add_regularisation,
     ):

@@ -1,6 +1,7 @@
-"""widemix analyse pixels: what networks do with pictures."""
+"""widemix analyse pixels, filters: what networks do with pictures."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from pipeline.cli.analyse_networks import NETWORK
@@ -44,3 +45,42 @@ def _pixels(arguments: argparse.Namespace) -> Exit:
         "inputs.png": lambda: draw_inputs(networks[0], **where),
     }
     return write_outputs(arguments, [vars(each) for each in scores], figures)
+
+
+def add_filters(analyses) -> None:
+    """Add `widemix analyse filters`."""
+    parser = analyses.add_parser(
+        "filters",
+        help="filters of the patch layer and of token-mixing units, as sheets",
+        description="Draw the filters of the first convolution and the weights by which token-mixing units read the "
+        "grid of patches, sorted by frequency, with opposite phases next to each other (figure 5 of Tolstikhin et "
+        f"al. 2021). {NETWORK}",
+    )
+    add = parser.add_argument
+    add("network", metavar="NETWORK", help="network to look into")
+    add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add("--to", type=Path, metavar="DIR", help="draw a PNG of each layer there")
+    add("--json", type=Path, metavar="FILE", help="write order, frequencies and cosines of the pairs")
+    parser.set_defaults(command=_filters)
+
+
+def _filters(arguments: argparse.Namespace) -> Exit:
+    import numpy as np
+
+    from pipeline.analysis.filters import draw_filters, layer_filters
+    from pipeline.training.networks import load_network
+
+    network = load_network(arguments.network, arguments.ema)
+    filters = layer_filters(network.module, arguments.blocks)
+    for each in filters:
+        low, high = np.percentile(each.frequency, [5, 95])
+        size = " x ".join(map(str, each.values.shape[1:3]))
+        median = np.median(each.opposition) if len(each.opposition) else float("nan")
+        frequencies = f"frequencies {low:.3f} to {high:.3f} cycles a position"
+        print(
+            f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, median cosine of pairs {median:.3f}"
+        )
+    figures = {f"{each.layer}.png": partial(draw_filters, arguments.network, each) for each in filters}
+    numbers = {"network": arguments.network, "layers": [each.as_json() for each in filters]}
+    return write_outputs(arguments, numbers, figures)

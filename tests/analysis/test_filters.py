@@ -1,0 +1,124 @@
+"""Sheets of filters: frequencies against plain sums, pairs against planted ones, weights against the layers."""
+
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from pipeline.analysis.filters import (
+    Filters,
+    draw_filters,
+    layer_filters,
+    mean_frequency,
+    patch_filters,
+    sort_filters,
+    token_filters,
+)
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.errors import InputError
+from pipeline.models.mixer.network import Mixer
+
+
+def test_the_frequency_is_that_of_a_plain_sum():
+    filters = np.random.RandomState(0).randn(3, 4, 5, 3)
+    for found, values in zip(mean_frequency(filters), filters, strict=True):
+        weighted = total = 0.0
+        for u in range(4):
+            for v in range(5):
+                wave = [[np.exp(-2j * np.pi * (u * y / 4 + v * x / 5)) for x in range(5)] for y in range(4)]
+                power = sum(abs((values[..., color] * wave).sum()) ** 2 for color in range(3))
+                weighted += power * np.hypot(min(u, 4 - u) / 4, min(v, 5 - v) / 5)
+                total += power
+        assert found == pytest.approx(weighted / total)
+    chess = (-1.0) ** np.add.outer(np.arange(4), np.arange(4))
+    assert mean_frequency(np.stack([chess, np.ones((4, 4)), np.zeros((4, 4))])) == pytest.approx([0.5**0.5, 0, 0])
+
+
+def test_opposite_phases_are_paired_and_pairs_sorted_by_frequency():
+    y, x = np.mgrid[:8, :8]
+    waves = [np.sin(2 * np.pi * (u * y + v * x) / 8 + 0.3) for u, v in ((0, 1), (1, 1), (2, 0), (3, 2))]
+    planted = np.stack(
+        [sign * scale * wave for wave, scale in zip(waves, (1, 5, 2, 3), strict=True) for sign in (1, -1)]
+    )
+    shuffled = np.random.RandomState(1).permutation(8)
+    order, frequency, opposition = sort_filters(planted[shuffled])
+    assert [sorted(shuffled[order[i : i + 2]] // 2) for i in range(0, 8, 2)] == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert opposition == pytest.approx(-np.ones(4))
+    assert frequency[order[::2]] == pytest.approx([1 / 8, 2**0.5 / 8, 2 / 8, 13**0.5 / 8])
+
+
+def test_of_an_odd_number_one_is_left_and_pairs_are_the_most_opposite():
+    filters = np.random.RandomState(2).randn(7, 3, 3)
+    flat = filters.reshape(7, 9) / np.linalg.norm(filters.reshape(7, 9), axis=1)[:, None]
+    left, pairs = set(range(7)), {}
+    while len(left) > 1:  # a plain loop
+        a, b = min(((a, b) for a in left for b in left if a < b), key=lambda pair: flat[pair[0]] @ flat[pair[1]])
+        pairs[a, b] = flat[a] @ flat[b]
+        left -= {a, b}
+    order, _, opposition = sort_filters(filters)
+    assert order[-1] == left.pop()
+    found = {tuple(sorted(order[i : i + 2].tolist())): opposition[i // 2] for i in (0, 2, 4)}
+    assert found == pytest.approx(pairs)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_filters_give_what_the_layers_give(ours):
+    """Of timm's Mixer and of ours: patch filter and unit as plain sums over the picture and over the grid."""
+    torch.manual_seed(0)
+    if ours:
+        model = Mixer(img_size=12, patch_size=4, num_classes=2, channels=6, depth=2, token_hidden=7, channel_hidden=8)
+    else:
+        model = timm.models.MlpMixer(img_size=12, patch_size=4, num_classes=2, embed_dim=6, num_blocks=2)
+    name, patch = patch_filters(model)
+    picture = torch.randn(1, 3, 12, 12)
+    tokens = model.stem(picture) - model.stem.proj.bias
+    window = picture[0, :, 4:8, 8:12].permute(1, 2, 0).numpy()  # the patch in row 1, column 2
+    assert name == "stem.proj"
+    assert tokens[0, 5].detach().numpy() == pytest.approx([(window * each).sum() for each in patch], abs=1e-5)
+    name, units = token_filters(model, 1)
+    grid = torch.randn(3, 3)
+    layer = model.blocks[1].mlp_tokens.fc1
+    expected = (layer(grid.reshape(9)) - layer.bias).detach().numpy()
+    assert name == "blocks.1.mlp_tokens.fc1"
+    assert expected == pytest.approx([(grid.numpy() * unit).sum() for unit in units], abs=1e-5)
+
+
+def test_a_sheet_has_every_filter_in_order_with_its_sign():
+    values = np.stack([np.full((2, 2), value) for value in (3.0, -3.0, 1.0)])
+    sheet = (
+        draw_filters("x", Filters("layer", values, np.array([1, 0, 2]), np.zeros(3), -np.ones(1))).axes[0].images[0]
+    )
+    array = sheet.get_array()
+    assert array.shape == (7, 7, 3)
+    assert [array[y, x, 0] for y, x in ((1, 1), (1, 4), (4, 1), (4, 4))] == [0, 1, 1, 1]  # -3, 3, 1, and no fourth
+
+
+def test_tokens_without_a_grid_are_refused():
+    shape = {"channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
+    projected = Mixer(img_size=12, patch_size=4, num_classes=2, tokens=5, **shape)
+    assert token_filters(projected, 0)[1].shape == (7, 3, 3)
+    permuted = Mixer(img_size=12, patch_size=4, num_classes=2, permutation="random", **shape)
+    for model, block, complaint in (
+        (projected, 1, "mixtures of patches"),
+        (permuted, 0, "randomly permuted"),
+        (projected, 2, "has 2 blocks, from 0"),
+        (timm.create_model("resnet10t", num_classes=2), 0, "has 0 blocks"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            token_filters(model, block)
+    assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
+
+
+def test_the_command(tmp_path, capsys):
+    words = ["analyse", "filters", "recipes/digits/mixer.yaml", "--to", str(tmp_path), "--json"]
+    assert run_command(make_parser(), argv=[*words, str(tmp_path / "filters.json")]) == 0
+    names = ["stem.proj", "blocks.0.mlp_tokens.fc1", "blocks.1.mlp_tokens.fc1", "blocks.2.mlp_tokens.fc1"]
+    assert {path.stem for path in tmp_path.glob("*.png")} == set(names)
+    found = json.loads((tmp_path / "filters.json").read_text())
+    assert [layer["layer"] for layer in found["layers"]] == names
+    assert sorted(found["layers"][1]["order"]) == list(range(32))
+    assert "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in capsys.readouterr().out
+    assert run_command(make_parser(), argv=[*words[:3], "--blocks", "4"]) == 2
