@@ -88,6 +88,11 @@ def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, i
     return PictureFiles(origin, names, labels)
 
 
+def find_images(folder: Path) -> list[str]:
+    """The images in a folder and those below it, as paths relative to it, sorted."""
+    return sorted(name.removeprefix("./") for name in _walk(str(folder), ".", ()))
+
+
 def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
     """The images in a folder and those below it. `above`: device and inode of each folder around it in its class."""
     try:

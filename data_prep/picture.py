@@ -115,6 +115,19 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
     return encoded._replace(source=source, origin=origin).with_checksum()
 
 
+def decode_file(path: str) -> np.ndarray:
+    """The pixels of an image file, upright and in RGB, as `encode` sees them: uint8 [height, width, 3].
+
+    Raises `InputError` for one that cannot be decoded.
+    """
+    file = FileSlice(path)
+    try:
+        encoded = _encode(Sample(path, -1, file), file.read(), PrepSettings(raw=True))
+    except _CorruptImage as error:
+        raise InputError(f"{path}: {error}") from None
+    return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
+
+
 def _check_page(encoded: Encoded, settings: PrepSettings) -> None:
     size = len(encoded.data) + ALIGNED + len(encoded.segments)
     if size > (settings.page or PAGE):

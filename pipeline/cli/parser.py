@@ -6,7 +6,7 @@ A command imports what it needs when it runs, so that help and errors are printe
 import argparse
 from importlib.metadata import version
 
-from pipeline.cli import analyse, bench, data, listing, machine, runs, study, submit
+from pipeline.cli import analyse, bench, data, listing, machine, predict, runs, study, submit
 from pipeline.cli.commands import Parser
 
 COMMANDS = (
@@ -17,6 +17,7 @@ COMMANDS = (
     data.add_stage,
     runs.add_train,
     runs.add_eval,
+    predict.add_predict,
     runs.add_export,
     listing.add_runs,
     submit.add_submit,

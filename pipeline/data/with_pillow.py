@@ -26,7 +26,7 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, pictures, messages, 
                 if sample_checksum(record, picture_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
                     raise ValueError(MISMATCH)
             picture = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
-            pictures[b] = _resized(picture, boxes[b], bool(bicubic[b]), pictures.shape[1])
+            pictures[b] = resized_box(picture, boxes[b], bool(bicubic[b]), pictures.shape[1])
         except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
             messages[b] = (str(error) or type(error).__name__).encode()
 
@@ -46,8 +46,8 @@ def _jpeg(data: bytes, shape: tuple[int, int]) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _resized(picture: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
-    """The box of a picture, resized and flipped; outside of the picture it is black."""
+def resized_box(picture: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
+    """The box of a picture, resized and flipped: uint8 [side, side, 3]; outside of the picture it is black."""
     top, left, height, width, flip = box.tolist()
     resample = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
     pixels = np.asarray(picture.crop((left, top, left + width, top + height)).resize((side, side), resample))

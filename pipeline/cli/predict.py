@@ -1,0 +1,129 @@
+"""widemix predict."""
+
+import argparse
+import csv
+import io
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pipeline.cgroups import usable_cpus
+from pipeline.cli.analyse_networks import NETWORK
+from pipeline.cli.commands import Exit
+from pipeline.errors import InputError
+from pipeline.files import atomic_write
+
+
+def add_predict(commands) -> None:
+    """Add `widemix predict`."""
+    parser = commands.add_parser(
+        "predict",
+        help="class and probability of each picture in a folder",
+        description="Write the likeliest class of each picture in a folder, and its probability, with the transforms "
+        f"of an evaluation. Pictures that cannot be read are left out, named and counted. {NETWORK}",
+    )
+    add = parser.add_argument
+    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, exported folder, or timm:NAME")
+    add("folder", type=Path, metavar="FOLDER", help="folder of pictures, searched with all below it, or one picture")
+    add("--to", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
+    add("--top", type=int, default=1, metavar="K", help="classes of each picture, likeliest first (default: 1)")
+    add("--batch", type=int, default=64, metavar="N", help="pictures of a batch (default: 64)")
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    parser.set_defaults(command=_predict)
+
+
+def _predict(arguments: argparse.Namespace) -> Exit:
+    for name in ("top", "batch"):
+        if getattr(arguments, name) < 1:
+            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+    suffix = ".csv" if arguments.to is None else arguments.to.suffix
+    if suffix not in (".csv", ".jsonl"):
+        raise InputError(f"--to {arguments.to}: must end in .csv or .jsonl")
+    names = _pictures(arguments.folder)
+    from pipeline.training.networks import load_network
+    from pipeline.training.predict import Predictor
+
+    predictor = Predictor(load_network(arguments.network, arguments.ema))
+    rows, bad = [], 0
+    for name, found in _predictions(predictor, arguments.folder, names, arguments.top, arguments.batch):
+        if isinstance(found, InputError):
+            bad += 1
+            print(f"warning: {found}; left out", file=sys.stderr)
+        else:
+            rows.append((name, found))
+    text = _csv(rows, arguments.top) if suffix == ".csv" else _json_lines(rows)
+    if arguments.to is None:
+        print(text, end="")
+    else:
+        atomic_write(arguments.to, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
+    left_out = f", {bad} could not be read" if bad else ""
+    print(f"{len(rows)} pictures predicted{left_out}", file=sys.stderr)
+    if not rows:
+        raise InputError(f"{arguments.folder}: none of its {bad} pictures can be read")
+    return Exit.DONE
+
+
+def _pictures(folder: Path) -> list[str]:
+    """The pictures to predict, relative to `folder`, which may be one itself ("")."""
+    from data_prep.image_folder import SUFFIXES, find_images
+
+    if folder.is_file():
+        return [""]
+    names = find_images(folder)
+    if not names:
+        raise InputError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)})")
+    return names
+
+
+def _predictions(
+    predictor: Any, folder: Path, names: Sequence[str], top: int, size: int
+) -> Iterator[tuple[str, list[tuple[str, float]] | InputError]]:
+    """Of each picture its name, and its likeliest classes with their probabilities, or why it cannot be read."""
+    from data_prep.picture import decode_file
+
+    def decode(name: str) -> Any:
+        try:
+            return decode_file(str(folder / name))
+        except InputError as error:
+            return error
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads:
+        warnings.simplefilter("ignore")  # Pillow's, about unusual files
+        for start in range(0, len(names), size):
+            batch = names[start : start + size]
+            decoded = list(threads.map(decode, batch))
+            good = [picture for picture in decoded if not isinstance(picture, InputError)]
+            shares = iter(predictor.probabilities(good) if good else ())
+            for name, picture in zip(batch, decoded, strict=True):
+                shown = name or folder.name
+                if isinstance(picture, InputError):
+                    yield shown, picture
+                    continue
+                share = next(shares)
+                likeliest = (-share).argsort(kind="stable")[:top]
+                yield shown, [(predictor.class_name(int(label)), float(share[label])) for label in likeliest]
+
+
+def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:
+    """picture,class,probability; with more than one class class_1,probability_1,class_2, ..."""
+    most = max((len(classes) for _, classes in rows), default=top)
+    numbers = [""] if most == 1 else [f"_{number}" for number in range(1, most + 1)]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["picture", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))])
+    for name, classes in rows:
+        writer.writerow([name, *(value for label, share in classes for value in (label, f"{share:.6f}"))])
+    return buffer.getvalue()
+
+
+def _json_lines(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
+    """A line for each picture."""
+    lines = (
+        {"picture": name, "classes": [{"class": label, "probability": share} for label, share in classes]}
+        for name, classes in rows
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines)
