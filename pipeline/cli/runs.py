@@ -88,16 +88,34 @@ def add_eval(commands) -> None:
     add("--details", action="store_true", help=details)
     add("--to", type=Path, metavar="DIR", help="draw confusion.png and reliability.png there (with --details)")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    real = (
+        "also print the accuracy by ReaL labels, of real.json (Beyer et al. 2020); for ImageNet's validation images"
+    )
+    add("--real", type=Path, metavar="FILE", help=real)
+    ranks = "processes to start on this machine (default: 1); on several nodes use a launcher instead"
+    add("--ranks", type=int, default=1, metavar="N", help=ranks)
     parser.set_defaults(command=_eval)
 
 
-def _eval(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.assessment import assess
-
+def _eval(arguments: argparse.Namespace) -> int:
     if arguments.to and not arguments.details:
         raise InputError("--to: needs --details")
+    if arguments.ranks < 1:
+        raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
+    if not export_torchrun_env() and arguments.ranks > 1:
+        from launch.local import launch
+
+        return launch(["-m", "pipeline.cli", *sys.argv[1:]], arguments.ranks)
+    from pipeline.training.assessment import assess
+
     result = assess(
-        arguments.network, arguments.data, arguments.split, arguments.batch, arguments.ema, arguments.details
+        arguments.network,
+        arguments.data,
+        arguments.split,
+        arguments.batch,
+        arguments.ema,
+        arguments.details,
+        arguments.real,
     )
     if os.environ.get("RANK", "0") != "0":
         return Exit.DONE

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from pipeline.data.loader import EvalLoader, check_model
+from pipeline.data.loader import Batch, EvalLoader, check_model
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
 from pipeline.engine.loss import autocast
@@ -18,6 +18,7 @@ from pipeline.errors import InputError
 from pipeline.formats.manifest import read_manifest
 from pipeline.training.evaluate import evaluate
 from pipeline.training.networks import Network, load_network
+from pipeline.training.real_labels import RealAccuracy, read_real_labels
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
 BATCH, TIMEOUT_S = 128, 1800  # where there is no recipe
@@ -42,7 +43,7 @@ class Assessment:
     split: str
     samples: int
     step: int | None
-    figures: dict[str, float]  # loss, top1 and top5, as `evaluate` gives them
+    figures: dict[str, float]  # loss, top1 and top5, as `evaluate` gives them; of ReaL real_top1 and real_samples
     classes: list[str]
     details: Details | None = None
 
@@ -50,6 +51,10 @@ class Assessment:
         """Return the figures as a sentence."""
         figures, step = self.figures, "" if self.step is None else f" at step {self.step}"
         accuracy = f"top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {figures['loss']:.4f}"
+        if "real_top1" in figures:
+            accuracy += (
+                f", ReaL top-1 {figures['real_top1']:.2f} % of {figures['real_samples']:.0f} samples with labels"
+            )
         return f"{self.network}{step} on {self.samples} samples of split {self.split!r} of {self.data}: {accuracy}"
 
 
@@ -96,12 +101,15 @@ def match_classes(network: Network, folder: Path) -> list[int] | None:
     """Return which of the network's classes each class of the prepared folder is; None if they are the same.
 
     ImageNet-A and -R have 200 of ImageNet's classes: the others are left out of the prediction, as is usual there.
+    Names that are all numbers, as ImageNet-V2's, number the network's classes, unless it has such names itself.
     `InputError` if the folder has a class that the network has not. Unknown names are taken to be the same.
     """
     classes = read_manifest(folder).classes
     if not network.classes or classes == network.classes[: len(classes)]:
         return None
     place = {name: number for number, name in enumerate(network.classes)}
+    if not any(name in place for name in classes) and all(name.isdecimal() for name in classes):
+        place = {str(number): number for number in range(len(network.classes))}
     strange = [name for name in classes if name not in place]
     if strange:
         known = ", ".join(network.classes[:3])
@@ -119,12 +127,13 @@ def assess(
     batch: int | None = None,
     ema: bool = False,
     details: bool = False,
+    real: Path | None = None,
 ) -> Assessment:
     """Evaluate a network, one of `networks.FORMS`, on a whole split. Every rank calls it.
 
-    Prepared folder, split and batch size are by default those of its recipe.
+    Prepared folder, split and batch size are by default those of its recipe. real: file of ReaL labels.
     """
-    return assess_network(load_network(name, ema), data, split, batch, details)
+    return assess_network(load_network(name, ema), data, split, batch, details, real)
 
 
 def assess_network(
@@ -133,6 +142,7 @@ def assess_network(
     split: str | None = None,
     batch: int | None = None,
     details: bool = False,
+    real: Path | None = None,
 ) -> Assessment:
     """`assess` of a network that is loaded already."""
     if batch is not None and batch < 1:
@@ -157,9 +167,23 @@ def assess_network(
             check_model(network.section, loader)
         device = topology.device
         metrics = [MulticlassConfusionMatrix(number).to(device), Calibration().to(device)] if details else []
-        figures = evaluate(module.to(device), autocast(device, dtype), loader, number, metrics=metrics)
+        names = list(read_manifest(Path(folder)).classes)
+        by_sample = []
+        if real:
+            beton = Path(loader.source.file.path)
+            by_sample.append(RealAccuracy(read_real_labels(real, beton, len(names))).to(device))
+
+        def observe(logits: Tensor, batch: Batch) -> None:
+            for metric in metrics:
+                metric.update(logits, batch.targets)
+            for metric in by_sample:
+                metric.update(logits, batch.samples)
+
+        figures = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
         found = _details(*(metric.compute().cpu() for metric in metrics)) if details else None
-    names = list(read_manifest(Path(folder)).classes)
+        for metric in by_sample:
+            correct, counted = metric.compute().tolist()
+            figures |= {"real_top1": 100 * correct / max(counted, 1), "real_samples": counted}
     return Assessment(network.name, folder, section.eval_split, len(loader), network.step, figures, names, found)
 
 

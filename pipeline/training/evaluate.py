@@ -1,15 +1,15 @@
 """Exact evaluation: every sample once, on any number of ranks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric, Metric
+from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from pipeline.data.loader import EvalLoader
+from pipeline.data.loader import Batch, EvalLoader
 from pipeline.engine import Engine
 
 
@@ -35,13 +35,13 @@ def evaluate(
     loader: EvalLoader,
     classes: int,
     beat: Callable[[], None] = lambda: None,
-    metrics: Iterable[Metric] = (),
+    observe: Callable[[torch.Tensor, Batch], None] = lambda logits, batch: None,
 ) -> dict[str, float]:
     """Return loss (mean cross-entropy), top1 and top5 (percent) over the whole split, the same on every rank.
 
     Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch,
-    and `metrics` are updated with its logits and labels. With fewer than five classes top5 counts all of them. One
-    sample whose loss is not finite makes the mean so too.
+    and `observe` with its logits, float32 [B, classes], and the batch. With fewer than five classes top5 counts all
+    of them. One sample whose loss is not finite makes the mean so too.
     """
     device = loader.topology.device
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
@@ -57,8 +57,9 @@ def evaluate(
             if not len(batch):
                 continue
             loss.update(cross_entropy(logits, batch.targets, reduction="none"))
-            for metric in (*accuracy.values(), *metrics):
+            for metric in accuracy.values():
                 metric.update(logits, batch.targets)
+            observe(logits, batch)
     module.train(was_training)
     result = {"loss": loss.compute().item()}
     return result | {name: 100 * metric.compute().item() for name, metric in accuracy.items()}

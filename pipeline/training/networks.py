@@ -1,12 +1,13 @@
 """A network by the name that a user gives it: a run, a checkpoint, an export, a recipe, or timm:NAME."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from timm.data import resolve_data_config
+from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
 from pipeline.errors import InputError
@@ -100,5 +101,11 @@ def _of_timm(name: str, timm_name: str) -> Network:
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
     )
-    labels = module.pretrained_cfg.get("label_names") or ()
+    labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
     return Network(name, module.eval(), None, data, classes=tuple(labels))
+
+
+def _imagenet_names(module: Any) -> Sequence[str]:
+    """The wnids of a network with as many classes as one of ImageNet's versions, which timm goes by too."""
+    version = infer_imagenet_subset(module)
+    return ImageNetInfo(version).label_names() if version else ()

@@ -5,16 +5,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import timm
 import torch
+from PIL import Image
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
 from pipeline.cli.commands import run_command
 from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
 from pipeline.formats.manifest import manifest_json, read_manifest
-from pipeline.training.assessment import BINS, Calibration, SelectClasses, _details, assess, match_classes
-from pipeline.training.networks import load_network
+from pipeline.training.assessment import (
+    BINS,
+    Calibration,
+    SelectClasses,
+    _details,
+    assess,
+    assess_network,
+    match_classes,
+)
+from pipeline.training.networks import _imagenet_names, load_network
+from pipeline.training.predict import Predictor
 from pipeline.training.trained import export_checkpoint
+from tests.conftest import ROOT
+from tests.forks import Forks, be_widemix, group_of
 
 
 def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
@@ -76,6 +91,14 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
     with pytest.raises(InputError, match="has a class 'ten'"):
         match_classes(network, turned)
     assert match_classes(replace(network, classes=()), turned) is None
+    named = replace(
+        network, classes=tuple("abcdefghijkl")
+    )  # as ImageNet-V2 has its classes: by number, sorted as text
+    write(("0", "1", "10", "11", "2", "3", "4", "5", "6", "7"))
+    assert match_classes(named, turned) == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7]
+    write(("0", "1", "12", "2", "3", "4", "5", "6", "7", "8"))
+    with pytest.raises(InputError, match="has a class '12'"):
+        match_classes(named, turned)
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
 
@@ -88,3 +111,63 @@ def test_the_command(run, tmp_path, capsys):
     assert f"expected calibration error {found['ece']:.4f}" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
     assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
+
+
+def test_two_ranks_have_the_details_of_one(run, tmp_path):
+    for world in (1, 2):
+        words = ("eval", run, "--details", "--batch", "50", "--json", tmp_path / f"{world}.json")
+        codes, output = Forks(be_widemix, *map(str, words), log=tmp_path / "log", environs=group_of(world)).wait()
+        assert codes == [0] * world, output
+        assert output.count("expected calibration error") == 1
+    one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
+    assert two.pop("loss") == pytest.approx(one.pop("loss"))
+    for entry in one["bins"] + two["bins"]:
+        entry["confidence"] = entry["confidence"] and round(entry["confidence"], 6)
+    assert (round(one.pop("ece"), 6), one) == (round(two.pop("ece"), 6), two)
+
+
+def test_timms_networks_have_imagenets_names():
+    names = _imagenet_names(timm.create_model("resnet10t", num_classes=1000))
+    assert (len(names), names[0], names[999]) == (1000, "n01440764", "n15075141")
+    assert _imagenet_names(timm.create_model("resnet10t", num_classes=7)) == ()
+
+
+def test_real_labels_against_a_plain_loop(tmp_path, capsys):
+    numbers = np.random.RandomState(0)
+    for image in numbers.permutation(12):
+        path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.randint(0, 256, (8, 8, 3)).astype(np.uint8)).save(path)
+    prepare("image-folder", tmp_path / "source", tmp_path / "data", PrepSettings())
+    labels = [[0], [1, 2], [], [2], [0, 1, 2], [], [1], [0, 2], [2], [1], [0], [0, 1]]
+    (tmp_path / "real.json").write_text(json.dumps(labels))
+    (tmp_path / "recipe.yaml").write_text(
+        json.dumps(
+            {
+                "extends": str(ROOT / "recipes/digits/s_mixer.yaml"),
+                "data": {"path": str(tmp_path / "data"), "num_classes": 3, "eval_split": "val"},
+                "train": {"seed": 1},
+            }
+        )
+    )
+    network = load_network(str(tmp_path / "recipe.yaml"))
+    torch.nn.init.normal_(network.module.head.weight)
+    found = assess_network(network, batch=5, real=tmp_path / "real.json")
+    predictor, correct = Predictor(network), 0
+    for image, own in enumerate(labels):
+        path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
+        correct += predictor.logits([np.asarray(Image.open(path))]).argmax() in own
+    assert found.figures["real_samples"] == 10
+    assert found.figures["real_top1"] == pytest.approx(10 * correct)
+    assert 0 < correct < 10
+    assert f"ReaL top-1 {10 * correct:.2f} % of 10 samples with labels" in found.sentence()
+    for text, complaint in (
+        ("{}", "must be a list with a list of labels"),
+        ("[[0], [true]]", "must be a list with a list of labels"),
+        ("no", "is not JSON"),
+        ("[[3]]", "has label 3; the data has 3 classes"),
+        ("[[0], [1]]", "is none of"),
+    ):
+        (tmp_path / "real.json").write_text(text)
+        with pytest.raises(InputError, match=complaint):
+            assess_network(network, real=tmp_path / "real.json")
