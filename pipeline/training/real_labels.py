@@ -19,8 +19,8 @@ _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
 def read_real_labels(path: Path, beton: Path, classes: int) -> list[list[int]]:
     """Return the labels of each sample of a split, from the file `real.json`.
 
-    Its i-th entry are the labels of ILSVRC2012_val_<i + 1>; samples are found by their source's name. `InputError` for
-    a file in another form, and for a split of other images.
+    Its i-th entry are the labels of ILSVRC2012_val_<i + 1>; samples are found by their source's name. `InputError`
+    for a file in another form, and for a split of other images.
     """
     try:
         entries = json.loads(path.read_bytes())

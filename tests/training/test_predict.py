@@ -69,7 +69,7 @@ def test_probabilities_against_torchvision(folders, tmp_path):
         with torch.inference_mode():
             logits = loaded.module(x)[0]
         expected = logits.softmax(0) if loss == "softmax" else logits.sigmoid()
-        assert Predictor(loaded).probabilities([np.asarray(picture)])[0] == pytest.approx(expected.numpy(), rel=1e-5)
+        assert Predictor(loaded).probabilities([np.asarray(picture)])[0] == pytest.approx(expected.numpy(), rel=1e-4)
 
 
 def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, capsys):
