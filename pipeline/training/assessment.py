@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
-from pipeline.data.loader import Batch, EvalLoader, check_model
+from pipeline.data.batches import Batch
+from pipeline.data.loader import EvalLoader, check_model
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
 from pipeline.engine.loss import autocast

@@ -9,7 +9,8 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from pipeline.data.loader import Batch, EvalLoader
+from pipeline.data.batches import Batch
+from pipeline.data.loader import EvalLoader
 from pipeline.engine import Engine
 
 
