@@ -90,7 +90,7 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     said = capsys.readouterr().err
     assert "2 pictures predicted, 1 could not be read" in said
     assert f"warning: {album / 'bad.jpg'}: " in said
-    rows = list(csv.DictReader(out.open()))
+    rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["picture"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]
 
     lines = tmp_path / "out.jsonl"
