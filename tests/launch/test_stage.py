@@ -64,7 +64,8 @@ def contents(folder):
 
 def start(tmp_path, folder, *dies):
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(STAGE))
+    if not script.exists():  # a process that has been started may not have read it yet
+        script.write_text(textwrap.dedent(STAGE))
     return subprocess.Popen(
         [sys.executable, script, folder, tmp_path / "local", *dies],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
