@@ -10,14 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launch.torchrun import data_for, run_torchrun
+from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
 from pipeline.errors import InputError
 
 # Codes from 128 mean to Kubeflow's operators that another start may help.
 START_AGAIN = 128 + 15
-SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; the manifests ask for 300
 STAGING_S = 24 * 3600  # for the slowest node, which the others wait for
 
 

@@ -9,6 +9,8 @@ from launch.stage import stage
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
 
+SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
+
 
 def data_for(train: Sequence[str], stage_to: str) -> Path:
     """Return the path of a recipe's data on this node, where they are copied to if `stage_to` is not empty.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.slurm.finish import FAULTY_NODES
-from launch.torchrun import data_for, run_torchrun
+from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
@@ -22,8 +22,6 @@ from pipeline.errors import InputError
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
     from torch.distributed import Store
-
-SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch asks Slurm for 300
 
 
 def torchrun_command(

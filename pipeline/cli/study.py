@@ -93,21 +93,26 @@ def _read(arguments: argparse.Namespace) -> tuple["Study", "list[Cell]", Path]:
     return study, cells, arguments.to or Path("runs") / arguments.recipe.stem
 
 
-def _trained(arguments: argparse.Namespace) -> tuple["list[Cell]", Path]:
-    """The cells to train, each once, and the folder of their runs."""
+def _trained(arguments: argparse.Namespace) -> tuple["Study", "list[Cell]", Path]:
+    """The study, the cells to train, each once, and the folder of their runs."""
     from pipeline.studies.cell import unique
 
     study, cells, folder = _read(arguments)
     if not study.measured:
         raise InputError(f"{arguments.recipe}: shows sizes of networks alone; `widemix study report` draws it")
-    return unique(cells), folder
+    return study, unique(cells), folder
+
+
+def _earlier(arguments: argparse.Namespace) -> Path | None:
+    """The table of the report that --report names."""
+    return arguments.report / f"{arguments.recipe.stem}.csv" if arguments.report else None
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
     from pipeline.run.lease import Leases
     from pipeline.studies.status import requirements, state
 
-    cells, folder = _trained(arguments)
+    _, cells, folder = _trained(arguments)
     leases = Leases(folder)
     states = {cell.name: state(cell, folder, leases) for cell in cells}
     needs = requirements(cells, arguments.gpu) if arguments.gpu else {}
@@ -133,8 +138,9 @@ def _run(arguments: argparse.Namespace) -> Exit:
     for name in ("at_once", "ranks"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
-    cells, folder = _trained(arguments)
-    cells = _without_known(cells, arguments)
+    study, cells, folder = _trained(arguments)
+    if table := _earlier(arguments):
+        cells = _without_known(cells, study, table)
     for cell in cells:
         check_world(cell.recipe, arguments.ranks)
     missing = [cell for cell in cells if not cell.is_done(folder)]
@@ -145,15 +151,11 @@ def _run(arguments: argparse.Namespace) -> Exit:
     return Runner(folder, arguments.at_once, arguments.ranks, _gpus()).run(cells)
 
 
-def _without_known(cells: "list[Cell]", arguments: argparse.Namespace) -> "list[Cell]":
-    """The cells that have no result in the report of --report."""
+def _without_known(cells: "list[Cell]", study: "Study", table: Path) -> "list[Cell]":
+    """The cells that have no result in the table of an earlier report."""
     from pipeline.studies.results import known_rows
-    from pipeline.studies.study import read_study
 
-    if arguments.report is None:
-        return cells
-    table = arguments.report / f"{arguments.recipe.stem}.csv"
-    known = known_rows(table, read_study(arguments.recipe))
+    known = known_rows(table, study)
     rest = [cell for cell in cells if cell.name not in known]
     print(f"{table}: has the results of {len(cells) - len(rest)} of {len(cells)} cells", flush=True)
     return rest
@@ -173,8 +175,7 @@ def _report(arguments: argparse.Namespace) -> Exit:
     from pipeline.studies.results import collect
 
     study, cells, folder = _read(arguments)
-    earlier = arguments.report / f"{arguments.recipe.stem}.csv" if arguments.report else None
-    results = collect(cells, folder, study, earlier)
+    results = collect(cells, folder, study, _earlier(arguments))
     done = sum(result.done for result in results)
     if not done:
         raise InputError(f"{folder}: none of the study's {len(cells)} cells is done there; `widemix study run` first")
