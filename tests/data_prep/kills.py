@@ -62,6 +62,7 @@ class Job:
             os.close(receive)
             quiet = os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 2)
+            write.SHARD = SHARD
             count = trace_lines(last)
             status = DONE
             try:
@@ -159,7 +160,6 @@ def disturb(job: Job, number: int) -> tuple[str, str]:
 
 def run(names: list[str], count: int, seed: int, root: Path) -> Iterator[tuple[str, str, str]]:
     """`count` disturbed preparations, of one source after the other: source, what came of it, what was done."""
-    write.SHARD = SHARD
     jobs = {}
     for number in range(seed, seed + count):
         name = names[number % len(names)]
