@@ -112,7 +112,8 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
     workers[0].kill()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert errors.splitlines() == ["a process that encodes images was killed (out of memory?); start again"]
+    said = [line for line in errors.splitlines() if "images/s" not in line]  # a busy machine has time for progress
+    assert said == ["a process that encodes images was killed (out of memory?); start again"]
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
 
