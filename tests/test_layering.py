@@ -24,7 +24,7 @@ LAYERS = [
     ["pipeline.run"],
     ["pipeline.training"],
     ["pipeline.train", "pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.bench", "pipeline.analysis", "pipeline.studies"],
+    ["pipeline.bench", "pipeline.analysis", "pipeline.studies", "pipeline.report"],
     ["data_prep.bench"],
     ["launch"],
     ["pipeline.cli"],

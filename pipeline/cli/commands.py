@@ -81,21 +81,26 @@ def run_command(
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """`InputError` where --json or --to could not be written, before anything is computed."""
-    file, folder = getattr(arguments, "json", None), getattr(arguments, "to", None)
-    if file is not None:
-        if file.is_dir():
-            raise InputError(f"--json {file}: is a folder; name a file")
-        if not file.parent.is_dir():
-            raise InputError(f"--json {file}: there is no folder {file.parent}")
-        existed = file.exists()
-        try:
-            file.open("a").close()
-        except OSError as error:
-            raise InputError(f"--json {file}: cannot be written to ({error.strerror})") from None
-        if not existed:
-            file.unlink()
+    folder = getattr(arguments, "to", None)
+    for option, name in (("--json", "json"), ("--to", "to_file")):
+        if getattr(arguments, name, None) is not None:
+            _check_file(option, getattr(arguments, name))
     if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
         raise InputError(f"--to {folder}: is a file; name a folder")
+
+
+def _check_file(option: str, file: Path) -> None:
+    if file.is_dir():
+        raise InputError(f"{option} {file}: is a folder; name a file")
+    if not file.parent.is_dir():
+        raise InputError(f"{option} {file}: there is no folder {file.parent}")
+    existed = file.exists()
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise InputError(f"{option} {file}: cannot be written to ({error.strerror})") from None
+    if not existed:
+        file.unlink()
 
 
 def _fail(message: str) -> int:

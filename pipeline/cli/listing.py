@@ -59,26 +59,16 @@ def _runs(arguments: argparse.Namespace) -> Exit:
 
 def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
     """The lines of the table, with the keys in which the runs differ from each other."""
-    flat = [_flat(run) for run in found]
-    differing = [name for name in flat[0] if any(one.get(name) != flat[0][name] for one in flat)]
-    differing += [name for one in flat[1:] for name in one if name not in flat[0] and name not in differing]
+    from pipeline.run.listing import differing_keys
+
+    keys = differing_keys([run.recipe for run in found])
     rows = []
-    for run, keys in zip(found, _values(flat, differing), strict=True):
+    for number, run in enumerate(found):
         numbers = [(run.top1, ".2f"), (run.images_per_s, ",.0f"), (run.hours, ".2f")]
         shown = ["-" if value is None else format(value, form) for value, form in numbers]
-        rows.append((run.state, f"{run.step}", *shown, str(run.path), keys))
+        differing = ", ".join(f"{name}={values[number]}" for name, values in keys if values[number] is not ...)
+        rows.append((run.state, f"{run.step}", *shown, str(run.path), differing))
     return rows
-
-
-def _values(flat: list[dict[str, object]], names: list[str]) -> list[str]:
-    """Of each run the values of these keys, as "key=value, key=value"."""
-    unique = list(dict.fromkeys(names))
-    return [", ".join(f"{name}={one[name]}" for name in unique if name in one) for one in flat]
-
-
-def _flat(run: "RunSummary") -> dict[str, object]:
-    dump = run.recipe.model_dump(mode="json", exclude={"plugins"})
-    return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
 
 
 def _diff(paths: list[Path]) -> Exit:

@@ -6,7 +6,7 @@ A command imports what it needs when it runs, so that help and errors are printe
 import argparse
 from importlib.metadata import version
 
-from pipeline.cli import analyse, bench, data, listing, machine, predict, runs, study, submit
+from pipeline.cli import analyse, bench, data, listing, machine, predict, report, runs, study, submit
 from pipeline.cli.commands import Parser
 
 COMMANDS = (
@@ -20,6 +20,7 @@ COMMANDS = (
     predict.add_predict,
     runs.add_export,
     listing.add_runs,
+    report.add_report,
     submit.add_submit,
     study.add_study,
     analyse.add_analyse,

@@ -29,7 +29,7 @@ def add_predict(commands) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, exported folder, or timm:NAME")
     add("folder", type=Path, metavar="FOLDER", help="folder of pictures, searched with all below it, or one picture")
-    add("--to", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
+    add("--to", dest="to_file", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
     add("--top", type=int, default=1, metavar="K", help="classes of each picture, likeliest first (default: 1)")
     add("--batch", type=int, default=64, metavar="N", help="pictures of a batch (default: 64)")
     add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
@@ -40,9 +40,9 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     for name in ("top", "batch"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} {getattr(arguments, name)}: must be at least 1")
-    suffix = ".csv" if arguments.to is None else arguments.to.suffix
+    suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
-        raise InputError(f"--to {arguments.to}: must end in .csv or .jsonl")
+        raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
     names = _pictures(arguments.folder)
     from pipeline.training.networks import load_network
     from pipeline.training.predict import Predictor
@@ -56,10 +56,10 @@ def _predict(arguments: argparse.Namespace) -> Exit:
         else:
             rows.append((name, found))
     text = _csv(rows, arguments.top) if suffix == ".csv" else _json_lines(rows)
-    if arguments.to is None:
+    if arguments.to_file is None:
         print(text, end="")
     else:
-        atomic_write(arguments.to, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
+        atomic_write(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
     left_out = f", {bad} could not be read" if bad else ""
     print(f"{len(rows)} pictures predicted{left_out}", file=sys.stderr)
     if not rows:

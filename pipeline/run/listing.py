@@ -4,7 +4,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,20 @@ def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:
     a, b = load_recipe(one / "recipe.yaml"), load_recipe(other / "recipe.yaml")
     values = [recipe.model_dump(mode="json") for recipe in (a, b)]
     return [(name, *(_value(dump, name) for dump in values)) for name in differences(a, b)]
+
+
+def differing_keys(recipes: Sequence[Recipe]) -> list[tuple[str, list[Any]]]:
+    """The keys that not all recipes share, each with its value in every recipe; `...` where one has no such key."""
+    flat = [flat_recipe(recipe) for recipe in recipes]
+    names = dict.fromkeys(name for keys in flat for name in keys)
+    rows = [(name, [keys.get(name, ...) for keys in flat]) for name in names]
+    return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
+
+
+def flat_recipe(recipe: Recipe) -> dict[str, Any]:
+    """All `section.key` of a recipe with their values, defaults included."""
+    dump = recipe.model_dump(mode="json", exclude={"plugins"})
+    return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
 
 
 def _value(dump: dict[str, Any], name: str) -> Any:

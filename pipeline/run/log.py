@@ -1,5 +1,6 @@
 """Where the figures of a run go: metrics.jsonl, TensorBoard and the screen."""
 
+import time
 from typing import Any
 
 from pipeline.distributed.topology import Topology
@@ -57,7 +58,7 @@ class RunLog:
         self._progress.rewind(step)
 
     def _append(self, line: dict[str, Any]) -> None:
-        failed = self.writer.write(line) if self.writer else None
+        failed = self.writer.write(line | {"time": round(time.time(), 3)}) if self.writer else None
         if failed is not None:
             self._warn(f"{failed}; its lines are kept in memory until it can")
 

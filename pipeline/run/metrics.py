@@ -1,12 +1,15 @@
 """metrics.jsonl, and TensorBoard curves of the same lines."""
 
+import io
 import json
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, dump_recipe
@@ -58,7 +61,7 @@ class MetricsWriter:
             return
         try:
             for name, value in line.items():
-                if name not in ("step", "split", "epoch"):
+                if name not in ("step", "split", "epoch", "time"):
                     self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
         except OSError:  # its thread ended with this error, at some earlier line
             self._board = self._open_board(None)
@@ -77,7 +80,12 @@ class MetricsWriter:
             self._board.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
 
     def add_image(self, image: np.ndarray, step: int) -> None:
-        """Show a grid of training pictures in TensorBoard, uint8 [height, width, 3]."""
+        """Write a grid of training pictures, uint8 [height, width, 3], to images/, and show it in TensorBoard."""
+        buffer = io.BytesIO()
+        Image.fromarray(image).save(buffer, "PNG", optimize=True)
+        with suppress(OSError):  # a full disk does not stop the run
+            (self._run_dir / "images").mkdir(exist_ok=True)
+            atomic_write(self._run_dir / "images/first_batch.png", buffer.getvalue())
         if self._board:
             self._board.add_image("train/pictures", image, step, dataformats="HWC")
 

@@ -85,6 +85,7 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     (album / "bad.jpg").write_bytes(b"\xff\xd8 no picture")
     (album / "notes.txt").write_text("none")
     out = tmp_path / "out.csv"
+    out.write_text("of an earlier call")
     words = ["predict", exported, str(tmp_path / "album"), "--batch", "2"]
     assert run_command(make_parser(), argv=[*words, "--to", str(out)]) == 0
     said = capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Curves as inline SVG: no library, no script, colours and type from the page's style sheet."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+WIDTH, HEIGHT = 460, 250
+LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 36
+MOST = 600  # points of a curve; of more, the extremes of each of MOST / 2 stretches are drawn
+STYLES = 7  # colours; the eighth curve has the first one again, dashed
+
+
+@dataclass(frozen=True)
+class Series:
+    """A curve: its name, its number in the legend, and its points (x, y) by x, all finite."""
+
+    name: str
+    number: int
+    points: list[tuple[float, float]]
+
+
+def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series]) -> str:
+    """Return the chart as SVG, from x = 0 to `x_end`.
+
+    Each curve has its values in `data-x` and `data-y`, for the page's script.
+    """
+    drawn = [Series(one.name, one.number, thinned(one.points)) for one in series if one.points]
+    ys = [y for one in drawn for _, y in one.points]
+    low, high = min(ys), max(ys)
+    margin = 0.04 * (high - low) or 0.04 * abs(high) or 1.0
+    x_ticks, y_ticks = ticks(0, x_end), ticks(low, high)
+
+    def across(x: float) -> float:
+        return LEFT + x / (x_end or 1) * (WIDTH - LEFT - RIGHT)
+
+    def down(y: float) -> float:
+        return HEIGHT - BOTTOM - (y - low + margin) / (high - low + 2 * margin) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by {escape(x_label)}">']
+    for y, text in zip(y_ticks, tick_labels(y_ticks), strict=True):
+        parts.append(f'<path class="grid" d="M{LEFT} {down(y):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{text}</text>')
+    for x, text in zip(x_ticks, tick_labels(x_ticks), strict=True):
+        anchor = "end" if across(x) > WIDTH - 24 else "middle"
+        parts.append(f'<path class="tick" d="M{across(x):.1f} {HEIGHT - BOTTOM}v4"/>')
+        parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{text}</text>')
+    parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
+    for one in drawn:
+        places = [(across(x), down(y)) for x, y in one.points]
+        look = f"s{one.number % STYLES}{' dashed' if one.number // STYLES % 2 else ''}"
+        values = (
+            f'data-name="{escape(one.name)}" data-x="{" ".join(f"{x:.6g}" for x, _ in one.points)}" '
+            f'data-y="{" ".join(f"{y:.5g}" for _, y in one.points)}"'
+        )
+        joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline class="curve {look}" points="{joined}" {values}/>')
+        if len(places) <= 12:  # few points: mark them
+            parts += [f'<circle class="{look}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in places]
+    return "".join([*parts, '<path class="cursor" d=""/></svg>'])
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points if there are at most `MOST`, else the lowest and the highest of each stretch, in order."""
+    if len(points) <= MOST:
+        return list(points)
+    edges = [len(points) * place // (MOST // 2) for place in range(MOST // 2 + 1)]
+    kept: list[tuple[float, float]] = []
+    for first, stop in pairwise(edges):
+        stretch = points[first:stop]
+        extremes = {id(point): point for point in (min(stretch, key=_y), max(stretch, key=_y))}
+        kept += sorted(extremes.values())
+    return kept
+
+
+def _y(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten in the range, two to seven; of an empty range its value."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """The values as text, all with as many decimals as their distance needs."""
+    step = min((b - a for a, b in pairwise(values)), default=abs(values[0]) or 1)
+    largest = max(map(abs, values))
+    if largest >= 1e5 or 0 < largest < 1e-3:
+        return [f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for value in values]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{value:,.{decimals}f}" for value in values]

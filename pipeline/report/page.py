@@ -1,0 +1,278 @@
+"""The page itself: HTML with its style, script and pictures inside. Whatever a run folder says is escaped."""
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pipeline.report.chart import MOST, STYLES, Series, line_chart
+from pipeline.report.run import ReportedRun, is_figure
+from pipeline.run.listing import differing_keys
+
+# What is drawn, in this order: (split, name in metrics.jsonl) -> title. Other figures follow by their own names.
+CHARTS = {
+    ("train", "loss"): "Training loss",
+    ("eval", "loss"): "Evaluation loss",
+    ("eval", "top1"): "Top-1, %",
+    ("eval", "top5"): "Top-5, %",
+    ("eval", "ema_loss"): "Evaluation loss of the averaged weights",
+    ("eval", "ema_top1"): "Top-1 of the averaged weights, %",
+    ("eval", "ema_top5"): "Top-5 of the averaged weights, %",
+    ("train", "lr"): "Learning rate",
+    ("train", "grad_norm"): "Gradient norm",
+    ("train", "weight_norm"): "Weight norm",
+    ("train", "images_per_s"): "Samples per second, all ranks",
+    ("train", "mfu"): "Model FLOPs utilisation, share of the GPUs' peak",
+    ("train", "data_wait"): "Share of the time spent waiting for data",
+    ("train", "memory_gb"): "Peak memory of rank 0, GiB",
+    ("train", "replaced"): "Corrupt samples replaced",
+}
+NOT_FIGURES = ("step", "epoch", "split", "time")
+UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))  # from so many seconds on: unit
+NAMED_CLASSES, MOST_CONFUSED = 30, 20
+
+
+def page(runs: Sequence[ReportedRun]) -> str:
+    """Return the page of one run, or of several compared."""
+    one = len(runs) == 1
+    title = runs[0].name if one else f"{len(runs)} runs compared"
+    here = Path(__file__).parent
+    style, script = (here / name for name in ("page.css", "page.js"))
+    written = time.strftime("%Y-%m-%d %H:%M %Z")
+    model = f"{escape(runs[0].recipe.model.summary())}. " if one else ""
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)} · widemix</title>\n<style>\n{style.read_text()}</style>\n</head>\n<body>",
+            f"<h1>{escape(title)}</h1>",
+            f'<p class="soft">{model}Written by widemix report on {written}.</p>',
+            _section("", _summary(runs)),
+            _section("What differs", "" if one else _differences(runs)),
+            _section("Curves", _curves(runs)),
+            _section("Evaluations", _evaluations(runs)),
+            _section("Events", _events(runs)),
+            _section("Pictures", _pictures(runs)),
+            _section("Confusions", "".join(_confusions(runs))),
+            _section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
+            _section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
+            f"<script>\n{script.read_text()}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _section(title: str, content: str) -> str:
+    if not content:
+        return ""
+    return f"<section>\n<h2>{title}</h2>\n{content}\n</section>" if title else content
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
+    """A table of cells that are HTML already; the columns `numbers` are aligned to the right."""
+
+    def cells(tag: str, row: Iterable[str]) -> str:
+        opened = (f'<{tag} class="n">' if place in numbers else f"<{tag}>" for place in range(10**6))
+        return "".join(f"{start}{cell}</{tag}>" for start, cell in zip(opened, row, strict=False))
+
+    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
+    return f'<div class="scroll"><table>\n{top}\n<tbody>{body}</tbody></table></div>'
+
+
+def _chip(number: int) -> str:
+    return f'<span class="chip s{number % STYLES}{" dashed" if number // STYLES % 2 else ""}"></span>'
+
+
+def _named(runs: Sequence[ReportedRun], number: int) -> str:
+    return f"{_chip(number) if len(runs) > 1 else ''}{escape(runs[number].name)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _summary(runs: Sequence[ReportedRun]) -> str:
+    head = ("run", "state", "top-1 %", "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
+    rows = []
+    for number, run in enumerate(runs):
+        summary, environment = run.summary, run.environment
+        epoch = max((line["epoch"] for line in run.lines if "epoch" in line), default=None)
+        rows.append(
+            (
+                _named(runs, number),
+                summary.state if summary.state == "done" else f"not done, last line {summary.state}",
+                _number(summary.top1, ".2f"),
+                f"{summary.step:,}",
+                f"{_number(epoch, '.4g')} of {run.recipe.train.epochs}",
+                _number(summary.images_per_s, ",.0f"),
+                _number(summary.hours, ".2f"),
+                escape(str(environment.get("ranks", "–"))),
+                escape(str(environment.get("device", "–"))),
+                escape(str(environment.get("commit") or "–")[:10]),
+            )
+        )
+    return _table(head, rows, numbers=(2, 3, 5, 6, 7))
+
+
+def _differences(runs: Sequence[ReportedRun]) -> str:
+    """The recipe keys that not all runs share."""
+    keys = differing_keys([run.recipe for run in runs])
+    if not keys:
+        return "<p>All runs have the same recipe.</p>"
+    rows = (
+        (f"<code>{escape(name)}</code>", *("–" if value is ... else escape(str(value)) for value in values))
+        for name, values in keys
+    )
+    return _table(("", *(_named(runs, number) for number in range(len(runs)))), rows)
+
+
+def _curves(runs: Sequence[ReportedRun]) -> str:
+    """All charts, each by epoch, by step and, where the lines have their time, by time."""
+    keys = list(CHARTS)
+    for run in runs:
+        keys += [(s, n) for s in ("train", "eval") for line in run.of(s) for n in line if n not in NOT_FIGURES]
+    axes = _axes(runs)
+    charts = []
+    for split, name in dict.fromkeys(keys):
+        title = CHARTS.get((split, name), f"{name} ({split})")
+        drawn = ""
+        for axis in axes:
+            series = [Series(run.name, n, axis.points(run.of(split), name, run.began)) for n, run in enumerate(runs)]
+            if max(len(one.points) for one in series) > 1:  # one point is no curve: it is in the tables
+                chart = line_chart(title, axis.label, axis.end, series)
+                drawn += chart.replace("<svg ", f'<svg class="by-{axis.name}" ', 1)
+        if drawn:
+            charts.append(f"<figure><h3>{escape(title)}</h3>{drawn}</figure>")
+    if not charts:
+        return ""
+    buttons = "".join(
+        f'<label><input type="radio" name="axis" id="by-{axis.name}"{" checked" if axis is axes[0] else ""}> '
+        f"{axis.name}</label>"
+        for axis in axes
+    )
+    legend = "".join(f"<span>{_named(runs, number)}</span>" for number in range(len(runs))) if len(runs) > 1 else ""
+    thinned = f"Of curves with more than {MOST} points the extremes of {MOST // 2} stretches are drawn."
+    note = f'<p class="soft">{thinned}</p>' if max(len(run.of("train")) for run in runs) > MOST else ""
+    bar = f'<div class="bar"><span class="soft">by</span>{buttons}{legend}</div>'
+    return "\n".join([bar, '<div class="charts">', *charts, "</div>", note])
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """What runs across the charts: a key of the lines, with `unit` of it as 1."""
+
+    name: str
+    label: str
+    end: float
+    unit: float = 1
+
+    def points(self, lines: list[dict[str, Any]], name: str, began: float | None) -> list[tuple[float, float]]:
+        """The points of a figure; `began` is the time of the run's first line."""
+        first = began or 0 if self.name == "time" else 0
+        known = [line for line in lines if is_figure(line.get(name)) and is_figure(line.get(self.name))]
+        return sorted(((line[self.name] - first) / self.unit, line[name]) for line in known)
+
+
+def _axes(runs: Sequence[ReportedRun]) -> list[_Axis]:
+    axes = [
+        _Axis(name, name, max((line.get(name, 0) for run in runs for line in run.lines), default=0))
+        for name in ("epoch", "step")
+    ]
+    seconds = [line["time"] - run.began for run in runs for line in run.lines if run.began and "time" in line]
+    if seconds:
+        unit, name = next((unit, name) for least, unit, name in UNITS if max(seconds) >= least)
+        axes.append(_Axis("time", f"{name} since the first line", max(seconds) / unit, unit))
+    return axes
+
+
+def _evaluations(runs: Sequence[ReportedRun]) -> str:
+    parts = []
+    for number, run in enumerate(runs):
+        lines = run.of("eval")
+        names = [name for name in dict.fromkeys(n for line in lines for n in line) if name not in NOT_FIGURES]
+        if not lines:
+            continue
+        rows = [
+            (f"{line['step']:,}", f"{line.get('epoch', 0):g}", *(_figure(name, line.get(name)) for name in names))
+            for line in lines
+        ]
+        shown = _table(("step", "epoch", *map(escape, names)), rows, numbers=range(len(names) + 2))
+        last = ", ".join(f"{escape(name)} {_figure(name, lines[-1].get(name))}" for name in names)
+        summary = f"{_named(runs, number)}: {len(lines)} evaluations, the last {last}"
+        parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
+    return "\n".join(parts)
+
+
+def _figure(name: str, value: Any) -> str:
+    if not is_figure(value):
+        return "–"
+    return f"{value:.2f}" if name.endswith(("top1", "top5")) else f"{value:.4f}"
+
+
+def _events(runs: Sequence[ReportedRun]) -> str:
+    rows = []
+    for number, run in enumerate(runs):
+        for step, at, text in run.events():
+            when = "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+            rows.append((_named(runs, number), f"{step:,}", when, escape(text)))
+    return _table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else "<p>None.</p>"
+
+
+def _pictures(runs: Sequence[ReportedRun]) -> str:
+    figures = []
+    for number, run in enumerate(runs):
+        for title, png in run.images():
+            data = base64.b64encode(png).decode()
+            caption = f"{_named(runs, number)}: {title}" if len(runs) > 1 else title
+            figures.append(
+                f'<figure><img src="data:image/png;base64,{data}" alt="{escape(title)}">'
+                f"<figcaption>{caption}</figcaption></figure>"
+            )
+    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
+
+
+def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:
+    """Of each run a matrix, or of many classes the pairs that are confused most."""
+    for number, run in enumerate(runs):
+        found = run.confusion()
+        if not found:
+            continue
+        counts, classes = found["counts"], [escape(str(name)) for name in found["classes"]]
+        classes += [str(label) for label in range(len(classes), len(counts))]
+        yield f"<h3>{_named(runs, number)} at step {found['step']:,}</h3>"
+        if len(counts) > NAMED_CLASSES:
+            pairs = sorted(
+                (
+                    (n, true, guess)
+                    for true, row in enumerate(counts)
+                    for guess, n in enumerate(row)
+                    if n and true != guess
+                ),
+                reverse=True,
+            )[:MOST_CONFUSED]
+            rows = [(classes[true], classes[guess], f"{n:,}", f"{sum(counts[true]):,}") for n, true, guess in pairs]
+            yield _table(("true class", "predicted", "samples", "of"), rows, numbers=(2, 3))
+            continue
+        head = "".join(f"<th>{name}</th>" for name in classes)
+        rows_html = []
+        for name, row in zip(classes, counts, strict=False):
+            total = sum(row) or 1
+            cells = "".join(
+                f'<td style="background:rgba(var(--heat),{0.75 * n / total:.2f})">{n or ""}</td>' for n in row
+            )
+            rows_html.append(f"<tr><th>{name}</th>{cells}</tr>")
+        yield (
+            '<p class="soft">Rows are true classes, columns predicted ones; numbers of samples.</p>'
+            f'<div class="scroll"><table class="confusion"><thead><tr><th></th>{head}</tr></thead>'
+            f"<tbody>{''.join(rows_html)}</tbody></table></div>"
+        )
+
+
+def _folded(texts: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(
+        f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in texts
+    )

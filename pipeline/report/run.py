@@ -1,0 +1,100 @@
+"""What a run's page shows, read from the run folder; a run that is still going, or was killed, has a page too."""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, dump_recipe
+from pipeline.run.listing import RunSummary, metrics, summarise
+from pipeline.run.log import describe_event
+
+IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A run folder. `name` tells it from the other runs of the page."""
+
+    name: str
+    summary: RunSummary
+    lines: list[dict[str, Any]]  # of metrics.jsonl
+    environment: dict[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.summary.path
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its recipe, defaults included."""
+        return self.summary.recipe
+
+    @cached_property
+    def recipe_text(self) -> str:
+        """Its recipe as YAML."""
+        return dump_recipe(self.recipe)
+
+    @property
+    def began(self) -> float | None:
+        """The time of the first line, s since 1970; None in runs of older versions."""
+        return next((line["time"] for line in self.lines if "time" in line), None)
+
+    def of(self, split: str) -> list[dict[str, Any]]:
+        """The lines of a split: train, eval or event."""
+        return [line for line in self.lines if line.get("split") == split]
+
+    def events(self) -> Iterator[tuple[int, float | None, str]]:
+        """Step, time (s since 1970, None in runs of older versions) and sentence of each event."""
+        for line in self.of("event"):
+            event = {name: value for name, value in line.items() if name not in ("time", "epoch")}
+            yield line["step"], line.get("time"), describe_event(event)
+
+    def images(self) -> Iterator[tuple[str, bytes]]:
+        """Title and PNG of each picture in images/."""
+        for name, title in IMAGES.items():
+            path = self.path / f"images/{name}.png"
+            if path.is_file():
+                yield title, path.read_bytes()
+
+    def confusion(self) -> dict[str, Any] | None:
+        """The content of confusion.json: step, classes, and counts [true class][predicted class]."""
+        path = self.path / "confusion.json"
+        return json.loads(path.read_text()) if path.is_file() else None
+
+
+def read_run(path: Path, name: str) -> ReportedRun:
+    """Read a run folder; `InputError` if it is none."""
+    if not (path / "recipe.yaml").is_file():
+        raise InputError(f"{path}: is not a run folder (it has no recipe.yaml)")
+    environment = path / "environment.json"
+    return ReportedRun(
+        name,
+        summarise(path),
+        metrics(path),
+        json.loads(environment.read_text()) if environment.is_file() else {},
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+    """Read run folders, each once, with names that tell them apart."""
+    unique = list({path.resolve(): path for path in paths}.values())
+    return [read_run(path, name) for path, name in zip(unique, short_paths(unique), strict=True)]
+
+
+def short_paths(paths: Sequence[Path]) -> list[str]:
+    """The paths without the folder that they share: runs/a, runs/b/c -> a, b/c; of one path its name."""
+    whole = [str(path.resolve()) for path in paths]
+    shared = os.path.commonpath([os.path.dirname(path) for path in whole])
+    return [os.path.relpath(path, shared) for path in whole]
+
+
+def is_figure(value: Any) -> bool:
+    """Whether a value of a line can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

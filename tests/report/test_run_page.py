@@ -1,0 +1,195 @@
+"""The page of runs: it shows what the run folder says, needs nothing else, and lets nobody's words become HTML."""
+
+import base64
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.recipe import dump_recipe, load_recipe
+from pipeline.report.chart import Series, line_chart, thinned, tick_labels, ticks
+from pipeline.run.listing import metrics
+
+EVIL = "<script>alert('x')</script>\"'&"
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, and its text."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, "an element is not closed"
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "input", "img", "path", "polyline", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def write_run(folder, name: str, seed: int, rows: int = 40):
+    """A run folder with strangers' words wherever a run folder has words."""
+    run = folder / name
+    (run / "images").mkdir(parents=True)
+    (run / "recipe.yaml").write_text(
+        dump_recipe(load_recipe("digits/mixer", [("train.seed", str(seed)), ("data.path", json.dumps(EVIL))]))
+    )
+    (run / "environment.json").write_text(json.dumps({"ranks": 2, "device": EVIL, "commit": EVIL, "host": EVIL}))
+    rng = np.random.default_rng(seed)
+    lines = [
+        {
+            "step": s,
+            "epoch": s / 10,
+            "loss": rng.random(),
+            "lr": 1e-3,
+            EVIL: rng.random(),
+            "split": "train",
+            "time": 1e9 + s,
+        }
+        | {"images_per_s": 100.0, "grad_norm": 1.0}
+        for s in range(1, rows + 1)
+    ]
+    lines.insert(10, {"step": 10, "epoch": 1.0, "loss": 2.0, "top1": 50.0, "split": "eval", "time": 1e9 + 10})
+    lines.insert(20, {"step": 15, "split": "event", "event": "save_failed", "reason": EVIL, "time": 1e9 + 15})
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text + '{"step": 41, "spl')  # killed while writing
+    Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run / "images/first_batch.png")
+    counts = [[5, 1], [2, 7]]
+    (run / "confusion.json").write_text(json.dumps({"step": 10, "classes": [EVIL, "b"], "counts": counts}))
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [write_run(folder, "<i>a", 1), write_run(folder, "b", 2)]
+
+
+def written(tmp_path, *runs) -> str:
+    words = ["report", *map(str, runs), "--to", str(tmp_path / "page.html")]
+    assert run_command(make_parser(), None, words) == 0
+    return (tmp_path / "page.html").read_text()
+
+
+def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
+    page = Page(written(tmp_path, *runs))
+    curves = page.all("polyline")
+    for run, name in zip(runs, ("<i>a", "b"), strict=True):
+        trained = [line for line in metrics(run) if line["split"] == "train"]
+        own = [curve for curve in curves if curve["data-name"] == name]
+        by_epoch, by_step, by_time = own[:3]  # of the training loss
+        for curve, x in ((by_epoch, "epoch"), (by_step, "step"), (by_time, None)):
+            expected = [line[x] if x else line["time"] - trained[0]["time"] for line in trained]
+            assert [float(v) for v in curve["data-x"].split()] == pytest.approx(expected)
+            assert [float(v) for v in curve["data-y"].split()] == pytest.approx(
+                [v["loss"] for v in trained], rel=1e-4
+            )
+            places = np.array([pair.split(",") for pair in curve["points"].split()], float)
+            for axis, values in ((0, expected), (1, [line["loss"] for line in trained])):
+                slope, start = np.polyfit(values, places[:, axis], 1)
+                np.testing.assert_allclose(slope * np.array(values) + start, places[:, axis], atol=0.06)
+                assert (slope > 0) == (axis == 0)  # y points down in SVG
+    assert "Top-1" not in page.text.replace("top-1 %", "")  # one evaluation is no curve
+    assert "train.seed" in page.text
+    assert "model.depth" not in page.text  # it does not differ
+
+
+def test_nothing_that_a_run_folder_says_becomes_html(runs, tmp_path):
+    text = written(tmp_path, *runs)
+    page = Page(text)
+    known = "html head meta title style body h1 h2 h3 p section div table thead tbody tr th td span code input label"
+    known += " figure svg path text polyline circle details summary pre img figcaption script"
+    assert {name for name, _ in page.elements} <= set(known.split())
+    assert len(page.all("script")) == 1
+    assert page.text.count("alert('x')") >= 2 * 6  # recipe, environment, event, figure, class, device: as text
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    assert "<i>a" in page.text
+
+
+def test_the_page_needs_no_other_file(runs, tmp_path):
+    page = Page(text := written(tmp_path, runs[0]))
+    sources = [attributes["src"] for attributes in page.all("img")]
+    assert len(sources) == 1
+    assert (
+        base64.b64decode(sources[0].removeprefix("data:image/png;base64,"))
+        == (runs[0] / "images/first_batch.png").read_bytes()
+    )
+    assert not re.search(r"https?:|@import|url\(", text)
+    assert not [a for _, attributes in page.elements for a in attributes if a in ("href", "srcset")]
+
+
+def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
+    run = tmp_path / "new"
+    run.mkdir()
+    (run / "recipe.yaml").write_bytes((runs[0] / "recipe.yaml").read_bytes())
+    (run / "environment.json").write_text("{}")
+    assert "no line yet" in Page(written(tmp_path, run)).text
+
+
+def test_long_curves_keep_their_extremes():
+    rng = np.random.default_rng(0)
+    points = list(enumerate(rng.standard_normal(5000).tolist()))
+    points[1234], points[4321] = (1234, 99.0), (4321, -99.0)
+    kept = thinned(points)
+    assert len(kept) <= 600
+    assert kept == sorted(kept)
+    assert {points[1234], points[4321]} <= set(kept) <= set(points)
+    assert thinned(points[:600]) == points[:600]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0, 6, ["0", "2", "4", "6"]),
+        (0.97, 1.043, ["0.98", "1.00", "1.02", "1.04"]),
+        (0, 300_000, ["0", "1e5", "2e5", "3e5"]),
+        (1e-5, 9e-4, ["0.0002", "0.0004", "0.0006", "0.0008"]),
+        (-3, 2, ["-3", "-2", "-1", "0", "1", "2"]),
+        (0, 1281, ["0", "500", "1,000"]),
+        (5, 5, ["5"]),
+        (0, 0, ["0"]),
+    ],
+)
+def test_ticks_are_round_and_told_apart(low, high, labels):
+    assert tick_labels(ticks(low, high)) == labels
+
+
+def test_a_constant_and_a_tiny_curve_can_be_drawn():
+    for points in ([(0.0, 1.0), (1.0, 1.0)], [(0.0, 0.0), (5.0, 0.0)], [(1.0, 1e-12), (2.0, 2e-12)]):
+        chart = line_chart("title", "step", points[-1][0], [Series("a", 0, points), Series("empty", 1, [])])
+        assert "nan" not in chart
+        assert chart.count("<polyline") == 1
+
+
+def test_what_is_wrong(runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for words, text in (
+        ([tmp_path / "no"], "no such folder; name run folders"),
+        ([tmp_path / "empty"], "empty: is not a run folder, and holds none"),
+        ([runs[0], "--to", tmp_path], "is a folder; name a file"),
+        ([runs[0], "--to", tmp_path / "no/x.html"], f"there is no folder {tmp_path / 'no'}"),
+    ):
+        assert run_command(make_parser(), None, ["report", *map(str, words)]) == 2
+        assert text in capsys.readouterr().err
+    written(tmp_path, runs[0])
+    written(tmp_path, runs[0])  # a page is replaced
