@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from pipeline.recipe import Recipe, load_recipe
     from widemix.loader import Loader
     from widemix.runs import build_model, evaluate, prepare, train
+    from widemix.views import View
 
 __all__ = [
     "InputError",
     "Loader",
     "Recipe",
+    "View",
     "__version__",
     "build_model",
     "evaluate",
@@ -30,6 +32,7 @@ _HOMES = {
     "InputError": "pipeline.errors",
     "Loader": "widemix.loader",
     "Recipe": "pipeline.recipe",
+    "View": "widemix.views",
     "build_model": "widemix.runs",
     "evaluate": "widemix.runs",
     "load_recipe": "pipeline.recipe",

@@ -3,32 +3,30 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pipeline.data.batches import Batch, Batches
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import steps_per_epoch
 from pipeline.data.precision import DTYPES
+from pipeline.data.views import Views
 from pipeline.distributed.topology import Topology, read_topology
 from pipeline.errors import InputError
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
-from pipeline.section import Section
+from widemix.sections import build_section, jitter_strengths
+from widemix.views import View, view_sections
 
-AnySection = TypeVar("AnySection", bound=Section)
 RGB = Sequence[float]
-# Keys of sections that have another name here: timm's.
-_NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode": "mixup_mode"}
 
 
-class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     """Iterate over the batches of one epoch of a prepared split: (images, targets), on the device.
 
     images: `img_dtype` [B, 3, image_size, image_size], normalised, channels last in memory. targets: int64 [B], or
@@ -46,7 +44,10 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     rank, world: default: those of torch.distributed, or of the launcher's variables.
     device: default: the GPU of this rank if there is one.
     num_workers: decoding threads; 0 divides the CPUs among the ranks of the node.
-    views: pictures of each sample, each cropped and augmented by itself; images are [B, views, 3, H, W] if above 1.
+    views: pictures of each sample, which is decoded once; each is cropped and augmented by itself. With a number V
+        above 1 images are [B, V, 3, H, W]. Or a list of what is other for each view, such as
+        `2 * [View(scale=(0.4, 1))] + 8 * [View(image_size=96, scale=(0.05, 0.4))]`: with one size the same, with
+        several a list of [B, n, 3, H, W], one for each size, in the order of their first views.
     num_classes: default: as many as the prepared folder has.
     mix_group: pictures that are mixed with each other; divides `batch_size`. Keep it when `world` changes.
 
@@ -83,8 +84,9 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         color_jitter_prob: float = 1.0,
         grayscale_prob: float = 0.0,
         gaussian_blur_prob: float = 0.0,
+        solarize_prob: float = 0.0,
         num_aug_repeats: int = 0,
-        views: int = 1,
+        views: int | Sequence[View] = 1,
         re_prob: float = 0.0,
         re_mode: Literal["const", "rand", "pixel"] = "pixel",
         re_count: int = 1,
@@ -103,8 +105,9 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
         self.topology = _topology(rank, world, device)
-        self.batch_size, self.seed, self.views = batch_size, seed, views
-        data = _section(
+        self.batch_size, self.seed = batch_size, seed
+        self.views = [View()] * views if isinstance(views, int) else list(views)
+        data = build_section(
             DataSection,
             path=str(path),
             train_split=split,
@@ -118,16 +121,17 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             mean=tuple(mean),
             std=tuple(std),
         )
-        augment = _section(
+        augment = build_section(
             AugmentSection,
             scale=tuple(scale),
             ratio=tuple(ratio),
             hflip=hflip,
             auto_augment=auto_augment,
-            color_jitter=_jitter(color_jitter),
+            color_jitter=jitter_strengths(color_jitter),
             color_jitter_prob=color_jitter_prob,
             grayscale_prob=grayscale_prob,
             gaussian_blur_prob=gaussian_blur_prob,
+            solarize_prob=solarize_prob,
             aug_repeats=num_aug_repeats,
             re_prob=re_prob,
             re_mode=re_mode,
@@ -142,8 +146,9 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             smoothing=smoothing,
         )
         self._soft = augment.mixing or smoothing > 0
-        self._check_batch(split, drop_last, augment)
-        self._loader = self._open(data, augment, shuffle, drop_last, img_dtype)
+        self._check_batch(split, drop_last, augment, several=views != 1)
+        sections = [view_sections(k, view, data, augment) for k, view in enumerate(self.views)] if views != 1 else []
+        self._loader = self._open(data, augment, sections, shuffle, drop_last, img_dtype)
         self._steps = steps_per_epoch(len(self._loader), self.global_batch, drop_last)
         self._position = (0, 0)  # epoch, and step after the last one that was yielded
         self._next: tuple[int, int] | None = (0, 0)  # where the next iteration begins; None: with the next epoch
@@ -162,7 +167,7 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         """Batches of an epoch, the same number on every rank."""
         return self._steps
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Any, torch.Tensor]]:
         """Batches of the next epoch; after `load_state_dict` those that were left of the saved one."""
         if get_worker_info() is not None:
             raise InputError("widemix.Loader has decoding threads of its own; give DataLoader num_workers=0")
@@ -172,10 +177,7 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             for step, batch in zip(range(first, len(self)), batches, strict=False):
                 self._position = epoch, step + 1
                 targets = batch.targets if self._soft or not self.is_training else self._labels(batch)
-                images = batch.inputs
-                if self.views > 1:
-                    images, targets = images.unflatten(0, (-1, self.views)), targets[:: self.views]
-                yield images, targets
+                yield self._images(batch), targets
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch; where `load_state_dict` has loaded a step of it, with that."""
@@ -200,13 +202,20 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         """What the content of a step depends on, but for the augmentation."""
         return {"seed": self.seed, "global_batch": self.global_batch, "samples": self.samples}
 
-    def _check_batch(self, split: str, drop_last: bool, augment: AugmentSection) -> None:
+    def _images(self, batch: Batch) -> torch.Tensor | list[torch.Tensor]:
+        """What is yielded: the views, if there are several, by size."""
+        if not isinstance(self._loader.source, Views):
+            return batch.inputs
+        by_size = self._loader.source.unpack(batch.inputs)
+        return by_size[0] if len(by_size) == 1 else by_size
+
+    def _check_batch(self, split: str, drop_last: bool, augment: AugmentSection, several: bool) -> None:
         size, group = self.batch_size, augment.mix_group
-        for name, number in (("batch_size", size), ("views", self.views)):
+        for name, number in (("batch_size", size), ("views", len(self.views))):
             if number < 1:
                 raise InputError(f"{name} {number}: must be at least 1")
-        if self.views > 1 and not self.is_training:
-            raise InputError(f"views {self.views}: an evaluation has one view of each picture")
+        if several and not self.is_training:
+            raise InputError(f"views {len(self.views)}: an evaluation has one view of each picture")
         if augment.mixing and size % group:
             fitting = ", ".join(str(fit) for fit in range(2, size + 1, 2) if size % fit == 0)
             cure = f"{fitting} would" if fitting else "take an even batch_size"
@@ -217,15 +226,25 @@ class Loader(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
             raise InputError(f"{batch} exceeds the {known.samples} samples of split {split!r}; set drop_last=False")
 
     def _open(
-        self, data: DataSection, augment: AugmentSection, shuffle: bool, drop_last: bool, img_dtype: torch.dtype
+        self,
+        data: DataSection,
+        augment: AugmentSection,
+        views: list[tuple[DataSection, AugmentSection]],
+        shuffle: bool,
+        drop_last: bool,
+        img_dtype: torch.dtype,
     ) -> TrainLoader | EvalLoader:
         precisions = {dtype: name for name, dtype in DTYPES.items()}
         if img_dtype not in precisions:
             raise InputError(f"img_dtype {img_dtype}: must be one of {', '.join(map(str, precisions))}")
         if self.is_training:
-            options = {"epochs": 1, "global_batch": self.global_batch, "precision": precisions[img_dtype]}
-            train = _section(TrainSection, seed=self.seed, **options)
-            sequence: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "views": self.views}
+            options: dict[str, Any] = {
+                "epochs": 1,
+                "global_batch": self.global_batch,
+                "precision": precisions[img_dtype],
+            }
+            train = build_section(TrainSection, seed=self.seed, **options)
+            sequence: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "views": views}
             return TrainLoader(data, augment, train, self.topology, **sequence)
         if shuffle:
             raise InputError("shuffle True: evaluation is in the order of the file; is_training=True shuffles")
@@ -252,21 +271,3 @@ def _topology(rank: int | None, world: int | None, device: str | torch.device | 
             raise InputError(f"rank {rank}, world {world}: ranks are numbered from 0 to world - 1")
         found = replace(found, rank=rank, world=world)
     return found if device is None else replace(found, device=torch.device(device))
-
-
-def _jitter(color_jitter: float | Sequence[float]) -> tuple[float, ...]:
-    """Brightness, contrast, saturation and hue; one number is the first three, as in timm."""
-    if isinstance(color_jitter, int | float):
-        return (color_jitter,) * 3 + (0.0,)
-    return (*color_jitter, *(0.0,) * (4 - len(color_jitter)))
-
-
-def _section(kind: type[AnySection], **values: Any) -> AnySection:
-    """A recipe's section; what is wrong becomes an `InputError` with the argument's name."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = str(first["loc"][0]) if first["loc"] else ""
-        given = f"{_NAMES.get(key, key)} {first['input']!r}: " if key else ""
-        raise InputError(given + first["msg"].removeprefix("Value error, ")) from None

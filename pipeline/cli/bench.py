@@ -19,6 +19,7 @@ BENCHES = {
     "start": "a start until the first batch, against FFCV",
     "prep": "writing ImageNet pictures to a .beton, against FFCV's DatasetWriter",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
+    "views": "several views of each picture from one decoding, against a loader for each view",
 }
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"

@@ -6,6 +6,7 @@ The boxes are drawn first, by pure functions that are tested without pixels. Pix
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,22 @@ class Decoder:
         self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
     ) -> dict[int, str]:
         """`read`, but the damaged samples are returned: index in the batch to reason. Their pixels are undefined."""
+        return self.try_read_views(
+            samples, np.asarray(boxes)[:, None], np.asarray(bicubic)[:, None], [pictures], threads
+        )
+
+    def try_read_views(
+        self,
+        samples: np.ndarray,
+        boxes: np.ndarray,
+        bicubic: np.ndarray,
+        views: Sequence[np.ndarray],
+        threads: int,
+    ) -> dict[int, str]:
+        """`try_read` of V boxes of each sample, which is decoded once.
+
+        Boxes int64 [B, V, 5], bicubic bool [B, V]; the k-th of `views` is uint8 [B, H, H, 3] with an H of its own.
+        """
         if len(samples) and not (samples.min() >= 0 and samples.max() < len(self.beton)):
             raise InputError(
                 f"{self.beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(self.beton)}"
@@ -129,7 +146,7 @@ class Decoder:
         tables = self._tables(samples, records)
         request = [np.arange(len(samples)), np.ascontiguousarray(boxes, np.int64)]
         request.append(np.ascontiguousarray(bicubic, np.uint8))
-        run_on_threads(functools.partial(self._read, self.descriptor, tables, *request, pictures, messages), threads)
+        run_on_threads(functools.partial(self._read, self.descriptor, tables, *request, views, messages), threads)
         return {int(b): messages[b].decode(errors="replace") for b in np.flatnonzero(messages)}
 
     def _tables(self, samples: np.ndarray, records: np.ndarray) -> tuple[np.ndarray | None, ...]:
@@ -156,13 +173,16 @@ def _compiled_reader() -> Any:
     if library is None:
         return None
     function = library.read_pictures
-    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 16, *[ctypes.c_int64] * 4]
+    function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 17, *[ctypes.c_int64] * 4]
     function.restype = None
 
-    def read(file, tables, samples, boxes, bicubic, pictures, messages, chunk, chunks):
-        arrays = (*tables, samples, boxes, bicubic, pictures, messages)
-        assert all(array is None or array.flags.c_contiguous for array in arrays)  # C gets addresses, not strides
+    def read(file, tables, samples, boxes, bicubic, views, messages, chunk, chunks):
+        assert all(pictures.flags.c_contiguous for pictures in views)  # C gets addresses, not strides
+        places = np.array([pictures.ctypes.data for pictures in views], np.uintp)
+        sides = np.array([pictures.shape[1] for pictures in views], np.int64)
+        arrays = (*tables, samples, boxes, bicubic, places, sides, messages)
+        assert all(array is None or array.flags.c_contiguous for array in arrays)
         addresses = (None if array is None else array.ctypes.data for array in arrays)
-        function(file, *addresses, pictures.shape[1], len(samples), chunk, chunks)
+        function(file, *addresses, len(views), len(samples), chunk, chunks)
 
     return read

@@ -6,7 +6,7 @@ crop, and blocks for ever when its thread raises.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from pipeline.data.random import NETWORK, key
 from pipeline.data.readahead import request_ranges
 from pipeline.data.split import PreparedFile
 from pipeline.data.tokens import Tokens
+from pipeline.data.views import View, Views
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.models.section import ModelSection
@@ -36,8 +37,8 @@ class TrainLoader:
 
     Pictures are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
     Without `shuffle` epochs are in the order of the file. Without `drop_last` the last step of an epoch has what is
-    left, divided among the ranks as equally as possible. With several `views` a batch has them of each sample
-    one after the other: those of repeated augmentation.
+    left, divided among the ranks as equally as possible. With `views` a batch's inputs are those of `Views`, and
+    `augment` says what else is done with a batch.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class TrainLoader:
         *,
         shuffle: bool = True,
         drop_last: bool = True,
-        views: int = 1,
+        views: Sequence[View] = (),
     ):
         if isinstance(data, TextDataSection):
             self.source: Source = Tokens(data, data.train_split, topology)
+        elif views:
+            self.source = Views(views, train.seed, topology)
         else:
             self.source = AugmentedPictures(data, augment, train.seed, topology)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
@@ -68,13 +71,8 @@ class TrainLoader:
         if not drop_last and (kind == "paged" or augment.mixing):
             part = "data.order paged deals" if kind == "paged" else "mixup and CutMix take"
             raise InputError(f"drop_last False: {part} whole batches only; set drop_last to True")
-        if views > 1 and (
-            augment.mixing or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"
-        ):
-            raise InputError(
-                f"views {views}: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with it"
-            )
-        self.views = views
+        if views and (augment.mixing or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"):
+            raise InputError("views: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with them")
         self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats))
         if isinstance(self.order, PagedOrder) and topology.rank == 0:
             _warn_of_sorted_classes(self.source.file)
@@ -84,7 +82,7 @@ class TrainLoader:
 
     def batches(self, epoch: int, first_step: int = 0) -> Batches:
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        ahead = prefetch_count(self.data, self.source, self.micro_batch_size * self.views)
+        ahead = prefetch_count(self.data, self.source, self.micro_batch_size)
         hosts = Prefetch(self._read(epoch, first_step), ahead)
         return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
 
@@ -97,7 +95,7 @@ class TrainLoader:
             ranges = self.order.prefetch_ranges(epoch, step, step == first_step, parts)
             request_ranges(self.source.descriptor, ranges)
             for part in parts:
-                view_ids = (step_view_ids[part, None] + len(self) * np.arange(self.views)).reshape(-1)
+                view_ids = step_view_ids[part]
                 inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
                 labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)].astype(np.int64))
                 replaced = int((decoded_ids != view_ids).sum())

@@ -13,25 +13,30 @@ def empty_host(shape: tuple[int, ...], kind: type[np.generic]) -> torch.Tensor:
     return torch.from_numpy(np.empty(math.prod(shape), kind)).view(shape)
 
 
-def normalise(pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+def normalise(
+    pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
+) -> torch.Tensor:
     """uint8 [B, H, W, 3] on the host to float32 [B, 3, H, W] on the device of `mean`, channels last in memory.
 
-    (value - mean) / std, with mean and std float32 [3, 1, 1] on a scale of 0 to 255. Compiled on the CPU: one pass
-    over memory instead of torch's three.
+    (value - mean) / std, with mean and std float32 [3, 1, 1] on a scale of 0 to 255. They are written to `to`,
+    float32 [B, H, W, 3] there, if it is given. Compiled on the CPU: one pass over memory instead of torch's three.
     """
     if mean.device.type == "cpu":
-        images = empty_host(tuple(pictures.shape), np.float32)
+        to = empty_host(tuple(pictures.shape), np.float32) if to is None else to
         width = pictures.shape[2]
         means, stds = (np.tile(channels.numpy().reshape(-1), width) for channels in (mean, std))
-        _normalise_rows(pictures.numpy().reshape(-1, 3 * width), means, stds, images.numpy().reshape(-1, 3 * width))
-        return images.permute(0, 3, 1, 2)
-    return normalise_with_torch(pictures, mean, std)
+        _normalise_rows(pictures.numpy().reshape(-1, 3 * width), means, stds, to.numpy().reshape(-1, 3 * width))
+        return to.permute(0, 3, 1, 2)
+    return normalise_with_torch(pictures, mean, std, to)
 
 
-def normalise_with_torch(pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+def normalise_with_torch(
+    pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
+) -> torch.Tensor:
     """`normalise` on any device, bit for bit; bytes are transferred, not floats."""
-    images = pictures.to(mean.device, non_blocking=True).permute(0, 3, 1, 2)
-    return images.to(torch.float32, copy=True).sub_(mean).div_(std)
+    pictures = pictures.to(mean.device, non_blocking=True)
+    to = torch.empty_like(pictures, dtype=torch.float32) if to is None else to
+    return to.copy_(pictures).permute(0, 3, 1, 2).sub_(mean).div_(std)
 
 
 @jit

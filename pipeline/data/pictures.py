@@ -1,5 +1,6 @@
 """Prepared pictures to batches: decoded and augmented on the CPU, normalised and erased on the device."""
 
+import copy
 import sys
 
 import numpy as np
@@ -39,9 +40,14 @@ class Pictures:
         self.decoder.read(*self._request(view_ids, epoch), pictures.numpy(), self.threads)
         return pictures, view_ids
 
-    def finish(self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
-        """The pictures that `read` returned, normalised: float32 [B, 3, side, side] on the device, channels last."""
-        return normalise(pictures, self.mean, self.std)
+    def finish(
+        self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int, to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The pictures that `read` returned, normalised: float32 [B, 3, side, side] on the device, channels last.
+
+        They are written to `to` if it is given, float32 [B, side, side, 3].
+        """
+        return normalise(pictures, self.mean, self.std, to)
 
     def host_bytes(self, count: int) -> int:
         """Host memory of `count` decoded pictures."""
@@ -55,11 +61,14 @@ class Pictures:
         """Which pictures are resized bicubically: bool [B]."""
         return np.full(len(view_ids), self.section.interpolation != "bilinear")
 
-    def _empty(self, count: int) -> torch.Tensor:
-        shape = count, self.section.image_size, self.section.image_size, 3
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Host memory, uint8, pinned where there is a GPU."""
         if self.device.type == "cuda":
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
         return empty_host(shape, np.uint8)
+
+    def _empty(self, count: int) -> torch.Tensor:
+        return self.empty(count, self.section.image_size, self.section.image_size, 3)
 
     def _request(self, view_ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """What the decoder is asked for: samples, their boxes, and which are resized bicubically."""
@@ -71,9 +80,14 @@ class AugmentedPictures(Pictures):
 
     def __init__(self, section: DataSection, augment: AugmentSection, seed: int, topology: Topology):
         super().__init__(section, section.train_split, topology)
-        self.augment, self.seed = augment, seed
-        self.augmentation = build_augmentation(augment, section.mean, section.interpolation)
-        self._check_padding()
+        self.seed = seed
+        self._augment_by(section, augment)
+
+    def of_same_file(self, section: DataSection, augment: AugmentSection) -> "AugmentedPictures":
+        """The same open split in another size, and augmented in another way."""
+        other = copy.copy(self)
+        other._augment_by(section, augment)
+        return other
 
     @override
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
@@ -88,8 +102,10 @@ class AugmentedPictures(Pictures):
         return pictures, decoded_ids
 
     @override
-    def finish(self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
-        images = super().finish(pictures, view_ids, epoch)
+    def finish(
+        self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int, to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        images = super().finish(pictures, view_ids, epoch, to)
         if self.augment.re_prob > 0:
             erase(images, view_ids, self.augment, self.seed, epoch)
         return images
@@ -106,6 +122,11 @@ class AugmentedPictures(Pictures):
     @override
     def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
         return cubic(view_ids, self.section.interpolation, self.seed, epoch)
+
+    def _augment_by(self, section: DataSection, augment: AugmentSection) -> None:
+        self.section, self.augment = section, augment
+        self.augmentation = build_augmentation(augment, section.mean, section.interpolation)
+        self._check_padding()
 
     def _replace(self, view_id: int, epoch: int, picture: np.ndarray, message: str) -> int:
         """Decode another sample in place of a damaged one, chosen by (seed, epoch, view id); its view id."""

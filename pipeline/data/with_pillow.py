@@ -10,8 +10,11 @@ from pipeline.formats.beton import JPEG
 from pipeline.formats.checksums import MISMATCH, picture_blocks, sample_checksum
 
 
-def read_with_pillow(file, tables, samples, boxes, bicubic, pictures, messages, chunk, chunks) -> None:
-    """Decode every `chunks`-th picture from `chunk` on; `messages` gets the reason of each damaged one."""
+def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chunk, chunks) -> None:
+    """Decode every `chunks`-th picture from `chunk` on; `messages` gets the reason of each damaged one.
+
+    Boxes [B, V, 5] and bicubic [B, V]: one for each of the V arrays [B, side, side, 3] of `views`.
+    """
     mode, height, width, offset, size, segments, segments_size, label, checksum, *_ = tables
     for b in range(chunk, len(samples), chunks):
         sample = samples[b]
@@ -26,7 +29,8 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, pictures, messages, 
                 if sample_checksum(record, picture_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
                     raise ValueError(MISMATCH)
             picture = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
-            pictures[b] = resized_box(picture, boxes[b], bool(bicubic[b]), pictures.shape[1])
+            for k, pictures in enumerate(views):
+                pictures[b] = resized_box(picture, boxes[b, k], bool(bicubic[b, k]), pictures.shape[1])
         except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
             messages[b] = (str(error) or type(error).__name__).encode()
 

@@ -115,46 +115,82 @@ static bool decode_crop(struct scratch *scratch, const struct sample *sample, in
     return true;
 }
 
-/* A crop that extends beyond the image: it has the output's size, so nothing is resized, and the outside is black. */
-static bool crop_with_border(struct scratch *scratch, const struct sample *sample, const int64_t *box, uint8_t *picture,
-                             int side, char *message) {
-    int top = (int)box[0], left = (int)box[1];
-    int first = top < 0 ? 0 : top, end = top + side < sample->height ? top + side : sample->height;
-    int start = left < 0 ? 0 : left, stop = left + side < sample->width ? left + side : sample->width;
+/* A rectangle of pixels of an image: rows from `top` up to `bottom`, columns from `left` up to `right`. */
+struct rectangle {
+    int top, left, bottom, right;
+};
+
+static int least(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
+static int greatest(int64_t a, int64_t b) { return (int)(a > b ? a : b); }
+
+/* The part of a box that is within the image; bottom <= top, or right <= left, if there is none. */
+static struct rectangle part_inside(const int64_t *box, const struct sample *sample) {
+    return (struct rectangle){greatest(box[0], 0), greatest(box[1], 0), least(box[0] + box[2], sample->height),
+                              least(box[1] + box[3], sample->width)};
+}
+
+static bool is_empty(struct rectangle part) { return part.bottom <= part.top || part.right <= part.left; }
+
+/* The smallest rectangle with the parts of all boxes in it; empty if all of these are. */
+static struct rectangle surround(const int64_t *boxes, int64_t count, const struct sample *sample) {
+    struct rectangle all = {sample->height, sample->width, 0, 0};
+    for (int64_t k = 0; k < count; k++) {
+        const struct rectangle part = part_inside(boxes + 5 * k, sample);
+        if (!is_empty(part))
+            all = (struct rectangle){least(all.top, part.top), least(all.left, part.left),
+                                     greatest(all.bottom, part.bottom), greatest(all.right, part.right)};
+    }
+    return all;
+}
+
+/* A box that extends beyond the image: it has the output's size, so nothing is resized, and the outside is black.
+ * `inside` are the pixels of its part. */
+static void copy_with_border(struct pixels inside, struct rectangle part, const int64_t *box, uint8_t *picture,
+                             int side) {
     memset(picture, 0, 3 * (size_t)side * (size_t)side);
-    struct pixels inside;
-    if (end <= first || stop <= start)
-        return true;
-    if (!decode_crop(scratch, sample, first, start, end - first, stop - start, &inside, message))
-        return false;
-    for (int y = first; y < end; y++)
-        for (int x = start; x < stop; x++) {
-            int to = box[4] ? side - 1 - (x - left) : x - left;
-            memcpy(picture + 3 * ((size_t)(y - top) * (size_t)side + (size_t)to),
-                   inside.first + (size_t)(y - first) * inside.stride + 4 * (size_t)(x - start), 3);
+    for (int y = part.top; y < part.bottom; y++)
+        for (int x = part.left; x < part.right; x++) {
+            int to = box[4] ? side - 1 - (x - (int)box[1]) : x - (int)box[1];
+            memcpy(picture + 3 * ((size_t)(y - box[0]) * (size_t)side + (size_t)to),
+                   inside.first + (size_t)(y - part.top) * inside.stride + 4 * (size_t)(x - part.left), 3);
         }
+}
+
+/* One box of decoded pixels, which `around` says the place of, resized and flipped. */
+static bool take_box(struct scratch *scratch, const struct sample *sample, struct pixels pixels,
+                     struct rectangle around, const int64_t *box, bool cubic, uint8_t *picture, int side) {
+    const struct rectangle part = part_inside(box, sample);
+    const bool whole = part.bottom - part.top == box[2] && part.right - part.left == box[3];
+    if (!is_empty(part))
+        pixels = (struct pixels){pixels.first + (size_t)(part.top - around.top) * pixels.stride +
+                                     4 * (size_t)(part.left - around.left),
+                                 pixels.stride, part.bottom - part.top, part.right - part.left};
+    if (whole)
+        return resize(scratch, pixels, picture, side, cubic, box[4]);
+    copy_with_border(pixels, part, box, picture, side);
     return true;
 }
 
-/* Read every `chunks`-th of `count` images, beginning with number `chunk`: one thread's share of a batch.
+/* Read every `chunks`-th of `count` samples, beginning with number `chunk`: one thread's share of a batch. Each is
+ * decoded once, and gives one picture in each of `views`.
  *
  * Tables by sample: mode (JPEG or RAW), height and width in pixels; offset and size of its data, and of its table of
  * segments, in bytes; its label; its checksum, and the index of its first band in `bands`, the checksums of bands of
- * rows. `checksum` is NULL if there are none, or they are not to be compared. For each image: the number of its sample; its box int64 [5] (top, left, height, width, flip); and
- * whether it is resized with a bicubic filter, otherwise bilinear. `file` is an open descriptor.
+ * rows. `checksum` is NULL if there are none, or they are not to be compared. For each sample: its number; for each of
+ * its views the box int64 [5] (top, left, height, width, flip), and whether it is resized with a bicubic filter,
+ * otherwise bilinear. `file` is an open descriptor.
  *
- * Output: pictures, uint8 [count][side][side][3]; messages [count][MESSAGE], in which the error of each damaged sample
- * is written. The others are not changed. */
+ * Output: for each view uint8 [count][side][side][3] at the address in `pictures`, with the view's side in `sides`;
+ * messages [count][MESSAGE], in which the error of each damaged sample is written. The others are not changed. */
 void read_pictures(int file, const uint8_t *mode, const int64_t *height, const int64_t *width, const int64_t *offset,
                    const int64_t *size, const int64_t *table, const int64_t *table_size, const int64_t *label,
                    const uint32_t *checksum, const int64_t *band, const uint32_t *bands, const int64_t *samples,
-                   const int64_t *boxes, const uint8_t *cubic, uint8_t *pictures, char *messages, int64_t side,
-                   int64_t count, int64_t chunk, int64_t chunks) {
+                   const int64_t *boxes, const uint8_t *cubic, uint8_t *const *pictures, const int64_t *sides,
+                   char *messages, int64_t views, int64_t count, int64_t chunk, int64_t chunks) {
     struct scratch *scratch = thread_scratch();
     for (int64_t b = chunk; b < count; b += chunks) {
         char *message = messages + MESSAGE * b;
-        const int64_t s = samples[b], *box = boxes + 5 * b;
-        uint8_t *picture = pictures + 3 * side * side * b;
+        const int64_t s = samples[b];
         struct sample sample = {file,
                                 mode[s] == JPEG,
                                 (int)height[s],
@@ -166,12 +202,16 @@ void read_pictures(int file, const uint8_t *mode, const int64_t *height, const i
                                 label[s],
                                 checksum ? checksum + s : NULL,
                                 checksum ? bands + band[s] : NULL};
-        struct pixels pixels;
-        bool inside = box[0] >= 0 && box[1] >= 0 && box[0] + box[2] <= height[s] && box[1] + box[3] <= width[s];
-        bool done = scratch && (inside ? decode_crop(scratch, &sample, (int)box[0], (int)box[1], (int)box[2],
-                                                     (int)box[3], &pixels, message) &&
-                                             resize(scratch, pixels, picture, (int)side, cubic[b], box[4])
-                                       : crop_with_border(scratch, &sample, box, picture, (int)side, message));
+        struct pixels pixels = {0};
+        const struct rectangle around = surround(boxes + 5 * views * b, views, &sample);
+        bool done = scratch && (is_empty(around) || decode_crop(scratch, &sample, around.top, around.left,
+                                                                around.bottom - around.top, around.right - around.left,
+                                                                &pixels, message));
+        for (int64_t k = views * b; done && k < views * (b + 1); k++) {
+            const int64_t side = sides[k % views];
+            done = take_box(scratch, &sample, pixels, around, boxes + 5 * k, cubic[k],
+                            pictures[k % views] + 3 * side * side * b, (int)side);
+        }
         if (!done && !*message)
             snprintf(message, MESSAGE, "out of memory");
     }

@@ -67,6 +67,16 @@ def test_plain_loop(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert equal(seen, epochs(pictures, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
 
 
+def test_dino_views(pictures: Path) -> None:
+    names = example("dino_views")
+    loader = names["open_loader"](pictures, 8, 32, 16)
+    crops, labels = next(iter(loader))
+    assert [tuple(each.shape) for each in crops] == [(8, 2, 3, 32, 32), (8, 8, 3, 16, 16)]
+    means = names["features"](lambda images: images.mean((2, 3)), crops)
+    assert torch.allclose(means[1], crops[1].mean((3, 4)), atol=1e-5)
+    assert len(labels) == 8
+
+
 def test_stateful_dataloader(pictures: Path) -> None:
     open_loader = example("stateful_dataloader", "torchdata")["open_loader"]
     keys = {"batch_size": 8, "image_size": 24}

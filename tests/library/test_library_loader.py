@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import pipeline.data.decode
 import widemix
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology
@@ -125,19 +126,70 @@ def test_shuffled_without_drop_last_there_is_every_sample_once(pictures: Path) -
     assert sorted(view_ids) == list(range(53))
 
 
+# DINO's augmentation (Caron et al. 2021) in small: two global crops that differ, then local ones of another size.
+JITTERED: dict[str, Any] = {"color_jitter": (0.4, 0.4, 0.2, 0.1), "color_jitter_prob": 0.8, "grayscale_prob": 0.2}
+DINO = [
+    widemix.View(scale=(0.4, 1), gaussian_blur_prob=1.0),
+    widemix.View(image_size=12, scale=(0.05, 0.4), gaussian_blur_prob=0.5, interpolation="bicubic"),
+    widemix.View(scale=(0.4, 1), solarize_prob=0.5, auto_augment="rand-m9-inc1", re_prob=0.5, interpolation="random"),
+    widemix.View(image_size=12, scale=(0.05, 0.4), gaussian_blur_prob=0.5, interpolation="bicubic"),
+]
+
+
+def single_view(folder: Path, view: widemix.View, number: int, samples: np.ndarray, epoch: int) -> torch.Tensor:
+    """What a loader with this view's arguments alone makes with the view ids of view `number`."""
+    keys = {**JITTERED, **view}
+    side = keys.pop("image_size", 24)
+    one = widemix.Loader(folder, "train", 8, side, seed=7, device="cpu", num_workers=1, **keys)
+    source, view_ids = one._loader.source, samples + 53 * number
+    return source.finish(source.read(view_ids, view_ids, epoch)[0], view_ids, epoch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["compiled", "pillow"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_views_are_those_of_repeated_augmentation(pictures: Path, world: int) -> None:
-    """The first is the picture that there is without views; the others have policies of their own."""
+def test_every_view_is_what_a_loader_of_that_view_makes(pictures, monkeypatch, way: str, world: int) -> None:
+    if way == "pillow":
+        monkeypatch.setattr(pipeline.data.decode, "_compiled_reader", lambda: None)
+    ranks = [loader(pictures, 8 // world, rank=r, world=world, views=DINO, **JITTERED) for r in range(world)]
+    monkeypatch.undo()
+    for epoch in range(2):
+        seen = list(zip(*ranks, strict=True))
+        for step in (0, 3):
+            samples = ranks[0]._loader.order.step(epoch, step)  # type: ignore[union-attr]
+            large, small = (torch.cat([images[size] for images, _ in seen[step]]) for size in range(2))
+            assert large.shape == (8, 2, 3, 24, 24)
+            assert small.shape == (8, 2, 3, 12, 12)
+            for number, images in enumerate((large[:, 0], small[:, 0], large[:, 1], small[:, 1])):
+                assert torch.equal(images, single_view(pictures, DINO[number], number, samples, epoch)), number
+            assert torch.equal(torch.cat([labels for _, labels in seen[step]]), labels_of(pictures)[samples])
+    assert seen[0][0][0][0][:, 0].is_contiguous(memory_format=torch.channels_last)
+
+
+def labels_of(folder: Path) -> torch.Tensor:
+    return torch.from_numpy(open_beton(folder / "train.beton").label.astype(np.int64))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_number_of_views_repeats_the_loaders_own(pictures: Path, world: int) -> None:
+    """The first is the picture that there is without views; the others have crops and policies of their own."""
     keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
     plain = joined([loader(pictures, **keys)])
     viewed = joined([loader(pictures, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
     assert viewed[0][0].shape == (8, 3, 3, 24, 24)
     assert same([(images[:, 0], labels) for images, labels in viewed], plain)
     assert not any(torch.equal(images[:, 1], images[:, other]) for images, _ in viewed for other in (0, 2))
-    one = loader(pictures, **keys)
-    source, step = one._loader.source, one._loader.order.step(0, 0)  # type: ignore[union-attr]
-    third = step + 2 * 53
-    assert torch.equal(source.finish(source.read(third, third, 0)[0], third, 0), viewed[0][0][:, 2])
+    assert same(joined([loader(pictures, views=3 * [widemix.View()], **keys)]), viewed)
+
+
+def test_a_damaged_picture_of_views_is_named(pictures: Path, tmp_path: Path) -> None:
+    for path in pictures.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    beton = open_beton(tmp_path / "train.beton")
+    with open(tmp_path / "train.beton", "r+b") as file:
+        file.seek(int(beton.offset[17]) + int(beton.size[17]) // 2)
+        file.write(b"damage")
+    with pytest.raises(widemix.InputError, match="sample 17"):
+        list(loader(tmp_path, views=DINO))
 
 
 def test_drop_last_in_evaluation(pictures: Path) -> None:
@@ -167,7 +219,11 @@ def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
         ({"split": "val", "shuffle": True}, "is_training=True shuffles"),
         ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
         ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
-        ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views 2: mixup, CutMix"),
+        ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views: mixup, CutMix"),
+        ({"views": 0}, "views 0: must be at least 1"),
+        ({"views": []}, "views 0: must be at least 1"),
+        ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
+        ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
         ({"views": 2, "split": "val"}, "an evaluation has one view of each picture"),
         ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
         ({"rank": 1}, "rank 1, world None: give both, or neither"),

@@ -27,7 +27,7 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     reals, whole = ctypes.c_double, ctypes.c_int64
     library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]
     library.look_up.argtypes = [ctypes.c_void_p, whole, ctypes.c_void_p]
-    library.read_pictures.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 16, *[whole] * 4]
+    library.read_pictures.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 17, *[whole] * 4]
     return library
 
 
@@ -58,10 +58,11 @@ def test_resized_as_pillow_does(library, tmp_path, height, width, side, cubic):
     made, messages = np.empty((1, side, side, 3), np.uint8), np.zeros(1, f"S{MESSAGE}")
     sizes = [np.array([size], np.int64) for size in (height, width, 0, picture.size, 0, 0, 0)]  # up to which sample
     tables = [np.ones(1, np.uint8), *sizes[:-1], np.zeros(1, np.int64)]  # the last: labels
-    request = [sizes[-1], np.array([0, 0, height, width, 0]), np.array([cubic], np.uint8), made, messages]
+    places, sides = np.array([made.ctypes.data], np.uintp), np.array([side])
+    request = [sizes[-1], np.array([0, 0, height, width, 0]), np.array([cubic], np.uint8), places, sides, messages]
     with open(tmp_path / "raw", "rb") as file:
         addresses = [array.ctypes.data for array in tables] + [None] * 3 + [array.ctypes.data for array in request]
-        library.read_pictures(file.fileno(), *addresses, side, 1, 0, 1)
+        library.read_pictures(file.fileno(), *addresses, 1, 1, 0, 1)
     assert messages[0] == b""
     way = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     assert np.array_equal(made[0], np.asarray(Image.fromarray(picture).resize((side, side), way)))

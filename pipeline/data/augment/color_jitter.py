@@ -1,4 +1,7 @@
-"""Colour jitter, grayscale and Gaussian blur after the policy: in timm's order, with torchvision's distributions."""
+"""Colour jitter, grayscale, Gaussian blur and solarisation after the policy, with torchvision's distributions.
+
+The first three are in timm's order; solarisation is the last, as in BYOL, MoCo v3 and DINO.
+"""
 
 from typing import NamedTuple
 
@@ -7,12 +10,13 @@ import numpy as np
 from pipeline.data.augment.blend import brightness, color, contrast
 from pipeline.data.augment.hue import turn_hue
 from pipeline.data.augment.smooth import gaussian_smooth
+from pipeline.data.augment.tables import solarize
 from pipeline.data.compiled import jit
 from pipeline.data.random import uniform
 from pipeline.recipe.augment import AugmentSection
 
 # Counters of a picture's random stream; those of strength and order are four each.
-_JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER = 0, 1, 2, 3, 4, 8
+_JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER, _SOLARIZE = 0, 1, 2, 3, 4, 8, 12
 
 
 class ColorJitter(NamedTuple):
@@ -22,18 +26,20 @@ class ColorJitter(NamedTuple):
     jitter_prob: float
     gray_prob: float
     blur_prob: float
+    solarize_prob: float
 
     @property
     def is_on(self) -> bool:
         """Whether it changes any picture."""
-        return max(self.jitter_prob, self.gray_prob, self.blur_prob) > 0
+        return max(self.jitter_prob, self.gray_prob, self.blur_prob, self.solarize_prob) > 0
 
 
 def build_color_jitter(section: AugmentSection) -> ColorJitter:
-    """The section's colour jitter, grayscale and blur."""
+    """The section's colour jitter, grayscale, blur and solarisation."""
     jitter_prob = section.color_jitter_prob if any(section.color_jitter) else 0.0
     strengths = np.array(section.color_jitter)
-    return ColorJitter(strengths, jitter_prob, section.grayscale_prob, section.gaussian_blur_prob)
+    probs = jitter_prob, section.grayscale_prob, section.gaussian_blur_prob, section.solarize_prob
+    return ColorJitter(strengths, *probs)
 
 
 @jit
@@ -49,6 +55,8 @@ def apply_color_jitter(picture, color_jitter, stream, scratch):
         rows = picture.reshape(picture.shape[0], -1)
         between = scratch.mixed.reshape(rows.shape)
         gaussian_smooth(rows, draw_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
+    if uniform(stream, _SOLARIZE) < color_jitter.solarize_prob:
+        solarize(values, 128)
 
 
 @jit

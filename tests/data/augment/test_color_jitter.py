@@ -20,9 +20,11 @@ OFF = (0.0, 0.0, 0.0, 0.0)
 ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 
-def changed(picture: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0):
+def changed(
+    picture: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0, solarize_prob=0.0
+):
     ours = picture.copy()
-    color_jitter = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob)
+    color_jitter = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob, solarize_prob)
     apply_color_jitter(ours, color_jitter, np.uint64(stream), scratch_for(*picture.shape[:2]))
     return ours
 
@@ -66,6 +68,15 @@ def test_grayscale_is_torchvisions_as_often_as_asked(pictures):
     small = np.array([[[1, 100, 200]]], np.uint8)
     grey = sum(changed(small, key(1, 1, s, COLOR_JITTER), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
     assert abs(grey - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
+
+
+def test_solarisation_is_torchvisions_and_the_last_step(pictures):
+    for stream, picture in enumerate(pictures):
+        expected = np.asarray(F.solarize(F.rgb_to_grayscale(Image.fromarray(picture), 3), 128))
+        assert np.array_equal(changed(picture, stream, gray_prob=1.0, solarize_prob=1.0), expected)
+    small = np.full((1, 1, 3), 200, np.uint8)
+    turned = sum(changed(small, key(1, 1, s, COLOR_JITTER), solarize_prob=0.2)[0, 0, 0] == 55 for s in range(3000))
+    assert abs(turned - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.4, 1.1, 2.0])

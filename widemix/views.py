@@ -1,0 +1,48 @@
+"""What may differ between the views of a picture."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, Literal, TypedDict
+
+from pipeline.errors import InputError
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import DataSection
+from widemix.sections import build_section, jitter_strengths
+
+
+class View(TypedDict, total=False):
+    """Arguments of `Loader` that are others for one view of each picture. What is left out is as in the loader."""
+
+    image_size: int
+    interpolation: Literal["bilinear", "bicubic", "random"]
+    scale: Sequence[float]
+    ratio: Sequence[float]
+    hflip: float
+    auto_augment: str | None
+    color_jitter: float | Sequence[float]
+    color_jitter_prob: float
+    grayscale_prob: float
+    gaussian_blur_prob: float
+    solarize_prob: float
+    re_prob: float
+    re_mode: Literal["const", "rand", "pixel"]
+    re_count: int
+
+
+def view_sections(
+    number: int, view: View, data: DataSection, augment: AugmentSection
+) -> tuple[DataSection, AugmentSection]:
+    """The sections of a view: those of the loader with what `view` changes. `InputError` where it is wrong."""
+    where, known = f"views[{number}]: ", View.__annotations__
+    values: dict[str, Any] = dict(view)
+    for name in values.keys() - known.keys():
+        near = get_close_matches(name, known, 1)
+        raise InputError(f"{where}no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
+    values |= {name: tuple(values[name]) for name in ("scale", "ratio") if name in values}
+    if "color_jitter" in values:
+        values["color_jitter"] = jitter_strengths(values["color_jitter"])
+    of_data = {name: values.pop(name) for name in ("image_size", "interpolation") if name in values}
+    return (
+        build_section(DataSection, where, **data.model_dump() | of_data),
+        build_section(AugmentSection, where, **augment.model_dump() | values),
+    )
