@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from pipeline.analysis.figures import COLORS, label, new_figure, styled
 from pipeline.errors import InputError
+from pipeline.models.block_diagonal import GroupedLinear
 from pipeline.models.mixer.network import Mixer, MixerBlock
-from pipeline.models.pk import MixingLayer
+from pipeline.models.pk import MixingLayer, weigh
 from pipeline.models.sw_mlp.network import SwMlp, SwMlpBlock
 from pipeline.models.sw_mlp.sparse import SparseLinear
 
@@ -79,11 +80,11 @@ def _layers(name: str, part: Any, shape: tuple[int, ...]) -> list[tuple[str, Cal
     if isinstance(part, SparseLinear):
         return [(name, lambda x: x @ part.dense_weight().T, shape)]
     if isinstance(part, MixingLayer):
-        return [(name, lambda x: part.permute_out(part.permute_in(x) @ part.fc.weight.T), shape)]
+        return [(name, lambda x: part.permute_out(weigh(part.fc, part.permute_in(x))), shape)]
     hidden = tuple(part.permute_hidden(part.fc1(part.permute_in(torch.zeros(1, *shape)))).shape[1:])
     return [
-        (f"{name}.fc1", lambda x: part.permute_hidden(part.permute_in(x) @ part.fc1.weight.T), shape),
-        (f"{name}.fc2", lambda x: part.permute_out(x @ part.fc2.weight.T), hidden),
+        (f"{name}.fc1", lambda x: part.permute_hidden(weigh(part.fc1, part.permute_in(x))), shape),
+        (f"{name}.fc2", lambda x: part.permute_out(weigh(part.fc2, x)), hidden),
     ]
 
 
@@ -125,17 +126,18 @@ def _steps(module: Any, image_size: int, skips: bool) -> list[tuple[str, Callabl
     for number, block in enumerate(module.blocks):
         for name, part, skip in _mixings(block):
             connected = _connections(part)
-            around = (_connections(skip) if skip is not None else nn.Identity()) if skips else None
+            around = _connections(skip) if skips else None
             outputs = tuple(connected(torch.zeros(1, *features)).shape[1:])
             steps.append((f"blocks.{number}.{name}", _transpose(connected, around, features), outputs))
             features = outputs
     return steps
 
 
-def _mixings(block: Any) -> list[tuple[str, nn.Module, nn.Module | None]]:
-    """Name, branch and skip of each mixing of a block; None is the plain skip."""
+def _mixings(block: Any) -> list[tuple[str, nn.Module, nn.Module]]:
+    """Name, branch and skip of each mixing of a block."""
     if isinstance(block, MixerBlock):
-        return [("mlp_tokens", block.mlp_tokens, block.skip), ("mlp_channels", block.mlp_channels, None)]
+        skips = block.skip, block.channel_skip
+        return [("mlp_tokens", block.mlp_tokens, skips[0]), ("mlp_channels", block.mlp_channels, skips[1])]
     return [("fc", nn.Sequential(block.fc1, nn.Identity(), block.fc2), block.skip)]
 
 
@@ -155,7 +157,7 @@ def _connections(part: nn.Module) -> nn.Module:
     """A copy whose weights are ones where there are any, without biases, activations and norms."""
     part = copy.deepcopy(part).float()
     for name, layer in list(part.named_modules()):
-        if isinstance(layer, nn.Linear | SparseLinear):
+        if isinstance(layer, nn.Linear | GroupedLinear | SparseLinear):
             weight = layer.values if isinstance(layer, SparseLinear) else layer.weight
             nn.init.ones_(weight)
             if layer.bias is not None:

@@ -58,7 +58,7 @@ def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:
     if isinstance(getattr(layers.get("mlp_tokens"), "permute_in", None), Permute):
         raise InputError(f"--blocks {block}: its tokens are randomly permuted with the channels and have no grid")
     layer: Any = layers[name]
-    weight = layer.weight.detach().float().cpu().numpy()
+    weight = layer.weight.detach().float().cpu().flatten(0, -2).numpy()
     shape: Any = getattr(module, "shape", None)
     if block > 0 and getattr(shape, "tokens", None) is not None:
         raise InputError(f"--blocks {block}: its tokens are mixtures of patches (model.tokens) and have no grid")

@@ -16,7 +16,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.block_diagonal import BlockDiagonal
+from pipeline.models.block_diagonal import BlockDiagonal, GroupedLinear
 from pipeline.models.shallow.network import Monarch
 from pipeline.models.sw_mlp.sparse import SparseLinear
 
@@ -116,6 +116,8 @@ def _count(calls: dict[str, int], name: str):
             calls[name] = output.shape[2] * output.shape[3]
         elif isinstance(layer, nn.Linear):
             calls[name] = inputs[0].numel() // layer.in_features
+        elif isinstance(layer, GroupedLinear):
+            calls[name] = inputs[0].shape[1] // layer.groups
         else:
             calls[name] = 1
 
@@ -125,7 +127,7 @@ def _count(calls: dict[str, int], name: str):
 def _is_linear(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):  # of patches: each pixel is in one window
         return layer.kernel_size == layer.stride and layer.groups == 1
-    return isinstance(layer, nn.Linear | SparseLinear | Monarch | BlockDiagonal)
+    return isinstance(layer, nn.Linear | GroupedLinear | SparseLinear | Monarch | BlockDiagonal)
 
 
 def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
@@ -136,14 +138,14 @@ def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
         return _of_matrix(name, matrix, repeats, edge)
     if isinstance(layer, Monarch):
         return _of_monarch(name, layer)
-    if isinstance(layer, BlockDiagonal):
+    if isinstance(layer, BlockDiagonal) and layer.shared:
+        return _of_matrix(name, _numpy(layer.weight), repeats)
+    if isinstance(layer, BlockDiagonal | GroupedLinear):
         blocks = _numpy(layer.weight)
-        if layer.shared:
-            return _of_matrix(name, blocks, repeats)
         values = np.sort(np.linalg.svd(blocks, compute_uv=False), axis=None)[::-1]
         rows, columns = layer.weight.shape[1:]
         shape = (len(blocks) * rows, len(blocks) * columns)
-        return LayerSpectrum(name, shape, 1, values, marchenko_pastur_edge(rows, columns), True)
+        return LayerSpectrum(name, shape, repeats, values, marchenko_pastur_edge(rows, columns), True)
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     return _of_matrix(name, _numpy(layer.weight).reshape(len(layer.weight), -1), repeats)
 

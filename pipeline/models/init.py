@@ -5,6 +5,8 @@ import math
 from timm.layers import lecun_normal_
 from torch import nn
 
+from pipeline.models.block_diagonal import GroupedLinear
+
 
 def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:
     """Draw linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
@@ -12,7 +14,7 @@ def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> N
     `head_bias` is the bias of every class.
     """
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | GroupedLinear):
             nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
         elif isinstance(module, nn.Conv2d):
             lecun_normal_(module.weight)

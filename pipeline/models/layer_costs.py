@@ -27,8 +27,8 @@ class LayerCost:
 
     @property
     def parameters(self) -> int:
-        """Weights of all different W, and the bias."""
-        return self.weights * self.matrices + self.bias * self.outputs
+        """All different W, each with its bias."""
+        return (self.weights + self.bias * self.outputs) * self.matrices
 
     @property
     def connections(self) -> int:
@@ -105,8 +105,14 @@ def patch_layer(image_size: int, patch_size: int, channels: int) -> LayerCost:
     return LayerCost(patches, 3 * patch_size**2, channels, mixes=False, input_gradient=False)
 
 
-def mlp_layers(rows: int, inputs: int, hidden: int | None, outputs: int) -> list[LayerCost]:
-    """An MLP of one hidden layer on each row; with `hidden` None a single layer and an activation."""
+def mlp_layers(rows: int, inputs: int, hidden: int | None, outputs: int, groups: int = 1) -> list[LayerCost]:
+    """An MLP of one hidden layer on each row; with `hidden` None a single layer and an activation.
+
+    groups: of rows, each with weights of its own.
+    """
     if hidden is None:
-        return [LayerCost(rows, inputs, outputs, activated=True)]
-    return [LayerCost(rows, inputs, hidden, activated=True), LayerCost(rows, hidden, outputs)]
+        return [LayerCost(rows, inputs, outputs, matrices=groups, activated=True)]
+    return [
+        LayerCost(rows, inputs, hidden, matrices=groups, activated=True),
+        LayerCost(rows, hidden, outputs, matrices=groups),
+    ]

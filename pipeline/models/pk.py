@@ -10,9 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from pipeline.models import permutation
+from pipeline.models.block_diagonal import GroupedLinear
 from pipeline.models.permutation import Permute, Transpose
 
 
@@ -69,10 +71,10 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class MixingLayer(nn.Module):
     """J_out phi((I (x) W) J_in x): the one-layer mixing of the S-Mixer, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int], permutations: Permutations, activation: str):
+    def __init__(self, widths: tuple[int, int], permutations: Permutations, activation: str, groups: int = 1):
         super().__init__()
         self.permute_in = permutations.inward
-        self.fc = nn.Linear(*widths)
+        self.fc = _linear(groups, *widths)
         self.act = ACTIVATIONS[activation]()
         self.permute_out = permutations.outward
 
@@ -85,14 +87,14 @@ class MixingLayer(nn.Module):
 class MixingMlp(nn.Module):
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x): the MLP-Mixer's two-layer mixing, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int, int], permutations: Permutations, activation: str):
+    def __init__(self, widths: tuple[int, int, int], permutations: Permutations, activation: str, groups: int = 1):
         super().__init__()
         width, hidden, out = widths
         self.permute_in = permutations.inward
-        self.fc1 = nn.Linear(width, hidden)
+        self.fc1 = _linear(groups, width, hidden)
         self.permute_hidden = permutations.hidden
         self.act = ACTIVATIONS[activation]()
-        self.fc2 = nn.Linear(hidden, out)
+        self.fc2 = _linear(groups, hidden, out)
         self.permute_out = permutations.outward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,6 +102,17 @@ class MixingMlp(nn.Module):
         x = _rows(self.permute_in(x))  # rows to mix: [B, C, S0] for tokens, [B, S, C] for channels
         x = self.act(self.permute_hidden(self.fc1(x)))
         return self.permute_out(self.fc2(x))
+
+
+def _linear(groups: int, inputs: int, outputs: int) -> nn.Linear | GroupedLinear:
+    return nn.Linear(inputs, outputs) if groups == 1 else GroupedLinear(groups, inputs, outputs)
+
+
+def weigh(layer: nn.Linear | GroupedLinear, x: Tensor) -> Tensor:
+    """A mixing's layer on rows [B, n, I] without its bias: [B, n, O]."""
+    if isinstance(layer, nn.Linear):
+        return x @ layer.weight.T
+    return layer(x) - layer(torch.zeros_like(x))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -110,8 +123,11 @@ def _rows(x: Tensor) -> Tensor:
 Mixing = MixingLayer | MixingMlp
 
 
-def mixing(widths: Sequence[int], permutations: Permutations, activation: str) -> Mixing:
-    """Return a mixing of layers of these widths, first to last: a single layer of two, an MLP of three."""
+def mixing(widths: Sequence[int], permutations: Permutations, activation: str, groups: int = 1) -> Mixing:
+    """Return a mixing of layers of these widths, first to last: a single layer of two, an MLP of three.
+
+    groups: of rows, each with weights of its own.
+    """
     if len(widths) == 2:
-        return MixingLayer((widths[0], widths[1]), permutations, activation)
-    return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation)
+        return MixingLayer((widths[0], widths[1]), permutations, activation, groups)
+    return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation, groups)

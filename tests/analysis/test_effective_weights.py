@@ -40,6 +40,15 @@ def test_effective_weights_are_those_of_the_definition():
             np.testing.assert_allclose(found[name], wide.detach().numpy(), atol=1e-6)
 
 
+def test_effective_weights_of_groups_are_the_layers_jacobian():
+    layer = build("s_mixer", token_groups=4, **MIXER).blocks[0].mlp_tokens
+    layer.act = torch.nn.Identity()
+    block = build("s_mixer", token_groups=4, **MIXER).blocks[0]
+    block.mlp_tokens = layer
+    expected = torch.func.jacrev(lambda x: layer(x.view(1, 16, 8)).flatten())(torch.randn(128))
+    np.testing.assert_allclose(effective_weights(block, (16, 8))["mlp_tokens"], expected.detach().numpy(), atol=1e-6)
+
+
 def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
     for layers in ("mixing", "each"):
         keys = {"expansion": 2, "permutation": "random", "permuted_layers": layers}
@@ -63,6 +72,7 @@ def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
         ("s_mixer", MIXER),
         ("s_mixer", {"permutation": "random", **MIXER}),
         ("mixer", {"permutation": "random", "permuted_layers": "each", "expansion": 1, **MIXER}),
+        ("mixer", {"token_groups": 4, "expansion": 2, **MIXER}),
         ("s_mixer", {"permutation": "random", "project_tokens": True, **(MIXER | {"tokens": 6})}),
         ("sw_mlp", {"patch_size": 4, "width": 92, "depth": 3, "density": 0.05}),
     ],

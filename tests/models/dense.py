@@ -28,13 +28,14 @@ def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x) on vectors [B, m], by dense matrices."""
     phi = torch.square if isinstance(module.act, Square) else gelu
     layers = [module.fc] if isinstance(module, MixingLayer) else [module.fc1, module.fc2]
-    eye = torch.eye(rows, dtype=torch.float64)
     out = rows * layers[-1].out_features
     into = transposition(x.shape[1] // channels, channels) if tokens else None
     back = transposition(channels, out // channels) if tokens else None
     x = x @ matrix(module.permute_in, x.shape[1], into).T
     for number, layer in enumerate(layers):
-        x = x @ torch.kron(eye, layer.weight).T + layer.bias.repeat(rows)
+        groups = layer.weight if layer.weight.ndim == 3 else layer.weight[None]
+        wide = torch.block_diag(*(weight for weight in groups for _ in range(rows // len(groups))))
+        x = x @ wide.T + layer.bias.view(len(groups), -1).repeat_interleave(rows // len(groups), 0).flatten()
         if isinstance(module, MixingLayer):
             x = phi(x)
         elif number == 0:
@@ -55,9 +56,14 @@ def apply_mixer(model, pictures: Tensor, channels: int) -> Tensor:
     x = (patches @ model.stem.proj.weight.flatten(1).T + model.stem.proj.bias).flatten(1)
     for block in model.blocks:
         skip = x
-        if not isinstance(block.skip, nn.Identity):
+        if hasattr(block.skip, "index"):
+            skip = x @ matrix(block.skip, x.shape[1], None).T
+        elif not isinstance(block.skip, nn.Identity):
             skip = norm(block.skip.norm, x @ torch.kron(block.skip.fc.weight, torch.eye(channels, dtype=x.dtype)).T)
         x = skip + apply_mixing(block.mlp_tokens, norm(block.norm1, x), channels, channels, tokens=True)
-        x = x + apply_mixing(block.mlp_channels, norm(block.norm2, x), x.shape[1] // channels, channels, tokens=False)
+        skip = x @ matrix(block.channel_skip, x.shape[1], None).T
+        x = skip + apply_mixing(
+            block.mlp_channels, norm(block.norm2, x), x.shape[1] // channels, channels, tokens=False
+        )
     pooled = norm(model.norm, x).unflatten(1, (-1, channels)).mean(1)
     return pooled @ model.head.weight.T + model.head.bias

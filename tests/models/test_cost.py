@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pipeline.models.timm_registry  # noqa: F401 - registers our names
+from pipeline.models.block_diagonal import GroupedLinear
 from pipeline.models.cost import model_cost
 from pipeline.models.families import named_networks
 from pipeline.models.ff_only.section import FfOnlySection
@@ -118,11 +119,12 @@ def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
     nonzero = entries = layers = 0
     shapes = {}
     for name, module in model.named_modules():
-        if name.startswith("blocks") and isinstance(module, torch.nn.Linear) and "skip" not in name:
+        if name.startswith("blocks") and isinstance(module, torch.nn.Linear | GroupedLinear) and "skip" not in name:
             module.register_forward_hook(lambda m, i, o, name=name: shapes.update({name: i[0].shape[1:]}))
     model(torch.randn(1, 3, 4, 4))
     for name, shape in shapes.items():
-        jacobian = torch.func.jacrev(model.get_submodule(name))(torch.randn(shape))
+        layer = model.get_submodule(name)
+        jacobian = torch.func.jacrev(lambda x, layer=layer: layer(x[None])[0])(torch.randn(shape))
         nonzero += int((jacobian != 0).sum())
         entries += jacobian.numel()
         layers += 1

@@ -67,6 +67,8 @@ def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kin
 def test_what_has_no_grid_is_refused():
     with pytest.raises(InputError, match="take copies"):
         grow(build(**MLP, permutation="random"), 2, "bilinear")
+    with pytest.raises(InputError, match="token_groups"):
+        grow(build(**MLP, token_groups=2), 2, "bilinear")
 
 
 def test_growing_leaves_the_small_one_and_its_mode_alone():

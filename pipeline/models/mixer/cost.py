@@ -19,7 +19,8 @@ def mixer_costs(section: MixerSection, image_size: int, num_classes: int) -> Net
         layers.append(LayerCost(channels, own_tokens, tokens, bias=False, mixes=False, saves_input=own_copy))
         norms.append(NormCost(tokens, channels))
     for block in range(section.depth):
-        layers += mlp_layers(channels, own_tokens if block == 0 else tokens, token_hidden, tokens)
+        inputs = own_tokens if block == 0 else tokens
+        layers += mlp_layers(channels, inputs, token_hidden, tokens, section.token_groups)
         layers += mlp_layers(tokens, channels, channel_hidden, channels)
     layers.append(LayerCost(1, channels, num_classes, mixes=False))
     if section.norm == "none":

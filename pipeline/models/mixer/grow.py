@@ -27,7 +27,8 @@ from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
 def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "copies") -> Mixer:
     """Return the network for pictures `factor` times as high and wide; `model` is not changed.
 
-    `InputError` for bilinear growing of random permutations or projected tokens, which have no grid.
+    `InputError` for bilinear growing of random permutations or projected tokens, which have no grid, and of groups of
+    channels.
     """
     shape, parts = model.shape, factor**2
     weight = next(model.parameters())
@@ -39,6 +40,8 @@ def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "cop
         shape = replace(shape, token_hidden=hidden, tokens=tokens)
     elif shape.permutation == "random" or shape.tokens is not None:
         raise InputError("growing by bilinear: random permutations and projected tokens have no grid; take copies")
+    elif shape.token_groups > 1:
+        raise InputError("growing by bilinear: is not offered for token_groups; take copies")
     grown = Mixer(
         img_size=model.stem.img_size[0] * factor,
         patch_size=model.stem.patch_size[0],
@@ -103,6 +106,8 @@ def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
         hidden=_rows(channels, parts, hidden),
     )
     consecutive = consecutive_positions(parts, tokens)
+    _copy_permutation(old.skip, new.skip, _features(into, channels), _features(out, channels))
+    _copy_permutation(old.channel_skip, new.channel_skip, _features(out, channels), _features(out, channels))
     _copy_permutations(
         old.mlp_channels,
         new.mlp_channels,
@@ -114,15 +119,15 @@ def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
 
 def layers(mixing: Mixing) -> list[nn.Linear]:
     """The linear layers of a mixing, first to last."""
-    return [mixing.fc] if isinstance(mixing, MixingLayer) else [mixing.fc1, mixing.fc2]
+    return cast(list[nn.Linear], [mixing.fc] if isinstance(mixing, MixingLayer) else [mixing.fc1, mixing.fc2])
 
 
 def _copy_layer(small: nn.Linear, large: nn.Linear, into: Tensor, out: Tensor) -> None:
     large.weight.zero_()
     for columns, rows in zip(into, out, strict=True):
-        large.weight[rows[:, None], columns] = small.weight
+        large.weight[..., rows[:, None], columns] = small.weight  # of every group, if there are any
         if small.bias is not None:
-            large.bias[rows] = small.bias
+            large.bias[..., rows] = small.bias
 
 
 def _features(positions: Tensor, width: int) -> Tensor:

@@ -14,9 +14,11 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 from pipeline.errors import InputError
+from pipeline.models import permutation
 from pipeline.models.drop_path import drop_path
 from pipeline.models.init import init_weights
 from pipeline.models.norms import LayerNorm
+from pipeline.models.permutation import Permute
 from pipeline.models.pk import (
     Mixing,
     Permutations,
@@ -38,6 +40,8 @@ class MixerShape:
     permutation: commutation is the normal Mixer, random the RP Mixer, keyed by `permutation_seed`.
     permuted_blocks: the blocks to permute, from 0; None is all. permuted_mixings: which of their mixings.
     permuted_layers: around each mixing (appendix A.2.3), or around each of its two layers (section 5.2).
+    permuted_skips: the skips have random permutations too (Navon & Bronstein 2023, equation 3).
+    token_groups: G groups of channels, each with a token mixing of its own; 1: shared by all, C: untied.
     activation, norm: gelu and layer; square and none are the Mixer of Navon & Bronstein 2023, equation 3.
     """
 
@@ -51,6 +55,8 @@ class MixerShape:
     permuted_blocks: Sequence[int] | None = None
     permuted_mixings: Literal["token", "channel", "both"] = "both"
     permuted_layers: Literal["mixing", "each"] = "mixing"
+    permuted_skips: bool = False
+    token_groups: int = 1
     activation: Literal["gelu", "gelu_tanh", "square"] = "gelu"
     norm: Literal["layer", "none"] = "layer"
     norm_eps: float = 1e-6
@@ -62,7 +68,7 @@ class MixerShape:
         permutations = token_permutations()
         if self._permutes(block, "token"):
             permutations = self._random(self.channels, widths, (block, 0))
-        return mixing(widths, permutations, self.activation)
+        return mixing(widths, permutations, self.activation, self.token_groups)
 
     def channel_mixing(self, block: int, tokens: int) -> Mixing:
         """The mixing of block `block` along channels, [B, S, C] -> [B, S, C]."""
@@ -71,6 +77,19 @@ class MixerShape:
         if self._permutes(block, "channel"):
             permutations = self._random(tokens, widths, (block, 1))
         return mixing(widths, permutations, self.activation)
+
+    def skip(self, block: int, tokens_in: int) -> nn.Module:
+        """The skip around a block's token mixing, [B, tokens_in, C] -> [B, S, C]."""
+        if self.tokens is not None and block == 0:
+            return TokenSkip(tokens_in, self.tokens, self.norm_layer(self.channels))
+        return self.permuted_skip(block, tokens_in, "token")
+
+    def permuted_skip(self, block: int, tokens: int, mixing: Literal["token", "channel"]) -> nn.Module:
+        """pi_r, the permutation of a mixing's skip: [B, tokens, C] -> [B, tokens, C]."""
+        if not (self.permuted_skips and self._permutes(block, mixing)):
+            return nn.Identity()
+        key = (self.permutation_seed, block, 2 if mixing == "token" else 3)
+        return Permute(permutation.random(tokens * self.channels, key), columns=self.channels)
 
     @property
     def norm_layer(self) -> Callable[..., nn.Module]:
@@ -103,23 +122,23 @@ class TokenSkip(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """U = skip(X) + mix_tokens(LN(X)), Y = U + mix_channels(LN(U)): [B, S0, C] -> [B, S, C]."""
+    """U = skip(X) + mix_tokens(LN(X)), Y = skip(U) + mix_channels(LN(U)): [B, S0, C] -> [B, S, C]."""
 
     def __init__(self, shape: MixerShape, number: int, tokens_in: int):
         super().__init__()
         tokens, norm = shape.tokens or tokens_in, partial(shape.norm_layer, shape.channels)
-        projects = shape.tokens is not None and number == 0
-        self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else nn.Identity()
+        self.skip = shape.skip(number, tokens_in)
         self.norm1 = norm()
         self.mlp_tokens = shape.token_mixing(number, tokens_in)
         self.drop_path1, self.drop_path2 = drop_path(shape.drop_path_rate), drop_path(shape.drop_path_rate)
         self.norm2 = norm()
+        self.channel_skip = shape.permuted_skip(number, tokens, "channel")
         self.mlp_channels = shape.channel_mixing(number, tokens)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
         x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
-        return x + self.drop_path2(self.mlp_channels(self.norm2(x)))
+        return self.channel_skip(x) + self.drop_path2(self.mlp_channels(self.norm2(x)))
 
 
 def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:

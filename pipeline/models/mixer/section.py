@@ -45,6 +45,12 @@ class MixerSection(ModelSection):
         "mixing",
         "mixing: permutations around a mixing MLP (appendix A.2.3); each: around each of its layers (section 5.2)",
     )
+    permuted_skips: bool = key(
+        False, "random permutations of the skips too (pi_r in equation 3 of Navon & Bronstein 2023)"
+    )
+    token_groups: Positive = key(
+        1, "groups of channels with token-mixing weights of their own; 1: all share them, C: untied; divides C"
+    )
     activation: Literal["gelu", "gelu_tanh", "square"] = key(
         "gelu",
         "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
@@ -80,6 +86,15 @@ class MixerSection(ModelSection):
             raise ValueError(f"permuted_blocks {beyond}: a depth of {self.depth} has blocks 0 to {self.depth - 1}")
         if self.kind == "s_mixer" and self.permuted_layers == "each":
             raise ValueError("permuted_layers each: an s_mixer has one layer a mixing; leave it out")
+        if self.permuted_skips and self.permutation != "random":
+            raise ValueError("permuted_skips: the skips of an RP Mixer; set permutation to random")
+        return self
+
+    @model_validator(mode="after")
+    def groups_divide(self) -> Self:
+        """Groups of equal size."""
+        if self.channels % self.token_groups:
+            raise ValueError(f"token_groups {self.token_groups} does not divide channels {self.channels}")
         return self
 
     @property
@@ -116,6 +131,8 @@ class MixerSection(ModelSection):
             "permuted_blocks": self.permuted_blocks,
             "permuted_mixings": self.permuted_mixings,
             "permuted_layers": self.permuted_layers,
+            "permuted_skips": self.permuted_skips,
+            "token_groups": self.token_groups,
             "activation": self.activation,
             "norm": self.norm,
             "norm_eps": self.norm_eps,
@@ -135,9 +152,10 @@ class MixerSection(ModelSection):
         hidden = f", gamma {self.expansion:g}" if self.expansion else ""
         if self.token_hidden:
             hidden = f", D {self.token_hidden}/{self.channel_hidden}"
+        groups = f", {self.token_groups} token groups" if self.token_groups > 1 else ""
         activation = ", sigma_2" if self.activation == "square" else ""
         shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
-        return f"{random}{name}, {shape}{hidden}{activation}"
+        return f"{random}{name}, {shape}{hidden}{groups}{activation}"
 
     @override
     def depth_to_width(self) -> float:
