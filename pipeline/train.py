@@ -134,7 +134,7 @@ def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology") -> 
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, section)
     if section.init_from and not start.checkpoint:
-        changes = load_init_weights(module, section.init_from)
+        changes = load_init_weights(module, section.init_from, section.reset_head)
         _print(topology, f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
     if section.freeze:
         _print(topology, f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")

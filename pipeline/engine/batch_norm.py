@@ -2,6 +2,7 @@
 
 torch's `SyncBatchNorm` runs on accelerators only. This one is plain tensor code around two all-reduces: at any number
 of ranks it computes what `nn.BatchNorm` computes on the ranks' batches together, and so do its gradients and buffers.
+Batch norms of frozen parameters stay in evaluation mode.
 """
 
 import torch
@@ -60,3 +61,22 @@ def sync_batch_norms(module: nn.Module) -> None:
     for part in module.modules():
         if type(part) in _SYNCED:
             part.__class__ = _SYNCED[type(part)]
+
+
+class Frozen(nn.Module):
+    """Mixed into a batch norm whose parameters are frozen: always in evaluation mode, so its statistics stay too."""
+
+    def train(self, mode: bool = True) -> "Frozen":
+        """Stay in evaluation mode, whatever `mode` is."""
+        return super().train(False)
+
+
+def freeze_batch_norms(module: nn.Module) -> None:
+    """Keep the running statistics of batch norms all of whose parameters are frozen, in place; names stay."""
+    for part in module.modules():
+        if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
+            continue
+        trained = [parameter.requires_grad for parameter in part.parameters()]
+        if trained and not any(trained):
+            part.__class__ = type(f"Frozen{type(part).__name__}", (Frozen, type(part)), {})
+            part.eval()

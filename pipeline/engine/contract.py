@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
+from pipeline.engine.batch_norm import Frozen
 from pipeline.engine.loss import LOSSES
 from pipeline.engine.state import Shard, State, by_parameter
 from pipeline.models.drop_path import DropPath, set_drop_path_keys
@@ -241,8 +242,10 @@ class Engine(ABC):
         return self._masters() + list(self._float_buffers().values())
 
     def _float_buffers(self) -> dict[str, torch.Tensor]:
-        buffers = dict(self.module.named_buffers())
+        """The statistics of batch norms that are not frozen, by name."""
+        modules, buffers = dict(self.module.named_modules()), dict(self.module.named_buffers())
         names = (name for name in self._unoptimized if name in buffers)
+        names = (name for name in names if not isinstance(modules[name.rpartition(".")[0]], Frozen))
         return {name: buffers[name] for name in names if buffers[name].is_floating_point()}
 
     def _evaluation_weights(self) -> list[torch.Tensor]:

@@ -70,6 +70,7 @@ class Recipe(Section):
             _hangs_are_found,
             _best_is_measured,
             _kept_steps_are_saved,
+            _reset_heads_have_bodies,
         ):
             check(self)
         return self
@@ -209,6 +210,11 @@ def _kept_steps_are_saved(recipe: Recipe) -> None:
             "train.keep_every_steps needs train.save_every_steps where train.save_minutes is set: "
             "the clock saves at any step"
         )
+
+
+def _reset_heads_have_bodies(recipe: Recipe) -> None:
+    if recipe.train.reset_head and recipe.train.init_from is None:
+        raise ValueError("train.reset_head is for weights of train.init_from; without it the head is new anyway")
 
 
 def check_world(recipe: Recipe, world: int) -> None:

@@ -44,8 +44,11 @@ class TrainSection(Section):
         "torch.save wrote, or timm:NAME; "
         "a head for other classes is newly initialised, a Mixer for larger pictures is grown",
     )
+    reset_head: bool = key(
+        False, "newly initialise the head also where init_from has one of as many classes: for data of other classes"
+    )
     freeze: Annotated[tuple[str, ...], Field(strict=False)] = key(
-        (), "name patterns of parameters that are not trained: [stem.*, blocks.0.*]"
+        (), "name patterns of parameters that are not trained: [stem.*, blocks.0.*]; [body] is all but the head"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
     max_steps: Positive | None = key(None, "stop after this many steps; the schedule does not change; null is off")

@@ -14,24 +14,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from pipeline.engine.batch_norm import freeze_batch_norms
 from pipeline.errors import InputError
 from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
 from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
+BODY = "body"  # of train.freeze: all parameters but the head's
 _TIMM = "timm:"
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # of files of torch.save: zip archives, before 1.6 pickles
 
 
-def load_init_weights(module: nn.Module, source: str) -> list[str]:
+def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) -> list[str]:
     """Load the weights that `train.init_from` names into a newly initialised model; return the changes as text.
 
     `source` is a widemix run or checkpoint (its averaged weights if it has them), a .safetensors file, a folder with
     a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), a state_dict written by
     torch.save, a checkpoint of timm's training script, or timm:NAME for timm's pretrained weights.
-    A head for other classes keeps its new weights; a Mixer for larger pictures is grown. `InputError` if the weights
-    cannot be read or do not fit the model.
+    A head for other classes keeps its new weights, with `reset_head` every head does, and the source may have none; a
+    Mixer for larger pictures is grown. `InputError` if the weights cannot be read or do not fit the model.
     """
     weights, changes = dict(_read(source)), []
     if isinstance(module, Mixer):
@@ -42,7 +44,7 @@ def load_init_weights(module: nn.Module, source: str) -> list[str]:
             changes.append(f"grown {factor} x {factor} times by {method}")
     wanted, head = module.state_dict(), _head(module)
     for name in head:
-        if name in weights and name in wanted and weights[name].shape != wanted[name].shape:
+        if reset_head or (name in weights and weights[name].shape != wanted[name].shape):
             changes.append(f"{name} newly initialised for {len(wanted[name])} classes")
             weights[name] = wanted[name]
     _load(module, weights, source)
@@ -85,19 +87,26 @@ def check_indices(module: nn.Module) -> None:
 def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
     """Exclude the parameters whose names match a pattern (`stem.*`) from training; return their number of weights.
 
-    `InputError` if a pattern matches no parameter, or if nothing is left to train.
+    The pattern `body` matches all but the head, whatever its name. Batch norms whose parameters are all frozen keep
+    their running statistics and normalise by them. `InputError` if a pattern matches no parameter, or if nothing is
+    left to train.
     """
-    names = [name for name, _ in module.named_parameters()]
+    names, head = [name for name, _ in module.named_parameters()], _head(module)
+
+    def matches(name: str, pattern: str) -> bool:
+        return name not in head if pattern == BODY else fnmatchcase(name, pattern)
+
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(matches(name, pattern) for name in names):
             raise InputError(
                 f"train.freeze {pattern}: matches no parameter; their names are {', '.join(names[:3])}, ..."
             )
-    frozen = [p for name, p in module.named_parameters() if any(fnmatchcase(name, each) for each in patterns)]
+    frozen = [p for name, p in module.named_parameters() if any(matches(name, each) for each in patterns)]
     if len(frozen) == len(names):
         raise InputError(f"train.freeze {', '.join(patterns)}: leaves nothing to train")
     for parameter in frozen:
         parameter.requires_grad_(False)
+    freeze_batch_norms(module)
     return sum(p.numel() for p in frozen)
 
 

@@ -79,7 +79,7 @@ def initial_module(recipe: Recipe) -> nn.Module:
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     if recipe.train.init_from:
-        load_init_weights(module, recipe.train.init_from)
+        load_init_weights(module, recipe.train.init_from, recipe.train.reset_head)
     return module
 
 

@@ -14,7 +14,7 @@ from pipeline.engine.average import ema_decay
 from pipeline.run.saving import assembled
 from pipeline.training.finetune import freeze
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import CHAIN, EMA, ENGINES, STEPS, SUPPORTED, Setting, chain, overrides_for
+from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -81,6 +81,28 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
     assert torch.equal(other.state().model["stem.proj.weight"], moved["stem.proj.weight"])
     other.load(state)
     assert losses + setting.run(other, range(4, STEPS)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_probe_on_two_ranks_is_the_head_alone_on_the_features_of_the_frozen_body(ranks, digits):
+    """Bit for bit the body stays, its batch norms and the average too, on every engine and when resumed."""
+    setting = Setting(REPMLP, digits, *PROBE)
+    body = setting.model()
+    head, optim = body.get_classifier(), setting.recipe.optim
+    with torch.no_grad():
+        features = [body.eval().forward_head(body.forward_features(b.inputs), True) for (b,) in setting.steps[:4]]
+    batches = zip(features, (batch.targets for (batch,) in setting.steps), strict=False)
+    expected = plain_loop(head, list(batches), setting.rates[:4], optim=optim)
+    for name, found in ranks(2, "probed").items():
+        assert found["losses"] == pytest.approx(expected, rel=1e-6), name
+        first, *later = found["states"]
+        for state in later:
+            kept = [key for key in first["model"] if not key.startswith("head.")]
+            assert any(key.endswith("running_var") for key in kept)
+            assert all(
+                torch.equal(state[part][key], first["model"][key]) for part in ("model", "ema") for key in kept
+            )
+            assert {key.rpartition("/")[2] for key in state["optimizer"]} == {"head.weight", "head.bias"}
+            assert not torch.equal(state["model"]["head.weight"], first["model"]["head.weight"])
 
 
 @pytest.mark.parametrize(("name", "precision"), SUPPORTED)

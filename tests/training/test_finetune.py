@@ -91,6 +91,34 @@ def test_a_mixer_for_larger_pictures_is_grown(tmp_path, kind, method):
     assert same(target, grow(source, 2, method), 16)
 
 
+def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_path):
+    source, target = mixer(seed=1), mixer(seed=2)
+    drawn = target.head.weight.clone()
+    assert len(load_init_weights(target, written(source, tmp_path / "weights"), reset_head=True)) == 2
+    assert torch.equal(target.head.weight, drawn)
+    assert torch.equal(target.stem.proj.weight, source.stem.proj.weight)
+    bodies = {name: value for name, value in source.state_dict().items() if not name.startswith("head")}
+    save_file(bodies, tmp_path / "body")
+    load_init_weights(target, str(tmp_path / "body"), reset_head=True)
+    with pytest.raises(InputError, match=r"has no head.bias"):
+        load_init_weights(target, str(tmp_path / "body"))
+
+
+@pytest.mark.parametrize(("name", "head"), [("resnet10t", "fc"), ("vit_tiny_patch16_224", "head")])
+def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_their_statistics(name, head):
+    network = timm.create_model(name, num_classes=5)
+    freeze(network, ["body"])
+    assert {key for key, p in network.named_parameters() if p.requires_grad} == {f"{head}.weight", f"{head}.bias"}
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    pictures = torch.randn(2, 3, 224, 224)
+    expected = network.eval()(pictures)
+    torch.testing.assert_close(network.train()(pictures), expected)
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
+    assert bool(norms) == name.startswith("resnet")
+    assert network.training
+
+
 def test_timms_weights_in_timms_format(tmp_path):
     torch.manual_seed(1)
     theirs = timm.create_model("mixer_s32_224", num_classes=5)
