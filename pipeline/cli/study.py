@@ -1,7 +1,8 @@
-"""widemix study plan, run, report; and bounds, which a paper computes without training."""
+"""widemix study plan, run, search, report; and bounds, which a paper computes without training."""
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,12 @@ from pipeline.errors import InputError
 
 if TYPE_CHECKING:
     from pipeline.studies.cell import Cell
+    from pipeline.studies.runner import Runner
     from pipeline.studies.study import Study
 
 
 def add_study(commands) -> None:
-    """Add `widemix study plan`, `run` and `report`."""
+    """Add `widemix study plan`, `run`, `search`, `report` and `bounds`."""
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
@@ -30,6 +32,12 @@ def add_study(commands) -> None:
             "train the cells that are neither done nor being trained by another process; the same command continues, "
             "and may run on several machines at once if they share the folder",
         ),
+        (
+            "search",
+            _search,
+            "search the value of a key, such as the learning rate, with the best top-1 (mean over the seeds) at each "
+            "point of the study, by Optuna; the same command continues",
+        ),
         ("report", _report, "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -42,9 +50,7 @@ def add_study(commands) -> None:
         verb.add_argument(
             "--only", default="*", metavar="PATTERN", help="only cells whose name matches, such as 'cifar10-*'"
         )
-        verb.epilog = (
-            "Recipe keys as --section.key VALUE apply to all cells; give the same ones to all three commands."
-        )
+        verb.epilog = "Recipe keys as --section.key VALUE apply to all cells; give the same ones to all commands."
         verb.set_defaults(command=command)
         _add_options(name, verb)
     _add_bounds(verbs)
@@ -68,10 +74,19 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
 
         gpu = "also print hours on one GPU of this kind, by a roofline, and the size of the checkpoints"
         verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
-    if name == "run":
+    if name == "search":
+        verb.add_argument("--key", default="optim.lr", metavar="KEY", help="recipe key to search (default: optim.lr)")
+        verb.add_argument("--low", type=float, required=True, metavar="X", help="least value")
+        verb.add_argument("--high", type=float, required=True, metavar="X", help="greatest value")
+        verb.add_argument("--linear", action="store_true", help="not on a logarithmic axis")
+        verb.add_argument("--trials", type=int, default=10, metavar="N", help="values at each point (default: 10)")
+        seed = "seed of the sampler, Optuna's tree-structured Parzen estimator (default: 0)"
+        verb.add_argument("--sampler-seed", type=int, default=0, metavar="N", help=seed)
+    if name in ("run", "search"):
         at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
         verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
         verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
+    if name == "run":
         known = (
             "folder of an earlier report, such as recipes/studies/results: train only cells without a result in it"
         )
@@ -131,6 +146,43 @@ def _plan(arguments: argparse.Namespace) -> Exit:
 
 
 def _run(arguments: argparse.Namespace) -> Exit:
+    study, cells, folder = _trained(arguments)
+    if table := _earlier(arguments):
+        cells = _without_known(cells, study, table)
+    runner = _runner(arguments, cells, folder)
+    done = sum(cell.is_done(folder) for cell in cells)
+    print(f"{folder}: {done} of {len(cells)} cells are done", flush=True)
+    return runner().run(cells)
+
+
+def _search(arguments: argparse.Namespace) -> Exit:
+    from pipeline.files import atomic_write
+    from pipeline.run.lease import hold
+    from pipeline.studies.search import Range, as_csv, best, search
+
+    if arguments.trials < 1:
+        raise InputError(f"--trials {arguments.trials}: must be at least 1")
+    _, cells, folder = _trained(arguments)
+    span = Range(arguments.key, arguments.low, arguments.high, log=not arguments.linear)
+    runner = _runner(arguments, cells, folder)
+    journal = folder / "search"
+    journal.mkdir(exist_ok=True)
+    with hold(journal):
+        trials = search(cells, span, arguments.trials, folder, lambda own: runner().run(own), arguments.sampler_seed)
+    if trials is None:
+        return Exit.REQUEUE
+    table = journal / f"{span.key}.csv"
+    atomic_write(table, as_csv(trials, span))
+    for point, trial in best(trials).items():
+        print(
+            f"{point}: best {span.key} {trial.value:g}, top-1 {trial.mean:.2f} +- {trial.std:.2f} % ({trial.seeds})"
+        )
+    print(f"all {len(trials)} trials are in {table}")
+    return Exit.DONE
+
+
+def _runner(arguments: argparse.Namespace, cells: "list[Cell]", folder: Path) -> "Callable[[], Runner]":
+    """Check what the cells need; returns what makes a runner of them."""
     from pipeline.formats.manifest import read_manifest
     from pipeline.recipe import check_world
     from pipeline.studies.runner import Runner
@@ -138,17 +190,12 @@ def _run(arguments: argparse.Namespace) -> Exit:
     for name in ("at_once", "ranks"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
-    study, cells, folder = _trained(arguments)
-    if table := _earlier(arguments):
-        cells = _without_known(cells, study, table)
     for cell in cells:
         check_world(cell.recipe, arguments.ranks)
-    missing = [cell for cell in cells if not cell.is_done(folder)]
-    for path in {cell.recipe.data.path for cell in missing}:
+    for path in {cell.recipe.data.path for cell in cells if not cell.is_done(folder)}:
         read_manifest(Path(path))
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"{folder}: {len(cells) - len(missing)} of {len(cells)} cells are done", flush=True)
-    return Runner(folder, arguments.at_once, arguments.ranks, _gpus()).run(cells)
+    return lambda: Runner(folder, arguments.at_once, arguments.ranks, _gpus())
 
 
 def _without_known(cells: "list[Cell]", study: "Study", table: Path) -> "list[Cell]":

@@ -133,7 +133,7 @@ def lines_of(results: Sequence[Result], panel: str, name: str, figure: Figure) -
         own = [result for result in results if (result.cell.panel, result.cell.line) == (panel, line)]
         groups: dict[tuple, list[Result]] = {}
         for result in own:
-            groups.setdefault(_without_seed(result.cell), []).append(result)
+            groups.setdefault(without_seed(result.cell), []).append(result)
         if figure.x == "epoch":
             lines[line] = _curve(own, name)
             continue
@@ -144,7 +144,7 @@ def lines_of(results: Sequence[Result], panel: str, name: str, figure: Figure) -
     return lines
 
 
-def _without_seed(cell: Cell) -> tuple:
+def without_seed(cell: Cell) -> tuple:
     """What the cells of a point have in common: all that is varied, but the keys that have the value of the seed."""
     if cell.seed is None:
         return (cell.path, cell.varied)
