@@ -1,12 +1,10 @@
 """A loader of prepared pictures for any training loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from pipeline.data.batches import Batch, Batches
@@ -14,13 +12,12 @@ from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import steps_per_epoch
 from pipeline.data.precision import DTYPES
 from pipeline.data.views import Views
-from pipeline.distributed.topology import Topology, read_topology
 from pipeline.errors import InputError
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
-from widemix.sections import build_section, jitter_strengths
+from widemix.sections import build_section, jitter_strengths, process_topology
 from widemix.views import View, view_sections
 
 RGB = Sequence[float]
@@ -104,7 +101,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         self.is_training = split not in ("val", "validation", "test") if is_training is None else is_training
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
-        self.topology = _topology(rank, world, device)
+        self.topology = process_topology(rank, world, device)
         self.batch_size, self.seed = batch_size, seed
         self.views = [View()] * views if isinstance(views, int) else list(views)
         data = build_section(
@@ -257,17 +254,3 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     def _labels(self, batch: Batch) -> torch.Tensor:
         labels = torch.from_numpy(self._loader.source.file.label[batch.samples]).long()
         return labels.to(batch.targets.device, non_blocking=True)
-
-
-def _topology(rank: int | None, world: int | None, device: str | torch.device | None) -> Topology:
-    """Rank and device of this process, from the arguments, torch.distributed, or the launcher's variables."""
-    if (rank is None) != (world is None):
-        raise InputError(f"rank {rank}, world {world}: give both, or neither")
-    found = read_topology()
-    if rank is None and dist.is_available() and dist.is_initialized():
-        rank, world = dist.get_rank(), dist.get_world_size()
-    if rank is not None and world is not None:
-        if not 0 <= rank < world:
-            raise InputError(f"rank {rank}, world {world}: ranks are numbered from 0 to world - 1")
-        found = replace(found, rank=rank, world=world)
-    return found if device is None else replace(found, device=torch.device(device))

@@ -1,10 +1,14 @@
-"""Sections of a recipe from arguments of functions."""
+"""What the arguments of functions say: sections of a recipe, and this process's rank."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import torch
+import torch.distributed as dist
 from pydantic import ValidationError
 
+from pipeline.distributed.topology import Topology, read_topology
 from pipeline.errors import InputError
 from pipeline.section import Section
 
@@ -29,3 +33,17 @@ def build_section(kind: type[AnySection], /, where: str = "", **values: Any) -> 
         key = str(first["loc"][0]) if first["loc"] else ""
         given = f"{_NAMES.get(key, key)} {first['input']!r}: " if key else ""
         raise InputError(where + given + first["msg"].removeprefix("Value error, ")) from None
+
+
+def process_topology(rank: int | None, world: int | None, device: str | torch.device | None) -> Topology:
+    """Rank and device of this process, from the arguments, torch.distributed, or the launcher's variables."""
+    if (rank is None) != (world is None):
+        raise InputError(f"rank {rank}, world {world}: give both, or neither")
+    found = read_topology()
+    if rank is None and dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    if rank is not None and world is not None:
+        if not 0 <= rank < world:
+            raise InputError(f"rank {rank}, world {world}: ranks are numbered from 0 to world - 1")
+        found = replace(found, rank=rank, world=world)
+    return found if device is None else replace(found, device=torch.device(device))

@@ -33,24 +33,28 @@ def random_boxes(view_ids, height, width, seed, epoch, scale, ratio, hflip):
     `hflip`. `height` and `width`, int64 [samples], are those of all pictures of the split, pixels.
     """
     boxes = np.empty((len(view_ids), 5), np.int64)
-    low, high = np.log(ratio[0]), np.log(ratio[1])
     for b in range(len(view_ids)):
         sample = view_ids[b] % len(height)
-        full_height, full_width = height[sample], width[sample]
-        stream = key(seed, epoch, view_ids[b], CROP)
-        box = boxes[b]
-        box[:4] = _fallback(full_height, full_width, ratio)
-        for attempt in range(10):
-            area = full_height * full_width * (scale[0] + (scale[1] - scale[0]) * uniform(stream, 4 * attempt))
-            aspect = np.exp(low + (high - low) * uniform(stream, 4 * attempt + 1))
-            w, h = int(round(np.sqrt(area * aspect))), int(round(np.sqrt(area / aspect)))
-            if 0 < w <= full_width and 0 < h <= full_height:
-                box[0] = int(uniform(stream, 4 * attempt + 2) * (full_height - h + 1))
-                box[1] = int(uniform(stream, 4 * attempt + 3) * (full_width - w + 1))
-                box[2], box[3] = h, w
-                break
-        box[4] = uniform(key(seed, epoch, view_ids[b], FLIP), 0) < hflip
+        draw_random_box(boxes[b], view_ids[b], height[sample], width[sample], seed, epoch, scale, ratio, hflip)
     return boxes
+
+
+@jit
+def draw_random_box(box, view_id, full_height, full_width, seed, epoch, scale, ratio, hflip):
+    """`random_boxes` of one picture, int64 [5]."""
+    low, high = np.log(ratio[0]), np.log(ratio[1])
+    stream = key(seed, epoch, view_id, CROP)
+    box[:4] = _fallback(full_height, full_width, ratio)
+    for attempt in range(10):
+        area = full_height * full_width * (scale[0] + (scale[1] - scale[0]) * uniform(stream, 4 * attempt))
+        aspect = np.exp(low + (high - low) * uniform(stream, 4 * attempt + 1))
+        w, h = int(round(np.sqrt(area * aspect))), int(round(np.sqrt(area / aspect)))
+        if 0 < w <= full_width and 0 < h <= full_height:
+            box[0] = int(uniform(stream, 4 * attempt + 2) * (full_height - h + 1))
+            box[1] = int(uniform(stream, 4 * attempt + 3) * (full_width - w + 1))
+            box[2], box[3] = h, w
+            break
+    box[4] = uniform(key(seed, epoch, view_id, FLIP), 0) < hflip
 
 
 @jit

@@ -1,5 +1,6 @@
 /* Reads images of a .beton: reads the file, decodes the crop, resizes and flips it. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,11 +14,28 @@
 #define MESSAGE JMSG_LENGTH_MAX
 #define MISMATCH "its bytes differ from its checksum"
 
+/* A sample of a file; offsets and sizes in bytes. */
+struct sample {
+    int file;
+    bool jpeg;
+    int height, width;
+    off_t offset, table;
+    size_t size, table_size;
+    int64_t label;
+    const uint32_t *checksum; /* of the sample; NULL if it has none */
+    const uint32_t *bands;    /* the checksums of its bands of rows, if it is pixels */
+    const uint8_t *memory;    /* where its bytes are, or NULL if they are read from the file; then its offset is 0 */
+};
+
 /* Read `size` bytes at offset `from`; returns false with `message` on an error. pread returns less if the file is
  * truncated, where access to a memory map would kill the process. */
-static bool read_bytes(int file, void *to, size_t size, off_t from, char *message) {
+static bool read_bytes(const struct sample *sample, void *to, size_t size, off_t from, char *message) {
+    if (sample->memory) { /* copied, because what decodes them may read beyond their end */
+        memcpy(to, sample->memory + from, size);
+        return true;
+    }
     for (char *at = to; size;) {
-        ssize_t got = pread(file, at, size, from);
+        ssize_t got = pread(sample->file, at, size, from);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {
@@ -32,18 +50,6 @@ static bool read_bytes(int file, void *to, size_t size, off_t from, char *messag
 }
 
 #define BAND 16384 /* bytes, see pipeline/formats/checksums.py */
-
-/* A sample of a file; offsets and sizes in bytes. */
-struct sample {
-    int file;
-    bool jpeg;
-    int height, width;
-    off_t offset, table;
-    size_t size, table_size;
-    int64_t label;
-    const uint32_t *checksum; /* of the sample; NULL if it has none */
-    const uint32_t *bands;    /* the checksums of its bands of rows, if it is pixels */
-};
 
 /* Whether the record of a sample, and the checksums of its `count` blocks, have the sample's checksum. */
 static bool has_checksum(const struct sample *sample, const uint32_t *blocks, size_t count, char *message) {
@@ -69,7 +75,7 @@ static const uint8_t *read_rows(struct scratch *scratch, const struct sample *sa
     }
     const size_t size = row * (size_t)(end - first);
     uint8_t *bytes = ensure_capacity(&scratch->bytes, size);
-    if (!bytes || !read_bytes(sample->file, bytes, size, sample->offset + (off_t)(row * (size_t)first), message))
+    if (!bytes || !read_bytes(sample, bytes, size, sample->offset + (off_t)(row * (size_t)first), message))
         return NULL;
     if (sample->checksum && !has_checksum(sample, sample->bands, (size_t)bands, message))
         return NULL;
@@ -89,8 +95,8 @@ static bool decode_crop(struct scratch *scratch, const struct sample *sample, in
     if (sample->jpeg) {
         uint8_t *bytes = ensure_capacity(&scratch->bytes, sample->size);
         uint32_t *table = ensure_capacity(&scratch->table, sample->table_size);
-        if (!bytes || !table || !read_bytes(sample->file, bytes, sample->size, sample->offset, message) ||
-            !read_bytes(sample->file, table, sample->table_size, sample->table, message))
+        if (!bytes || !table || !read_bytes(sample, bytes, sample->size, sample->offset, message) ||
+            !read_bytes(sample, table, sample->table_size, sample->table, message))
             return false;
         if (sample->checksum) {
             const uint32_t blocks[] = {crc32c(0, bytes, sample->size), crc32c(0, table, sample->table_size)};
@@ -201,7 +207,8 @@ void read_pictures(int file, const uint8_t *mode, const int64_t *height, const i
                                 (size_t)table_size[s],
                                 label[s],
                                 checksum ? checksum + s : NULL,
-                                checksum ? bands + band[s] : NULL};
+                                checksum ? bands + band[s] : NULL,
+                                NULL};
         struct pixels pixels = {0};
         const struct rectangle around = surround(boxes + 5 * views * b, views, &sample);
         bool done = scratch && (is_empty(around) || decode_crop(scratch, &sample, around.top, around.left,
@@ -216,3 +223,30 @@ void read_pictures(int file, const uint8_t *mode, const int64_t *height, const i
             snprintf(message, MESSAGE, "out of memory");
     }
 }
+
+/* Decode a box int64 [5] of one sample, whose bytes are in memory, to a picture uint8 [side][side][3]. A damaged one is
+ * black, with a line on the standard error output: FFCV, which calls this, does not take errors. */
+void decode_from_memory(const uint8_t *bytes, int64_t size, int64_t mode, int64_t height, int64_t width,
+                        const int64_t *box, int64_t cubic, uint8_t *picture, int64_t side, int64_t number) {
+    struct scratch *scratch = thread_scratch();
+    char message[MESSAGE] = "out of memory";
+    struct sample sample = {.jpeg = mode == JPEG,
+                            .height = (int)height,
+                            .width = (int)width,
+                            .size = (size_t)size,
+                            .memory = bytes};
+    struct pixels pixels = {0};
+    const struct rectangle part = part_inside(box, &sample);
+    if (mode != JPEG && size != 3 * height * width)
+        snprintf(message, MESSAGE, "has %lld bytes, its pixels %lld", (long long)size, (long long)(3 * height * width));
+    else if (scratch &&
+             decode_crop(scratch, &sample, part.top, part.left, part.bottom - part.top, part.right - part.left, &pixels,
+                         message) &&
+             take_box(scratch, &sample, pixels, part, box, cubic, picture, (int)side))
+        return;
+    memset(picture, 0, 3 * (size_t)side * (size_t)side);
+    fprintf(stderr, "warning: sample %lld is damaged (%s); its picture is black\n", (long long)number, message);
+}
+
+/* The number at an address. Compiled Python treats the elements of an array of its closure as constants. */
+int64_t read_number(const volatile int64_t *at) { return *at; }

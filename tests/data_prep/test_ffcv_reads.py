@@ -1,4 +1,4 @@
-"""FFCV itself, the independent reader of what we write. The one module that imports it: that takes seconds."""
+"""FFCV itself, the independent reader of what we write. Importing it takes seconds."""
 
 import io
 import warnings

@@ -1,0 +1,144 @@
+"""widemix's operations in FFCV's own Loader, on betons that FFCV wrote: the batches of `widemix.Loader`."""
+
+import runpy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import widemix
+from data_prep.adopt import adopt
+from pipeline.data.order import shuffled
+from pipeline.data.random import ORDER, key
+from pipeline.formats.beton import JPEG, open_beton
+
+pytest.importorskip("ffcv", reason="FFCV is not installed")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.fields.decoders import IntDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToTensor
+    from ffcv.writer import DatasetWriter
+
+    from widemix import ffcv
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
+EXAMPLE = Path(__file__).parents[2] / "examples/ffcv_loader.py"
+COUNT, SIDE, SEED = 41, 24, 3
+JITTER: dict[str, Any] = {"color_jitter": (0.4, 0.4, 0.2, 0.1), "grayscale_prob": 0.2, "solarize_prob": 0.3}
+POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "interpolation": "random", **JITTER}
+
+
+class Scenes(torch.utils.data.Dataset):
+    """Soft pictures of many sizes."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        numbers = np.random.RandomState(index)
+        soft = Image.fromarray(numbers.randint(0, 256, (4, 5, 3)).astype(np.uint8))
+        return soft.resize((int(numbers.randint(9, 90)), int(numbers.randint(9, 90))), 3), index % 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A beton by FFCV's writer, half JPEG and half pixels, and the folder that `widemix adopt` makes of it."""
+    path, to = tmp_path_factory.mktemp("ffcv") / "train.beton", tmp_path_factory.mktemp("adopted")
+    fields = {"image": RGBImageField(write_mode="proportion", compress_probability=0.5), "label": IntField()}
+    np.random.seed(1)
+    DatasetWriter(str(path), fields, num_workers=1).from_indexed_dataset(Scenes())
+    adopt({"train": path}, to)
+    return to
+
+
+def ffcv_loader(folder: Path, *operations: Any, batch_size: int = 8, workers: int = 1, **keys: Any) -> Loader:
+    decoder = ffcv.RandomResizedCrop(SIDE, interpolation="random")
+    pipelines = {"image": [decoder, *operations], "label": [IntDecoder(), ToTensor(), Squeeze((1,))]}
+    keys = {"order": ffcv.Order(SEED), **keys}
+    return Loader(str(folder / "train.beton"), batch_size, num_workers=workers, pipelines=pipelines, **keys)
+
+
+def augmentations() -> list[Any]:
+    policy = ffcv.RandAugment(POLICY["auto_augment"], interpolation="random")
+    return [policy, ffcv.ColorJitter(**JITTER), ffcv.Normalize(), ffcv.RandomErasing(0.5)]
+
+
+def copies(batches: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(images.clone(), labels.clone()) for images, labels in batches]
+
+
+def same(one: list, other: list) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) for batch, twin in pairs for a, b in zip(batch, twin, strict=True))
+
+
+def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
+    return widemix.Loader(folder, "train", batch_size, SIDE, seed=SEED, device="cpu", num_workers=1, **POLICY, **keys)
+
+
+@pytest.mark.parametrize("os_cache", [True, False])
+def test_batches_are_those_of_our_loader(folder: Path, os_cache: bool) -> None:
+    """Of several epochs, with pages that FFCV maps and that it reads itself, on one thread and on two."""
+    theirs = ffcv_loader(folder, *augmentations(), os_cache=os_cache, workers=1 if os_cache else 2)
+    loader = ours(folder)
+    for _ in range(3):
+        assert same(copies(theirs), copies(loader))
+
+
+def test_ranks_share_the_batches_of_our_loader(folder: Path) -> None:
+    keys: dict[str, Any] = {"batch_size": 6, "drop_last": False}
+    for rank in range(2):
+        theirs = ffcv_loader(folder, *augmentations(), order=ffcv.Order(SEED, rank, 2), **keys)
+        assert same(copies(theirs), copies(ours(folder, 6, rank=rank, world=2, drop_last=False)))
+
+
+def test_an_epoch_is_resumed(folder: Path) -> None:
+    whole = copies(ours(folder))
+    theirs = ffcv_loader(folder, *augmentations())
+    ffcv.resume(theirs, 0, 2)
+    assert same(copies(theirs), whole[2:])
+    assert len(copies(theirs)) == len(theirs) == 5, "the epoch after is whole"
+
+
+def test_the_example(folder: Path) -> None:
+    loader = runpy.run_path(str(EXAMPLE))["open_loader"](folder / "train.beton", 8, SIDE, workers=1)
+    keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "num_workers": 1}
+    assert same(copies(loader), copies(widemix.Loader(folder, "train", 8, SIDE, device="cpu", **keys)))
+
+
+def test_damage_is_black_and_told(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    beton = open_beton(folder / "train.beton")
+    sample = int(np.flatnonzero(beton.mode == JPEG)[0])
+    data = bytearray((folder / "train.beton").read_bytes())
+    data[beton.offset[sample] : beton.offset[sample] + 20] = bytes(20)
+    (tmp_path / "train.beton").write_bytes(data)
+    images = torch.cat([images for images, _ in copies(ffcv_loader(tmp_path, ToTensor(), drop_last=False))])
+    assert f"sample {sample} is damaged" in capfd.readouterr().err
+    place = shuffled(np.arange(COUNT), COUNT, key(SEED, 0, COUNT, ORDER)).tolist().index(sample)
+    assert [b for b in range(COUNT) if not images[b].any()] == [place]
+
+
+def test_centre_crops_are_our_evaluations(folder: Path) -> None:
+    pipelines = {
+        "image": [ffcv.CenterCrop(SIDE), ffcv.Normalize()],
+        "label": [IntDecoder(), ToTensor(), Squeeze((1,))],
+    }
+    keys: dict[str, Any] = {"order": OrderOption.SEQUENTIAL, "drop_last": False, "pipelines": pipelines}
+    theirs = Loader(str(folder / "train.beton"), 8, num_workers=1, **keys)
+    loader = widemix.Loader(folder, "train", 8, SIDE, is_training=False, device="cpu", num_workers=1)
+    assert same(copies(theirs), copies(loader))
+
+
+def test_operations_that_draw_want_our_order(folder: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"RandomResizedCrop draws by epoch: give the loader order=widemix\.ffcv\.Order"
+    ):
+        ffcv_loader(folder, ToTensor(), order=OrderOption.RANDOM)
+    with pytest.raises(ValueError, match="place it after Normalize"):
+        ffcv_loader(folder, ffcv.RandomErasing(0.1))
