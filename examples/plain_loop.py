@@ -31,7 +31,8 @@ def train(folder: Path, state: Path, epochs=90, stop_after=0, batch_size=128, im
                 torch.save({name: part.state_dict() for name, part in parts.items()}, state)
             if steps == stop_after:
                 return float("nan")
-    val, model = widemix.Loader(folder, "val", batch_size, image_size), model.eval()
+    held_out = "val" if "val" in loader.manifest.splits else "test"
+    val, model = widemix.Loader(folder, held_out, batch_size, image_size), model.eval()
     with torch.no_grad():
         return 100 * sum(int((model(x).argmax(1) == y).sum()) for x, y in val) / val.samples
 

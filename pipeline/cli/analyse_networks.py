@@ -9,7 +9,7 @@ from pipeline.errors import InputError
 
 NETWORK = (
     "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "
-    "(RECIPE.yaml, its weights at the start of training), or timm:NAME (timm's pretrained weights)."
+    "(RECIPE.yaml, its weights at the start of training), timm:NAME (timm's pretrained weights) or hf:OWNER/NAME."
 )
 
 

@@ -19,6 +19,7 @@ COMMANDS = (
     runs.add_eval,
     predict.add_predict,
     runs.add_export,
+    runs.add_push,
     listing.add_runs,
     report.add_report,
     submit.add_submit,

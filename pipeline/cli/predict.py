@@ -27,7 +27,7 @@ def add_predict(commands) -> None:
         f"of an evaluation. Pictures that cannot be read are left out, named and counted. {NETWORK}",
     )
     add = parser.add_argument
-    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, exported folder, or timm:NAME")
+    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")
     add("folder", type=Path, metavar="FOLDER", help="folder of pictures, searched with all below it, or one picture")
     add("--to", dest="to_file", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
     add("--top", type=int, default=1, metavar="K", help="classes of each picture, likeliest first (default: 1)")

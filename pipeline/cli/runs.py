@@ -76,10 +76,10 @@ def add_eval(commands) -> None:
         "eval",
         help="evaluate a network",
         description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
-        "a folder of `widemix export`, or timm:NAME. Classes of the data are matched with the network's by name.",
+        "an export, timm:NAME or hf:OWNER/NAME. Classes of the data are matched with the network's by name.",
     )
     add = parser.add_argument
-    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, exported folder, or timm:NAME")
+    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")
     add("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
     add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
     add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
@@ -150,12 +150,34 @@ def add_export(commands) -> None:
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
     parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    parser.add_argument("--onnx", action="store_true", help="also write model.onnx, and check it by onnxruntime")
     parser.set_defaults(command=_export)
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
     from pipeline.training.trained import export_checkpoint
 
-    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema)
+    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx)
     print(f"{arguments.to}: {len(labels)} classes; {line}")
+    return Exit.DONE
+
+
+def add_push(commands) -> None:
+    """Add `widemix push`."""
+    parser = commands.add_parser(
+        "push",
+        help="upload an export to the Hugging Face Hub",
+        description="Upload a folder of `widemix export`. The repository is created if there is none. Afterwards "
+        "timm.create_model('hf-hub:OWNER/NAME') loads it, and hf:OWNER/NAME is its name for all commands.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what `widemix export --to DIR` has written")
+    parser.add_argument("repository", metavar="OWNER/NAME", help="the repository on the Hub")
+    parser.add_argument("--private", action="store_true", help="if it is created, only for its owner")
+    parser.set_defaults(command=_push)
+
+
+def _push(arguments: argparse.Namespace) -> Exit:
+    from pipeline.models.hub import push
+
+    print(push(arguments.folder, arguments.repository, arguments.private))
     return Exit.DONE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
+from pipeline.recipe.files import find_study
 
 if TYPE_CHECKING:
     from pipeline.studies.cell import Cell
@@ -42,7 +43,7 @@ def add_study(commands) -> None:
     ):
         verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         verb.add_argument(
-            "recipe", type=Path, metavar="STUDY.yaml", help="study file, such as recipes/studies/figure7.yaml"
+            "recipe", type=find_study, metavar="STUDY.yaml", help="study file, or a shipped study's name: figure7"
         )
         verb.add_argument(
             "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<study>)"

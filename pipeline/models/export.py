@@ -14,20 +14,30 @@ from safetensors.torch import save_file
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path
 from pipeline.formats.text import TOKENIZER
+from pipeline.models.onnx import write_onnx
 from pipeline.models.section import ModelSection
 from pipeline.models.timm_registry import register_names
 
 
 def export_model(
-    model: torch.nn.Module, section: ModelSection, folder: Path, *, data: Any, labels: Sequence[str], card: str = ""
+    model: torch.nn.Module,
+    section: ModelSection,
+    folder: Path,
+    *,
+    data: Any,
+    labels: Sequence[str],
+    card: str = "",
+    onnx: bool = False,
 ) -> None:
     """Write `folder` whole or not at all; then `timm.create_model(f"local-dir:{folder}", pretrained=True)`.
 
     For that, `import pipeline.models.timm_registry` first, after the modules of families of your own. `labels` are
     the names of the classes in the order of the logits. `data` is the recipe's section: of pictures `image_size`,
     `crop_pct`, `interpolation`, `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
-    `card` becomes README.md. `InputError` if `folder` exists.
+    `card` becomes README.md; with `onnx` there is a model.onnx. `InputError` if `folder` exists.
     """
+    if onnx and section.takes != "pictures":
+        raise InputError(f"--onnx: only networks of pictures are written as ONNX, not {section.kind}")
     if folder.exists():
         raise InputError(f"{folder}: exists already; export to a folder that does not")
     config = _config(section, data, labels)
@@ -40,6 +50,9 @@ def export_model(
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
             atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
+        if onnx:
+            write_onnx(model, data.image_size, unfinished / "model.onnx")
+            fsync_path(unfinished / "model.onnx")
         if card:
             atomic_write(unfinished / "README.md", card)
         os.chmod(unfinished, 0o755)

@@ -103,6 +103,12 @@ def find_recipe(path: str | Path) -> Path:
     return next((name for name in names if name.is_file()), given)
 
 
+def find_study(path: str | Path) -> Path:
+    """The study file at `path`; if there is none, the shipped study of that name, such as `figure7`."""
+    found, shipped = find_recipe(path), find_recipe(Path("studies") / path)
+    return shipped if shipped.is_file() and not found.is_file() else found
+
+
 def parse_recipe(
     values: Mapping[str, Any], origin: Mapping[str, str] | None = None, default_origin="recipe"
 ) -> Recipe:

@@ -41,7 +41,7 @@ class TrainSection(Section):
     init_from: str | None = key(
         None,
         "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, a state_dict that "
-        "torch.save wrote, or timm:NAME; "
+        "torch.save wrote, timm:NAME, or hf:OWNER/NAME; "
         "a head for other classes is newly initialised, a Mixer for larger pictures is grown",
     )
     reset_head: bool = key(

@@ -16,13 +16,14 @@ from torch import nn
 
 from pipeline.engine.batch_norm import freeze_batch_norms
 from pipeline.errors import InputError
+from pipeline.models.hub import timm_name
 from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
+from pipeline.models.timm_registry import register_names
 from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
 BODY = "body"  # of train.freeze: all parameters but the head's
-_TIMM = "timm:"
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # of files of torch.save: zip archives, before 1.6 pickles
 
 
@@ -31,7 +32,8 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
 
     `source` is a widemix run or checkpoint (its averaged weights if it has them), a .safetensors file, a folder with
     a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), a state_dict written by
-    torch.save, a checkpoint of timm's training script, or timm:NAME for timm's pretrained weights.
+    torch.save, a checkpoint of timm's training script, timm:NAME for timm's pretrained weights, or hf:OWNER/NAME
+    for those of a network on the Hugging Face Hub.
     A head for other classes keeps its new weights, with `reset_head` every head does, and the source may have none; a
     Mixer for larger pictures is grown. `InputError` if the weights cannot be read or do not fit the model.
     """
@@ -111,15 +113,17 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def _read(source: str) -> Weights:
-    if source.startswith(_TIMM):
-        return _read_timm(source.removeprefix(_TIMM))
+    if known_to_timm := timm_name(source):
+        return _read_timm(source, known_to_timm)
     path = Path(source)
     single = path / "model.safetensors" if path.is_dir() and not (path / checkpoint.COMPLETE).exists() else path
     if not single.is_file():  # a run or a checkpoint
         try:
             state = checkpoint.find(path).load()
         except InputError as error:
-            raise InputError(f"train.init_from {error}; a weights file or timm:NAME is possible too") from None
+            raise InputError(
+                f"train.init_from {error}; a weights file, timm:NAME or hf:OWNER/NAME is possible too"
+            ) from None
         return state.ema or state.model
     try:
         with single.open("rb") as file:
@@ -144,11 +148,13 @@ def _read_torch(path: Path) -> Weights:
     return weights
 
 
-def _read_timm(name: str) -> Weights:
+def _read_timm(source: str, name: str) -> Weights:
+    register_names()
     try:
         return timm.create_model(name, pretrained=True).state_dict()
-    except (RuntimeError, OSError, ValueError) as error:
-        raise InputError(f"train.init_from timm:{name}: cannot be loaded ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"train.init_from {source}: cannot be loaded ({reason})") from None
 
 
 def _head(module: nn.Module) -> set[str]:

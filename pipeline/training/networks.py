@@ -12,17 +12,21 @@ from torch import nn
 
 from pipeline.errors import InputError
 from pipeline.formats.manifest import NAME, read_manifest
+from pipeline.models.hub import timm_name
 from pipeline.models.registry import build_model
 from pipeline.models.section import ModelSection
 from pipeline.models.timm_registry import register_names
 from pipeline.recipe import Recipe, fill_classes, load_recipe
 from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.recipe.files import find_recipe
 from pipeline.run import checkpoint
 from pipeline.training.finetune import load_init_weights
 from pipeline.training.trained import load_trained
 
-TIMM = "timm:"
-FORMS = "a run, a checkpoint, a folder of `widemix export`, a recipe (its weights at the start), or timm:NAME"
+FORMS = (
+    "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "
+    "or hf:OWNER/NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,9 @@ def load_network(name: str, ema: bool = False) -> Network:
     With `ema` a run's network has the averaged weights.
     """
     path = Path(name)
-    if name.startswith(TIMM):
-        return _of_timm(name, name.removeprefix(TIMM))
-    if path.suffix in (".yaml", ".yml"):
+    if known_to_timm := timm_name(name):
+        return _of_timm(name, known_to_timm)
+    if path.suffix in (".yaml", ".yml") or (not path.exists() and find_recipe(name).is_file()):
         recipe = fill_classes(load_recipe(name))
         return of_recipe(name, recipe, initial_module(recipe))
     if (path / "config.json").is_file() and (path / "model.safetensors").is_file():

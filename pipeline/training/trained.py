@@ -7,6 +7,7 @@ from torch import nn
 from pipeline.errors import InputError
 from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.export import export_model, loading_line
+from pipeline.models.onnx import check_packages
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, parse_recipe
 from pipeline.recipe.data import DataSection
@@ -34,11 +35,15 @@ def load_trained(path: Path, ema: bool = False) -> tuple[Recipe, nn.Module]:
     return recipe, module
 
 
-def export_checkpoint(path: Path, to: Path, ema: bool = False) -> tuple[list[str], str]:
+def export_checkpoint(path: Path, to: Path, ema: bool = False, onnx: bool = False) -> tuple[list[str], str]:
     """Write a checkpoint's model as a folder that timm loads; return the class names, and the Python line to load it.
+
+    With `onnx` the folder has model.onnx too, see `write_onnx`.
 
     Classes are named as in the prepared folder, if it still exists; those beyond its classes are numbered.
     """
+    if onnx:
+        check_packages()
     recipe, module = load_trained(path, ema)
     if isinstance(recipe.data, DataSection) and recipe.data.pixel_order != "original":
         raise InputError(
@@ -49,5 +54,5 @@ def export_checkpoint(path: Path, to: Path, ema: bool = False) -> tuple[list[str
     known = read_manifest(folder).classes if (folder / NAME).exists() else ()
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
     card = model_card(checkpoint.find(path), recipe, loading_line(to.name, recipe.plugins), ema)
-    export_model(module, recipe.model, to, data=recipe.data, labels=labels, card=card)
+    export_model(module, recipe.model, to, data=recipe.data, labels=labels, card=card, onnx=onnx)
     return labels, loading_line(to, recipe.plugins)

@@ -1,0 +1,51 @@
+"""Shares exported networks on the Hugging Face Hub, or on another server that HF_ENDPOINT names."""
+
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+from pipeline.errors import InputError, RunError
+
+HUB = "hf:"
+_NEEDED = ("config.json", "model.safetensors")
+
+
+def push(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload a folder of `widemix export` as one commit, and return the address of the repository, OWNER/NAME.
+
+    The repository is created if there is none. The card's Python line loads it from there. `InputError` where the
+    folder is no export, or the Hub refuses who asks; RunError where it cannot be reached.
+    """
+    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"{folder}: has no {missing[0]}; give a folder that `widemix export` has written")
+    files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir()) if path.name != "README.md"]
+    if (folder / "README.md").is_file():
+        here, there = f"local-dir:{folder.resolve().name}", f"hf-hub:{repository}"
+        card = (folder / "README.md").read_text().replace(here, there)
+        files.append(CommitOperationAdd("README.md", card.encode()))
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=private, exist_ok=True)
+        api.create_commit(repository, files, commit_message="Upload a network trained by widemix")
+    except (HFValidationError, LocalTokenNotFoundError) as error:
+        raise InputError(f"{repository}: {_first_line(error)}") from None
+    except HfHubHTTPError as error:
+        refused = error.response is not None and error.response.status_code in (401, 403, 404)
+        cure = "; `hf auth login`, or HF_TOKEN, says who you are" if refused else ""
+        raise (InputError if refused else RunError)(f"{repository}: {_first_line(error)}{cure}") from None
+    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
+        raise RunError(f"{api.endpoint}: {_first_line(error)}") from None
+    return str(address)
+
+
+def timm_name(name: str) -> str | None:
+    """The name by which timm loads `timm:NAME` or `hf:OWNER/NAME`; None for other names."""
+    if name.startswith(HUB):
+        return "hf-hub:" + name.removeprefix(HUB)
+    return name.removeprefix("timm:") if name.startswith("timm:") else None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

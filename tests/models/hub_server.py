@@ -1,0 +1,109 @@
+"""A server that answers the calls of huggingface_hub which create, fill and read a model's repository."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "c0ffee" * 6 + "beef"
+
+
+@dataclass
+class Hub:
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)  # by OWNER/NAME/path
+    uploaded: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256
+    refuse: int = 0  # the status of every answer, if it is not 0
+
+
+class _Answers(BaseHTTPRequestHandler):
+    hub: Hub
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if self.hub.refuse:
+            self.answer(self.hub.refuse, {"error": "Invalid username or password."})
+        elif parts[-1] == "create":
+            asked = json.loads(body)
+            self.answer(200, {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"})
+        elif parts[-1] == "validate-yaml":
+            self.answer(200, {"errors": [], "warnings": []})
+        elif "preupload" in parts:
+            files = [{"path": f["path"], "shouldIgnore": False} for f in json.loads(body)["files"]]
+            large = [f | {"uploadMode": "lfs" if f["path"].endswith("tensors") else "regular"} for f in files]
+            self.answer(200, {"files": large})
+        elif parts[-1] == "batch":
+            objects = json.loads(body)["objects"]
+            links = [{"upload": {"href": f"{self.hub.address}/put/{each['oid']}"}} for each in objects]
+            answers = [each | {"actions": link} for each, link in zip(objects, links, strict=True)]
+            self.answer(200, {"transfer": "basic", "objects": answers})
+        elif "commit" in parts:
+            self.commit("/".join(parts[2:4]), [json.loads(line) for line in body.splitlines()])
+        else:
+            self.answer(404, {"error": self.path})
+
+    def commit(self, repository: str, lines: list[dict]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                self.hub.files[f"{repository}/{value['path']}"] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                self.hub.files[f"{repository}/{value['path']}"] = self.hub.uploaded[value["oid"]]
+        address = f"{self.hub.address}/{repository}/commit/{COMMIT}"
+        self.answer(200, {"commitUrl": address, "commitOid": COMMIT, "pullRequestUrl": None})
+
+    def do_PUT(self) -> None:
+        data = b""
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            while size := int(self.rfile.readline(), 16):
+                data += self.rfile.read(size)
+                self.rfile.readline()
+        else:
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.uploaded[hashlib.sha256(data).hexdigest()] = data
+        self.answer(200, {})
+
+    def do_GET(self) -> None:
+        name = re.sub(f"/resolve/(main|{COMMIT})/", "/", self.path.partition("?")[0].strip("/"))
+        data = self.hub.files.get(name)
+        if data is None:
+            self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        else:
+            tag = hashlib.sha256(data).hexdigest()
+            self.send(200, data, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
+
+    do_HEAD = do_GET
+
+    def answer(self, status: int, body: dict, headers: dict[str, str] | None = None) -> None:
+        self.send(status, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})})
+
+    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@contextmanager
+def serve() -> Iterator[Hub]:
+    """An empty hub on a free port of this machine."""
+    hub = Hub()
+    handler = type("Answers", (_Answers,), {"hub": hub})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        hub.address = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield hub
+        server.shutdown()
+        thread.join()

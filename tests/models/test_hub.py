@@ -1,0 +1,107 @@
+"""Exports on a Hugging Face Hub, by huggingface_hub itself and a server of this machine; and as ONNX."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+
+from pipeline.errors import InputError, RunError
+from pipeline.models import onnx
+from pipeline.models.export import export_model
+from pipeline.models.hub import push
+from pipeline.models.registry import build_model
+from pipeline.training.finetune import load_init_weights
+from pipeline.training.networks import load_network
+from tests.models.hub_server import Hub, serve
+from tests.models.test_export import MIXER, OUTER, SECTIONS, trained
+
+CARD = "# A network\n\nimport timm; timm.create_model('local-dir:exported', pretrained=True)\n"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serve() as hub:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.address)
+        url = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+        monkeypatch.setattr(
+            huggingface_hub.constants, "HF_HUB_DISABLE_XET", True
+        )  # a protocol of huggingface.co's own
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
+        yield hub
+
+
+def exported(tmp_path: Path) -> tuple[torch.nn.Module, Path]:
+    model = trained(MIXER)
+    export_model(model, MIXER, tmp_path / "exported", **OUTER, card=CARD)
+    return model, tmp_path / "exported"
+
+
+@pytest.mark.filterwarnings("ignore")  # huggingface_hub's, about how it calls httpx
+def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path) -> None:
+    model, folder = exported(tmp_path)
+    assert push(folder, "lab/mixer") == f"{hub.address}/lab/mixer"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    card = files.pop("README.md").replace(b"local-dir:exported", b"hf-hub:lab/mixer")
+    assert hub.files == {f"lab/mixer/{name}": data for name, data in {**files, "README.md": card}.items()}
+    network = load_network("hf:lab/mixer")
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(network.module(x), model(x))
+    assert network.classes == ("ant", "bee", "cat")
+    assert network.data.mean == (0.1, 0.2, 0.3)  # type: ignore[union-attr]
+    fresh = build_model(MIXER, 16, 3).eval()
+    assert load_init_weights(fresh, "hf:lab/mixer") == []
+    assert torch.equal(fresh(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_cannot_be_shared_is_one_line(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = exported(tmp_path)
+    with pytest.raises(InputError, match=r"has no config\.json; give a folder that `widemix export` has written"):
+        push(tmp_path, "lab/mixer")
+    with pytest.raises(InputError, match=r"a/b/c: .*Repo id must be"):
+        push(folder, "a/b/c")
+    with pytest.raises(InputError, match="hf:lab/none: cannot be loaded"):
+        load_network("hf:lab/none")
+    hub.refuse = 401
+    with pytest.raises(InputError, match=r"lab/mixer: .*`hf auth login`, or HF_TOKEN, says who you are"):
+        push(folder, "lab/mixer")
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(RunError, match=r"http://127\.0\.0\.1:9: "):
+        push(folder, "lab/mixer")
+
+
+def test_a_recipe_is_a_network_by_its_short_name() -> None:
+    network, section = load_network("digits/mixer"), load_network("recipes/digits/mixer.yaml").section
+    assert network.section == section
+    assert network.name == "digits/mixer"
+
+
+needs_onnx = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, onnx.PACKAGES)), reason="pip install 'widemix[onnx]' brings what ONNX needs"
+)
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_an_export_as_onnx_computes_the_modules_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained(SECTIONS["rp"])
+    export_model(model, SECTIONS["rp"], tmp_path / "exported", **OUTER, onnx=True)
+    assert onnx._difference(model, 16, tmp_path / "exported/model.onnx", 7) < 1e-5
+    monkeypatch.setattr(onnx, "TOLERANCE", 0.0)
+    with pytest.raises(RuntimeError, match="onnxruntime's logits differ"):
+        onnx.write_onnx(model, 16, tmp_path / "other.onnx")
+    with pytest.raises(InputError, match=r"cannot be written as ONNX .*sparse_product"):
+        onnx.write_onnx(trained(SECTIONS["sw_mlp"]), 16, tmp_path / "sparse.onnx")
+
+
+def test_onnx_without_its_packages_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(onnx, "find_spec", lambda name: None)
+    with pytest.raises(
+        InputError, match=r"onnx, onnxscript, onnxruntime not installed; pip install 'widemix\[onnx\]'"
+    ):
+        onnx.write_onnx(trained(MIXER), 16, tmp_path / "model.onnx")
