@@ -26,13 +26,12 @@ def train(folder: Path, state: Path, epochs=90, stop_after=0, batch_size=128, im
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()
             optimizer.zero_grad()
-            steps += 1
-            if steps % 1000 == 0 or steps == stop_after:
+            if (steps := steps + 1) % 1000 == 0 or steps == stop_after:
                 torch.save({name: part.state_dict() for name, part in parts.items()}, state)
             if steps == stop_after:
                 return float("nan")
-    held_out = "val" if "val" in loader.manifest.splits else "test"
-    val, model = widemix.Loader(folder, held_out, batch_size, image_size), model.eval()
+    held_out = list(loader.manifest.splits)[-1]
+    val, model = widemix.Loader(folder, held_out, batch_size, image_size, is_training=False), model.eval()
     with torch.no_grad():
         return 100 * sum(int((model(x).argmax(1) == y).sum()) for x, y in val) / val.samples
 
