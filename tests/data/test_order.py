@@ -1,5 +1,7 @@
 """Both orders: the same step on every world size, all of an epoch once, well shuffled, repeats included."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -194,6 +196,16 @@ def test_paged_positions_are_uniform():
         where, when = np.nonzero(steps == watched)
         assert abs(len(where) / epochs - taken / count) < 4 * (taken / count * (1 - taken / count) / epochs) ** 0.5
         _assert_uniform(np.bincount(when * bins // taken, minlength=bins), bins, taken)
+
+
+def test_each_epoch_has_its_pages_in_another_order():
+    """Whatever the sample that it begins with: one lane and windows of a sample leave the pages as they are."""
+    count, page = 1000, 10
+    order = PagedOrder(50 * np.arange(count), np.full(count, 50), 1, 3, window_bytes=1, page_bytes=50 * page)
+    epochs = [epoch_of(order, epoch, count, 1) for epoch in range(5)]
+    jumps = np.stack([np.diff(samples)[page - 1 :: page] % count for samples in epochs])
+    for one, other in itertools.pairwise(jumps):
+        assert (one == other).mean() < 0.2
 
 
 @pytest.mark.parametrize("kind", KINDS)
