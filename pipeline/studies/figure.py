@@ -54,7 +54,8 @@ def save(figure: Any, paths: Sequence[Path]) -> None:
 
 def _draw_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
     curve = study.figure.x == "epoch"
-    names = list(dict.fromkeys(str(p.x) for points in lines.values() for p in points if not is_number(p.x)))
+    places = [p.x for points in lines.values() for p in points]
+    names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
     for number, (line, points) in enumerate(lines.items()):
         color, marker = f"C{number % 10}", _MARKERS[number % len(_MARKERS)]
         x = [names.index(str(p.x)) if names else float(p.x) for p in points]

@@ -129,6 +129,18 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
     assert "widths.csv: is not the table of a report" in output
 
 
+def test_values_and_names_share_an_axis(study, tmp_path):
+    """Where one line has numbers and another has none, as a Mixer has no model.density."""
+    text = study.read_text().replace("rp_s_mixer", "mixer").replace("  seeded: [model.permutation_seed]\n", "")
+    study.write_text(text)
+    pretend(study_cells(study, read_study(study))[0], tmp_path, 60.0)
+    results, parsed = results_of(study, tmp_path, x="model.expansion", y=("error",))
+    assert {result.x for result in results} == {"None", 2.0}
+    (csv_file, png, *_) = write_report(results, parsed, study, tmp_path / "report")
+    assert imread(png).shape[2] == 4
+    assert csv_file.exists()
+
+
 def test_points_whose_seeds_deviate_are_left_out(study, tmp_path):
     cells = study_cells(study, read_study(study))
     for cell, top1 in zip(cells, (60.0, 60.1, 60.2, 70.0, 71.0, 72.0), strict=False):
