@@ -1,7 +1,7 @@
 """The style of all figures: one size of type, colours that colour-blind readers can tell apart, no frames."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
-from pipeline.files import atomic_write
+from pipeline.errors import InputError
+from pipeline.run import checkpoint
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 STYLE: Any = {
@@ -38,12 +40,26 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **o
     return figure, figure.subplots(rows, columns, **options)
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure as a PNG, whole or not at all; returns the path."""
+def as_png(figure: Figure) -> bytes:
+    """Return the figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)
-    atomic_write(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()
+
+
+def add_to_tensorboard(pictures: Mapping[str, bytes], run: Path) -> Path:
+    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    try:
+        step = checkpoint.find(run).position.step
+    except InputError:  # it has no checkpoint yet
+        step = 0
+    with SummaryWriter(str(run / "tb")) as board:
+        for name, png in pictures.items():
+            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+            board.add_image(f"analysis/{name}", pixels, step, dataformats="HWC")
+    return run / "tb"
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:

@@ -111,9 +111,10 @@ def draw_inputs(network: Network, data: Path | None = None, split: str | None = 
         loader = EvalLoader(section, ROW, read_topology(), samples=np.arange(ROW))
         with loader.batches() as batches:
             pictures = denormalise(next(batches).inputs, section)
-        row[0].set_title("original" if order == "original" else f"shuffled: {text}", loc="left")
         for place, picture in zip(row, pictures, strict=False):
             place.imshow(picture, interpolation="nearest")
         for place in row:
             place.axis("off")
+        heading = "original" if order == "original" else f"shuffled: {text}"
+        row[0].annotate(heading, (0, 1.04), xycoords="axes fraction", annotation_clip=False).set_in_layout(False)
     return figure

@@ -1,7 +1,11 @@
 """CKA between the layers of two networks over a prepared split: `widemix analyse cka`."""
 
+import csv
+import io
 import math
+import statistics
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +50,7 @@ class Similarity:
     samples: int
     batch: int
     sparsity: float | None  # 1/p of the second network, where the cost formulas give p
+    row_sparsity: float | None  # and of the first
 
     def as_json(self) -> dict[str, Any]:
         """Return what --json writes; nan, where a layer is constant, becomes null."""
@@ -61,10 +66,10 @@ class Similarity:
             "samples": self.samples,
             "batch": self.batch,
             "inverse_density": self.sparsity,
+            "row_inverse_density": self.row_sparsity,
         }
 
 
-@torch.no_grad()
 def compare(
     first: Network,
     second: Network,
@@ -77,31 +82,56 @@ def compare(
     Each network reads the samples with its own preprocessing. Layers are patterns such as `blocks.*.norm1`. On the
     GPU if there is one.
     """
+    return compare_each([first], second, samples, row_layers, column_layers)[0]
+
+
+@torch.no_grad()
+def compare_each(
+    firsts: Sequence[Network],
+    second: Network,
+    samples: Samples,
+    row_layers: Sequence[str] = (),
+    column_layers: Sequence[str] = (),
+) -> list[Similarity]:
+    """Return `compare` of each first network with the second, from one pass over the samples."""
     if samples.batch < LEAST or (samples.most is not None and samples.most < LEAST):
         raise InputError(f"a mini-batch needs at least {LEAST} samples: unbiased HSIC divides by n (n - 3)")
-    topology = read_topology()
-    sections = [_section(network, first.data, samples) for network in (first, second)]
+    topology, networks = read_topology(), [*firsts, second]
+    sections = [_section(network, firsts[0].data, samples) for network in networks]
     count = len(EvalLoader(sections[0], samples.batch, topology))
     chosen = random_samples(count, samples.most, samples.batch, samples.seed)
-    loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in sections]
-    modules = [network.module.to(topology.device) for network in (first, second)]
-    row_names, column_names = (
-        layers_by_pattern(module, patterns) if patterns else layers_before_skips(module)
-        for module, patterns in zip(modules, (row_layers, column_layers), strict=True)
-    )
-    total = MinibatchCka()
-    with loaders[0].batches() as one, loaders[1].batches() as other:
-        for batches in zip(one, other, strict=True):
-            kernels = [
-                list(layer_features(module, batch.inputs, names, centered_kernel).values())
-                for module, batch, names in zip(modules, batches, (row_names, column_names), strict=True)
-            ]
-            total.update(*kernels)
-    sparsity = _inverse_density(second)
-    batch = min(samples.batch, total.samples)
-    return Similarity(
-        first.name, second.name, row_names, column_names, total.values(), total.samples, batch, sparsity
-    )
+    distinct = [section for number, section in enumerate(sections) if section not in sections[:number]]
+    modules = [network.module.to(topology.device) for network in networks]
+    patterns = [row_layers] * len(firsts) + [column_layers]
+    names = [
+        layers_by_pattern(module, own) if own else layers_before_skips(module)
+        for module, own in zip(modules, patterns, strict=True)
+    ]
+    totals = [MinibatchCka() for _ in firsts]
+    with ExitStack() as stack:
+        loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in distinct]
+        for batches in zip(*(stack.enter_context(loader.batches()) for loader in loaders), strict=True):
+            *rows, columns = (
+                list(layer_features(module, batches[distinct.index(section)].inputs, own, centered_kernel).values())
+                for module, section, own in zip(modules, sections, names, strict=True)
+            )
+            for total, kernels in zip(totals, rows, strict=True):
+                total.update(kernels, columns)
+    *row_sparsities, sparsity = (_inverse_density(network) for network in networks)
+    return [
+        Similarity(
+            first.name,
+            second.name,
+            own,
+            names[-1],
+            total.values(),
+            total.samples,
+            min(samples.batch, total.samples),
+            sparsity,
+            row_sparsity,
+        )
+        for first, own, total, row_sparsity in zip(firsts, names, totals, row_sparsities, strict=False)
+    ]
 
 
 def _section(network: Network, default: AnyDataSection, samples: Samples) -> AnyDataSection:
@@ -129,18 +159,56 @@ def _inverse_density(network: Network) -> float | None:
     return None if math.isnan(density) else 1 / density
 
 
+def mean_diagonals(similarities: Sequence[Similarity]) -> list[dict[str, Any]]:
+    """Return figure 2a: for each 1/p the mean diagonal over all pairs of networks, their deviation, and how many.
+
+    Empty where a matrix is not square, or 1/p is not known. `std` is None for a single pair.
+    """
+    groups: dict[float, list[float]] = {}
+    for each in similarities:
+        mean = diagonal_mean(each.values)
+        if mean is None or each.sparsity is None:
+            return []
+        groups.setdefault(each.sparsity, []).append(mean)
+    return [
+        {
+            "inverse_density": sparsity,
+            "mean": statistics.fmean(means),
+            "std": statistics.stdev(means) if len(means) > 1 else None,
+            "pairs": len(means),
+        }
+        for sparsity, means in sorted(groups.items())
+    ]
+
+
+def mean_diagonals_csv(similarities: Sequence[Similarity]) -> str:
+    """Return `mean_diagonals` as a CSV table; empty where they are."""
+    text, rows = io.StringIO(), mean_diagonals(similarities)
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
+
+
 def similarities_json(similarities: Sequence[Similarity]) -> dict[str, Any]:
-    """Return what --json writes: one comparison as it is, several under `comparisons`."""
+    """Return what --json writes: one comparison as it is, several under `comparisons`, with `mean_diagonals`."""
     entries = [similarity.as_json() for similarity in similarities]
-    return entries[0] if len(entries) == 1 else {"comparisons": entries}
+    if len(entries) == 1:
+        return entries[0]
+    return {"comparisons": entries, "mean_diagonals": mean_diagonals(similarities)}
 
 
 def similarity_figures(similarities: Sequence[Similarity]) -> dict[str, Callable[[], Figure]]:
-    """Return what draws cka.png, or cka_1.png, ... and the mean diagonals of several networks, cka_diagonal.png."""
+    """Return what draws cka.png, or cka_1.png, ... and the mean diagonals of several pairs, cka_diagonal.png.
+
+    Of several first networks the mean diagonals alone.
+    """
     if len(similarities) == 1:
         return {"cka.png": partial(draw_matrix, similarities[0])}
     figures: dict[str, Callable[[], Figure]] = {}
-    figures |= {f"cka_{number}.png": partial(draw_matrix, each) for number, each in enumerate(similarities, 1)}
+    if len({each.row_network for each in similarities}) == 1:
+        figures |= {f"cka_{number}.png": partial(draw_matrix, each) for number, each in enumerate(similarities, 1)}
     if all(diagonal_mean(each.values) is not None for each in similarities):
         figures["cka_diagonal.png"] = partial(draw_diagonals, similarities)
     return figures
@@ -169,17 +237,20 @@ def draw_diagonals(similarities: Sequence[Similarity]):
     """Return figure 2a: the mean of the diagonal over 1/p, or over the networks where p is not known."""
     figure, axes = new_figure(6, 3.8)
     means = [diagonal_mean(similarity.values) or 0.0 for similarity in similarities]
-    sparsities = [similarity.sparsity for similarity in similarities if similarity.sparsity]
-    if len(sparsities) < len(similarities):
+    curve = mean_diagonals(similarities)
+    if curve:
+        axes.plot([similarity.sparsity for similarity in similarities], means, "o", alpha=0.35)
+        x, y = ([point[name] for point in curve] for name in ("inverse_density", "mean"))
+        axes.errorbar(x, y, [point["std"] or 0 for point in curve], color=COLORS[0], capsize=3)
+        for own in {similarity.row_sparsity for similarity in similarities} - {None}:
+            axes.axvline(own, color="black", linewidth=0.8, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero; dashed: of the first")
+    else:
         names = [label(similarity.column_network) for similarity in similarities]
         axes.plot(names, means, "o")
         axes.tick_params(axis="x", rotation=30)
-    else:
-        axes.plot(sparsities, means, "o")
-        x, group = np.unique(sparsities, return_inverse=True)  # runs that differ in their seed alone
-        axes.plot(x, np.bincount(group, means) / np.bincount(group), color=COLORS[0])
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero")
+    firsts = list(dict.fromkeys(similarity.row_network for similarity in similarities))
     axes.set_ylabel("mean of the diagonal of CKA")
-    axes.set_title(f"with {label(similarities[0].row_network)}")
+    axes.set_title(f"with {label(firsts[0])}" + (f" and {len(firsts) - 1} others" if len(firsts) > 1 else ""))
     return figure

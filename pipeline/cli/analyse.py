@@ -40,6 +40,7 @@ def add_augment(analyses) -> None:
     add_recipe_arguments(parser)
     add = parser.add_argument
     add("--to", type=Path, metavar="DIR", help="folder to write to (default: analysis/<recipe>)")
+    add("--tensorboard", type=Path, metavar="RUN", help="add both to the TensorBoard of this run folder")
     add("--pictures", type=int, default=32, metavar="N", help="number of training pictures (default: 32)")
     add("--seed", type=int, metavar="N", help="seed of the augmentation (default: the recipe's train.seed)")
     parser.set_defaults(command=_augment)
@@ -56,6 +57,11 @@ def _augment(arguments: argparse.Namespace) -> Exit:
     path = Path(arguments.recipe)
     folder = arguments.to or Path("analysis") / f"{path.resolve().parent.name}-{path.stem}"
     seed = recipe.train.seed if arguments.seed is None else arguments.seed
-    for path in draw_sheets(recipe, folder, arguments.pictures, seed):
+    paths = draw_sheets(recipe, folder, arguments.pictures, seed)
+    for path in paths:
         print(path)
+    if arguments.tensorboard:
+        from pipeline.analysis.figures import add_to_tensorboard
+
+        print(add_to_tensorboard({path.stem: path.read_bytes() for path in paths}, arguments.tensorboard))
     return Exit.DONE

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from pipeline.cli.commands import Exit
-from pipeline.cli.outputs import write_outputs
+from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
 
 NETWORK = (
@@ -20,13 +20,15 @@ def add_cka(analyses) -> None:
         help="similarity of the features of networks, layer by layer",
         description="Centered kernel alignment (CKA) between the layers of network A and those of each network B: in "
         "mini-batches, with the unbiased estimator of HSIC (Nguyen et al. 2021). By default the layers are those "
-        f"before each skip connection. {NETWORK} Each network reads the samples with its own preprocessing.",
+        "before each skip connection. Several B, or several A and the B after --with, also give figure 2a of Hayase "
+        "& Karakida 2024: the mean of the diagonal by the sparsity of B, over all pairs of the same. "
+        f"{NETWORK} Each network reads the samples with its own preprocessing.",
     )
     add = parser.add_argument
-    add("first", metavar="A", help="network of the rows")
-    add("others", metavar="B", nargs="+", help="networks of the columns")
-    add("--to", type=Path, metavar="DIR", help="draw heat maps there, and with several B their mean diagonals")
-    add("--json", type=Path, metavar="FILE", help="write rows, columns (layer names) and values (the matrix)")
+    add("networks", metavar="NETWORK", nargs="+", help="A, network of the rows, then the B, those of the columns")
+    add("--with", dest="others", nargs="+", metavar="B", help="networks of the columns; all before it are A then")
+    to = "draw heat maps there, and with several pairs their mean diagonals over 1/p, also as cka_diagonal.csv"
+    add_outputs(parser, to, "write rows, columns (layer names) and values (the matrix)")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers of A, such as 'blocks.*.norm1'")
     add("--layers-b", nargs="+", metavar="PATTERN", help="layers of B (default: --layers)")
     add("--data", type=Path, metavar="DIR", help="prepared folder (default: that of A's recipe)")
@@ -40,22 +42,39 @@ def add_cka(analyses) -> None:
 
 def _cka(arguments: argparse.Namespace) -> Exit:
     from pipeline.analysis.cka import diagonal_mean
-    from pipeline.analysis.similarity import Samples, compare, similarities_json, similarity_figures
+    from pipeline.analysis.similarity import (
+        Samples,
+        compare_each,
+        mean_diagonals,
+        mean_diagonals_csv,
+        similarities_json,
+        similarity_figures,
+    )
     from pipeline.training.networks import load_network
 
     if arguments.seed < 0:
         raise InputError(f"--seed {arguments.seed}: must not be negative")
+    names, others = arguments.networks, arguments.others
+    if others is None:
+        names, others = names[:1], names[1:]
+    if not others:
+        raise InputError("give two networks or more: A and the B, or several A and the B after --with")
     samples = Samples(arguments.data, arguments.split, arguments.batch, arguments.samples, arguments.seed)
     columns = arguments.layers if arguments.layers_b is None else arguments.layers_b
-    first, similarities = load_network(arguments.first, arguments.ema), []
-    for name in arguments.others:
-        similarity = compare(first, load_network(name, arguments.ema), samples, arguments.layers, columns)
-        similarities.append(similarity)
-        mean = diagonal_mean(similarity.values)
-        shape = f"{len(similarity.rows)} x {len(similarity.columns)} layers, {similarity.samples} samples"
-        diagonal = "" if mean is None else f", mean of the diagonal {mean:.4f}"
-        print(f"{arguments.first} with {name}: {shape}{diagonal}")
-    return write_outputs(arguments, similarities_json(similarities), similarity_figures(similarities))
+    firsts, similarities = [load_network(name, arguments.ema) for name in names], []
+    for name in others:
+        found = compare_each(firsts, load_network(name, arguments.ema), samples, arguments.layers, columns)
+        similarities += found
+        for each in found:
+            mean = diagonal_mean(each.values)
+            shape = f"{len(each.rows)} x {len(each.columns)} layers, {each.samples} samples"
+            diagonal = "" if mean is None else f", mean of the diagonal {mean:.4f}"
+            print(f"{each.row_network} with {name}: {shape}{diagonal}")
+    for point in mean_diagonals(similarities) if len(similarities) > 1 else ():
+        spread = "" if point["std"] is None else f" +- {point['std']:.4f}"
+        print(f"1/p {point['inverse_density']:g}: {point['mean']:.4f}{spread} ({point['pairs']} pairs)")
+    curve = {"cka_diagonal.csv": mean_diagonals_csv(similarities)} if len(similarities) > 1 else {}
+    return write_outputs(arguments, similarities_json(similarities), similarity_figures(similarities), curve)
 
 
 def add_spectrum(analyses) -> None:
@@ -71,8 +90,7 @@ def add_spectrum(analyses) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
-    add("--to", type=Path, metavar="DIR", help="draw spectrum.png there")
-    add("--json", type=Path, metavar="FILE", help="write the singular values")
+    add_outputs(parser, "draw spectrum.png there", "write the singular values")
     add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
     parser.set_defaults(command=_spectrum)
 
@@ -103,8 +121,11 @@ def add_weights(analyses) -> None:
     add("--block", type=int, default=0, metavar="N", help="block to draw, from 0 (default: 0)")
     add("--values", action="store_true", help="draw the weights' values; without it, which weights there are")
     add("--units", type=int, default=64, metavar="N", help="units of which receptive fields are taken (default: 64)")
-    add("--to", type=Path, metavar="DIR", help="draw weights.png and receptive_fields.png there")
-    add("--json", type=Path, metavar="FILE", help="write the shape and density of each weight, and the fields")
+    add_outputs(
+        parser,
+        "draw weights.png and receptive_fields.png there",
+        "write the shape and density of each weight, and the fields",
+    )
     parser.set_defaults(command=_weights)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.cli.analyse_networks import NETWORK
 from pipeline.cli.commands import Exit
-from pipeline.cli.outputs import write_outputs
+from pipeline.cli.outputs import add_outputs, write_outputs
 
 
 def add_pixels(analyses) -> None:
@@ -25,8 +25,11 @@ def add_pixels(analyses) -> None:
     add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
     add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
     add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
-    add("--to", type=Path, metavar="DIR", help="draw pixels.png, the accuracies, and inputs.png, some pictures")
-    add("--json", type=Path, metavar="FILE", help="write top-1 and loss of each network and order")
+    add_outputs(
+        parser,
+        "draw pixels.png, the accuracies, and inputs.png, some pictures",
+        "write top-1 and loss of each network and order",
+    )
     parser.set_defaults(command=_pixels)
 
 
@@ -60,8 +63,7 @@ def add_filters(analyses) -> None:
     add("network", metavar="NETWORK", help="network to look into")
     add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
     add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
-    add("--to", type=Path, metavar="DIR", help="draw a PNG of each layer there")
-    add("--json", type=Path, metavar="FILE", help="write order, frequencies and cosines of the pairs")
+    add_outputs(parser, "draw a PNG of each layer there", "write order, frequencies and cosines of the pairs")
     parser.set_defaults(command=_filters)
 
 

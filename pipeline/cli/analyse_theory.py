@@ -1,10 +1,9 @@
 """widemix analyse sparse-spectrum, regularisation: experiments that need no data and no run."""
 
 import argparse
-from pathlib import Path
 
 from pipeline.cli.commands import Exit
-from pipeline.cli.outputs import write_outputs
+from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
 
 
@@ -23,8 +22,7 @@ def add_sparse_spectrum(analyses) -> None:
     add("--widths", type=int, nargs="+", metavar="M", help="columns m (default: 1500 to 4096, as figure 4)")
     add("--trials", type=int, default=10, metavar="N", help="matrices of each width (default: 10)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the matrices (default: 0)")
-    add("--to", type=Path, metavar="DIR", help="draw figure4_right.png and figure_s1.png there")
-    add("--json", type=Path, metavar="FILE", help="write the singular values and the edges")
+    add_outputs(parser, "draw figure4_right.png and figure_s1.png there", "write the singular values and the edges")
     parser.set_defaults(command=_sparse_spectrum)
 
 
@@ -69,8 +67,7 @@ def add_regularisation(analyses) -> None:
     add("--samples", type=int, default=40, metavar="N", help="samples of the regression (default: 40)")
     add("--noise", type=float, default=0.3, metavar="SHARE", help="noise over the signal's deviation (default: 0.3)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the teacher and the samples (default: 0)")
-    add("--to", type=Path, metavar="DIR", help="draw regularisation.png there")
-    add("--json", type=Path, metavar="FILE", help="write the minima for each lambda")
+    add_outputs(parser, "draw regularisation.png there", "write the minima for each lambda")
     parser.set_defaults(command=_regularisation)
 
 

@@ -71,7 +71,42 @@ def add_bench(commands) -> None:
             add("--batch", type=int, metavar="N", help=batch)
             add("--compiled", action="store_true", help="with a recipe: also compiled by torch.compile")
         bench.set_defaults(command=_bench, bench=name)
+    add_inference(benches)
     add_scale(benches)
+
+
+def add_inference(benches) -> None:
+    """Add `widemix bench inference`."""
+    bench = benches.add_parser(
+        "inference",
+        help="latency and throughput of a network by batch size",
+        description="Time forward passes of a network in evaluation mode, on batches in memory, by batch size.",
+    )
+    add = bench.add_argument
+    network = "run, checkpoint, folder of `widemix export`, RECIPE.yaml (weights at the start), or timm:NAME"
+    add("network", metavar="NETWORK", help=network)
+    add("--batches", type=int, nargs="+", metavar="N", help="batch sizes (default: 1 8 64 256)")
+    add("--rounds", type=int, default=20, metavar="N", help="forward passes of each size (default: 20)")
+    precision = "precision of the forward pass (default: fp32)"
+    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=precision)
+    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    bench.set_defaults(command=_inference)
+
+
+def _inference(arguments: argparse.Namespace) -> Exit:
+    if arguments.rounds < 1 or min(arguments.batches or [1]) < 1:
+        raise InputError("--rounds, --batches: must be at least 1")
+    from pipeline.bench.inference import BATCHES, VERSIONS, measure_inference
+    from pipeline.bench.report import report
+    from pipeline.distributed.topology import read_topology
+    from pipeline.training.networks import load_network
+
+    network, device = load_network(arguments.network, arguments.ema), read_topology().device
+    batches = list(dict.fromkeys(arguments.batches or BATCHES))
+    rows = measure_inference(network, batches, arguments.rounds, arguments.precision, device)
+    report(rows, VERSIONS, arguments.json)
+    return Exit.DONE
 
 
 def add_scale(benches) -> None:

@@ -80,8 +80,10 @@ def run_command(
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """`InputError` where --json or --to could not be written, before anything is computed."""
-    folder = getattr(arguments, "to", None)
+    """`InputError` where --json, --to or --tensorboard could not be written, before anything is computed."""
+    folder, run = getattr(arguments, "to", None), getattr(arguments, "tensorboard", None)
+    if run is not None and not (run / "recipe.yaml").is_file():
+        raise InputError(f"--tensorboard {run}: is no run folder; give one that `widemix train` wrote")
     for option, name in (("--json", "json"), ("--to", "to_file")):
         if getattr(arguments, name, None) is not None:
             _check_file(option, getattr(arguments, name))

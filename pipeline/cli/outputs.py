@@ -1,22 +1,44 @@
-"""What commands that analyse write: figures into a folder, numbers into a file."""
+"""What commands that analyse write: figures into a folder and a run's TensorBoard, numbers into files."""
 
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands import Exit
 from pipeline.files import atomic_write
 
 
-def write_outputs(arguments: argparse.Namespace, numbers: Any, figures: Mapping[str, Callable[[], Any]]) -> Exit:
-    """Write the figures, by file name, into --to and the numbers to --json, where given; print their paths."""
-    from pipeline.analysis.figures import save_figure
+def add_outputs(parser: argparse.ArgumentParser, to: str, json: str) -> None:
+    """Add --to, --tensorboard and --json; the texts say what they write."""
+    add = parser.add_argument
+    add("--to", type=Path, metavar="DIR", help=to)
+    add("--tensorboard", type=Path, metavar="RUN", help="add the figures to the TensorBoard of this run folder")
+    add("--json", type=Path, metavar="FILE", help=json)
 
+
+def write_outputs(
+    arguments: argparse.Namespace,
+    numbers: Any,
+    figures: Mapping[str, Callable[[], Any]],
+    tables: Mapping[str, str] | None = None,
+) -> Exit:
+    """Write figures and tables, by file name, into --to, the figures to --tensorboard, the numbers to --json.
+
+    Only what is asked for is drawn. Prints the paths. A table without text is left out.
+    """
+    from pipeline.analysis.figures import add_to_tensorboard, as_png
+
+    drawn = {name: as_png(draw()) for name, draw in figures.items()} if arguments.to or arguments.tensorboard else {}
     if arguments.to:
         arguments.to.mkdir(parents=True, exist_ok=True)
-        for name, draw in figures.items():
-            print(save_figure(draw(), arguments.to / name))
+        texts = {name: text.encode() for name, text in (tables or {}).items() if text}
+        for name, content in {**drawn, **texts}.items():
+            atomic_write(arguments.to / name, content)
+            print(arguments.to / name)
+    if arguments.tensorboard:
+        print(add_to_tensorboard({Path(name).stem: png for name, png in drawn.items()}, arguments.tensorboard))
     if arguments.json:
         atomic_write(arguments.json, json.dumps(numbers, indent=1) + "\n")
         print(arguments.json)

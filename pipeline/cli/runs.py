@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, load_from_arguments
-from pipeline.cli.outputs import write_outputs
+from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import check_world, match_folder
@@ -86,8 +86,9 @@ def add_eval(commands) -> None:
     add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
     details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
     add("--details", action="store_true", help=details)
-    add("--to", type=Path, metavar="DIR", help="draw confusion.png and reliability.png there (with --details)")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add_outputs(
+        parser, "draw confusion.png and reliability.png there (with --details)", "also write the figures to this file"
+    )
     real = (
         "also print the accuracy by ReaL labels, of real.json (Beyer et al. 2020); for ImageNet's validation images"
     )
@@ -98,8 +99,9 @@ def add_eval(commands) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    if arguments.to and not arguments.details:
-        raise InputError("--to: needs --details")
+    for option in ("to", "tensorboard"):
+        if getattr(arguments, option) and not arguments.details:
+            raise InputError(f"--{option}: needs --details")
     if arguments.ranks < 1:
         raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
     if not export_torchrun_env() and arguments.ranks > 1:

@@ -1,11 +1,14 @@
 """CKA against the dense formula, its invariances, and stored features of whole networks."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
@@ -147,6 +150,46 @@ def test_the_command_writes_figures_and_json(digits, tmp_path, capsys):
     assert {path.name for path in tmp_path.glob("*.png")} == {"cka_1.png", "cka_2.png", "cka_diagonal.png"}
     assert main_with(["analyse", "cka", recipes[0], "nowhere"]) == 2
     assert "give a run, a checkpoint" in capsys.readouterr().err
+
+
+def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_gets_it(digits, tmp_path, capsys):
+    """As each pair by itself; the curve is the mean and deviation of the pairs with as sparse a network."""
+    recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer", "rp_s_mixer")]
+    run, options = tmp_path / "run", ["--data", str(digits), "--batch", "100", "--samples", "200"]
+    run.mkdir()
+    (run / "recipe.yaml").touch()
+    words = ["analyse", "cka", *recipes[:2], "--with", recipes[0], recipes[1], *options]
+    words += ["--to", str(tmp_path), "--json", str(tmp_path / "cka.json"), "--tensorboard", str(run)]
+    assert main_with(words) == 0
+    content = json.loads((tmp_path / "cka.json").read_text())
+    pairs = [(each["row_network"], each["column_network"]) for each in content["comparisons"]]
+    assert pairs == [(a, b) for b in recipes[:2] for a in recipes[:2]]
+    networks = [load_network(name) for name in recipes[:2]]
+    samples = Samples(digits, batch=100, most=200)
+    alone = [compare(a, b, samples) for b in networks for a in networks]
+    for each, expected in zip(content["comparisons"], alone, strict=True):
+        np.testing.assert_allclose(each["values"], expected.values, rtol=1e-6)
+    means = [diagonal_mean(each.values) for each in alone]
+    [point] = content["mean_diagonals"]  # both are as sparse
+    assert point == {
+        "inverse_density": pytest.approx(2 / (1 / 16 + 1 / 64)),
+        "mean": pytest.approx(np.mean(means)),
+        "std": pytest.approx(np.std(means, ddof=1)),
+        "pairs": 4,
+    }
+    assert (tmp_path / "cka_diagonal.csv").read_text().splitlines()[1].split(",")[1] == str(point["mean"])
+    assert {path.name for path in tmp_path.glob("*.png")} == {"cka_diagonal.png"}
+    board = EventAccumulator(str(run / "tb"))
+    board.Reload()
+    assert board.Tags()["images"] == ["analysis/cka_diagonal"]
+    shown = Image.open(io.BytesIO(board.Images("analysis/cka_diagonal")[0].encoded_image_string))
+    saved = Image.open(tmp_path / "cka_diagonal.png").convert("RGB")
+    assert np.array_equal(np.asarray(shown), np.asarray(saved))
+
+    assert main_with(["analyse", "cka", recipes[0], *options]) == 2
+    assert "the B after --with" in capsys.readouterr().err
+    assert main_with([*words[:-1], str(tmp_path / "no")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
 
 
 def main_with(words: list[str]) -> int:
