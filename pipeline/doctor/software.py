@@ -12,6 +12,7 @@ import platform
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from pipeline.doctor.finding import APT, Check, Finding, first_line, install, re
 
 GIB = 1 << 30
 ABSENT = "not installed"
+# PyPI's builds for CUDA 12.8 run on sm_70, the V100; those for CUDA 13 from sm_75 on.
+OLDER_TORCH = "torch==2.8.0", "torchvision==0.23.0"
 FOR_FFCV = "only the benchmarks against FFCV need it"
 
 
@@ -115,9 +118,29 @@ def check_gpus() -> Finding:
         fix = "unset CUDA_VISIBLE_DEVICES" if hidden else "nvidia-smi; in a container: docker run --gpus all ..."
         return Finding(f"{supported}, but no GPU is visible: training runs on the CPU", "note", fix)
     devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    built_for = torch.cuda.get_arch_list()
+    for device in devices:
+        if built_for and not runs_on((device.major, device.minor), built_for):
+            kind = f"{device.name} is sm_{device.major}{device.minor}"
+            text = f"{kind}, torch {torch.__version__} is built for {', '.join(built_for)}"
+            return Finding(text, "missing", install(*OLDER_TORCH) if device.major < 8 else repair("torch"))
     names = [f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices]
     listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return Finding(f"{listed}; {supported}")
+
+
+def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether a GPU of this compute capability runs a build for `architectures`, such as sm_75 or compute_90.
+
+    Machine code (sm) runs on later minor versions of its major version, PTX (compute) on all later GPUs.
+    """
+    for kind, _, number in (name.partition("_") for name in architectures):
+        digits = number.rstrip("af")  # sm_90a runs on 9.0 alone
+        built = int(digits[:-1]), int(digits[-1])
+        machine_code = capability == built if digits != number else built[0] == capability[0] and built <= capability
+        if built <= capability if kind == "compute" else machine_code:
+            return True
+    return False
 
 
 def check_nccl() -> Finding:

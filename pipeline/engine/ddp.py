@@ -12,6 +12,7 @@ from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
+from pipeline.engine.torch_versions import without_buffer_sync
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -32,7 +33,7 @@ class DDPEngine(TorchEngine):
         self.model = DistributedDataParallel(
             module,
             device_ids=[topology.device] if topology.device.type == "cuda" else None,
-            forward_sync_buffers=False,  # permutations never change
+            **without_buffer_sync(),  # permutations never change
             # Only with torch's default is the first bucket of 1 MB, so that communication starts early.
             bucket_cap_mb=None if section.bucket_cap_mb == _DEFAULT_BUCKET_MB else section.bucket_cap_mb,
             gradient_as_bucket_view=section.gradient_as_bucket_view,

@@ -6,7 +6,6 @@ DeepSpeed is imported where it is used: importing it takes seconds, and a DDP ru
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from pipeline.engine.loss import autocast
 from pipeline.engine.state import State
+from pipeline.engine.torch_versions import set_timeout
 from pipeline.optim.build import build_optimizer
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -57,7 +57,7 @@ class DeepSpeedEngine(Engine):
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
         # DeepSpeed makes a process group of its own, with torch's default timeout.
-        dist.set_timeout(timedelta(seconds=section.timeout_s), self.engine.data_parallel_group)
+        set_timeout(section.timeout_s, self.engine.data_parallel_group)
         self.zero: Any = self.engine.optimizer
         self.slices = {name: self._slice(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype

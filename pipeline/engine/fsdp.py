@@ -1,11 +1,9 @@
 """PyTorch's FSDP2 (`fully_shard`): weights, gradients and optimizer state sharded over the ranks, block by block."""
 
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -22,6 +20,7 @@ from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
+from pipeline.engine.torch_versions import set_timeout
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -89,5 +88,5 @@ def _hybrid_mesh(section: EngineSection, topology: Topology) -> DeviceMesh:
     shape = (topology.world // topology.local_world, topology.local_world)
     mesh = init_device_mesh(topology.device.type, shape, mesh_dim_names=("replicate", "shard"))
     for group in mesh.get_all_groups():  # they have torch's default timeout
-        dist.set_timeout(timedelta(seconds=section.timeout_s), group)
+        set_timeout(section.timeout_s, group)
     return mesh

@@ -161,13 +161,39 @@ def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
 def test_gpus_are_listed_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    device = namedtuple("device", "name total_memory")
-    devices = [device("H200", 140 << 30), device("H200", 140 << 30), device("T4", 15 << 30)]
+    device = namedtuple("device", "name total_memory major minor")
+    devices = [device("H200", 140 << 30, 9, 0), device("H200", 140 << 30, 9, 0), device("T4", 15 << 30, 7, 5)]
     monkeypatch.setattr(software, "driver_cuda", lambda: (99, 1))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "get_device_properties", devices.__getitem__)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90", "compute_120"])
     assert look("GPUs") == Finding("2 x H200 (140 GiB), 1 x T4 (15 GiB); the driver supports CUDA 99.1")
+    devices.append(device("V100", 32 << 30, 7, 0))
+    found = look("GPUs")
+    assert found.state == "missing"
+    assert found.text.startswith("V100 is sm_70, torch ")
+    assert found.text.endswith("is built for sm_75, sm_80, sm_90, compute_120")
+    assert "torch==2.8.0" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((7, 0), ["sm_75", "sm_80"], False),
+        ((7, 0), ["sm_70"], True),
+        ((8, 6), ["sm_80"], True),  # code for 8.0 runs on 8.6
+        ((8, 0), ["sm_86"], False),  # and not the other way round
+        ((9, 0), ["sm_80"], False),
+        ((9, 0), ["sm_80", "compute_80"], True),  # PTX is compiled by the driver
+        ((12, 0), ["sm_90a", "sm_120"], True),
+        ((9, 1), ["sm_90a"], False),
+    ],
+)
+def test_builds_run_on_gpus_of_their_architectures(
+    capability: tuple[int, int], architectures: list[str], runs: bool
+) -> None:
+    assert software.runs_on(capability, architectures) == runs
 
 
 @pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (2, "missing")])
