@@ -1,54 +1,200 @@
-"""A table of pictures: a .csv with the columns `path`, `label` and, if there are several splits, `split`."""
+"""A table of pictures: a .csv, or a .jsonl with an object a line, whose columns are `path`, what is to be predicted
+and, if there are several splits, `split`.
+
+To predict is one of these: a class in the column `label`; any number of classes in the column `labels`, separated by
+`|` (in a .jsonl a list); or the numbers in columns that are named when it is read.
+"""
 
 import csv
+import json
+import math
 import os
+from array import array
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from data_prep.samples import Dataset, PictureFiles
 from pipeline.errors import InputError
+from pipeline.formats.beton import TARGET
+
+SEPARATOR = "|"  # of the class names in the column `labels`
+PLACES = ("path", "split")  # columns that are no targets
+LABELS = ("label", "labels")
+DIGITS = 7  # of labels that are numbers; there is a class for each number up to the greatest
 
 
-def read(origin: Path) -> Dataset:
-    """The pictures of a .csv, in its order. Paths are absolute, or relative to its folder.
+def read(origin: Path, targets: str = "") -> Dataset:
+    """The pictures of a table, in its order. Paths are absolute, or relative to its folder.
+
+    targets: columns with a number for each picture, separated by commas; `*` for all but `path` and `split`.
 
     Labels are numbers from 0, or class names, which are numbered in sorted order. Without the column `split` all is
     train. Raises `InputError` with the line that is wrong.
     """
-    rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    table = _read(origin)
+    if not table.rows:
+        raise InputError(f"{origin}: lists no pictures")
+    splits: dict[str, list[int]] = defaultdict(list)  # the numbers of rows
+    for number, (line, split) in enumerate(table.column("split", "train")):
+        if not isinstance(split, str) or not split.isidentifier():
+            raise InputError(f"{origin}: line {line}: split {split!r:.40} is no name such as train")
+        splits[split].append(number)
+    paths = []
+    for line, path in table.column("path"):
+        if not _is_text(path):
+            raise InputError(f"{origin}: line {line}: path {path!r:.80} is not that of a picture")
+        paths.append(_relative(path, origin.parent))
+    names, labels, values = _targets(origin, table, targets) if targets else _labels(origin, table)
+
+    def pictures(chosen: list[int]) -> PictureFiles:
+        of_split = None if values is None else values[chosen]
+        return PictureFiles(origin.parent, [paths[i] for i in chosen], [labels[i] for i in chosen], of_split)
+
+    return Dataset(names, {split: pictures(chosen) for split, chosen in splits.items()}, targets=values is not None)
+
+
+class _Table(NamedTuple):
+    columns: list[str]
+    lines: array  # of each row in the file
+    rows: list[list[Any]]  # values in the order of `columns`
+
+    def column(self, name: str, default: Any = None) -> Iterator[tuple[int, Any]]:
+        """The line and the value of each row; without such a column the default."""
+        if name not in self.columns:
+            return ((line, default) for line in self.lines)
+        place = self.columns.index(name)
+        return ((line, row[place]) for line, row in zip(self.lines, self.rows, strict=True))
+
+
+def _read(origin: Path) -> _Table:
+    kind = origin.suffix if origin.suffix == ".jsonl" else ".csv"
     try:
         with origin.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, strict=True)
-            missing = {"path", "label"} - set(table.fieldnames or ())
-            if missing:
-                raise InputError(
-                    f"{origin}: has no column {min(missing)!r}; its first line names path, label and split"
-                )
-            for row in table:
-                path, label, split = row["path"], row["label"], row.get("split", "train")
-                if not (path and label and split) or None in row:
-                    raise InputError(f"{origin}: line {table.line_num} has other columns than the first line")
-                rows[split].append((path, label))
+            return _read_jsonl(origin, file) if kind == ".jsonl" else _read_csv(origin, file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{origin}: cannot be read as a .csv ({error})") from None
-    if not rows:
-        raise InputError(f"{origin}: lists no pictures")
-    bad = next((split for split in rows if not split.isidentifier()), None)
-    if bad is not None:
-        raise InputError(f"{origin}: split {bad!r} is no name such as train")
-    classes = _classes({label for split in rows.values() for _, label in split})
-    number = {name: index for index, name in enumerate(classes)}
-    return Dataset(
-        classes,
-        {
-            split: PictureFiles(
-                origin.parent,
-                [_relative(path, origin.parent) for path, _ in pairs],
-                [number[label] for _, label in pairs],
+        raise InputError(f"{origin}: cannot be read as a {kind} ({error})") from None
+
+
+def _read_csv(origin: Path, file: Iterable[str]) -> _Table:
+    reader = csv.reader(file, strict=True)
+    columns = next(reader, [])
+    if "path" not in columns:
+        raise InputError(f"{origin}: has no column 'path'; its first line names path, label and split")
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{origin}: its first line names a column twice")
+    table = _Table(columns, array("q"), [])
+    for row in filter(None, reader):  # an empty line is none
+        if len(row) != len(columns):
+            raise InputError(
+                f"{origin}: line {reader.line_num} has {len(row)} columns, and the first line has {len(columns)}"
             )
-            for split, pairs in rows.items()
-        },
-    )
+        table.lines.append(reader.line_num)
+        table.rows.append(row)
+    return table
+
+
+def _read_jsonl(origin: Path, file: Iterable[str]) -> _Table:
+    table = _Table([], array("q"), [])
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{origin}: line {line} is not JSON ({error})") from None
+        if not isinstance(row, dict) or "path" not in row:
+            raise InputError(f"{origin}: line {line} is no object with a key 'path'")
+        if not table.rows:
+            table.columns.extend(row)
+        if row.keys() != set(table.columns):
+            raise InputError(f"{origin}: line {line} has other keys than line {table.lines[0]}")
+        table.lines.append(line)
+        table.rows.append([row[name] for name in table.columns])
+    return table
+
+
+def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...], list[int], np.ndarray]:
+    """Names of the targets, a label -1 for each row, and float32 [rows, targets]."""
+    there = [column for column in table.columns if column not in PLACES]
+    named = there if targets == "*" else targets.split(",")
+    for name in named:
+        if name not in there:
+            held = ", ".join(there) or "no such columns"
+            raise InputError(f"{origin}: has no column {name!r} of targets; it has {held}")
+    if len(set(named)) < len(named) or not named:
+        raise InputError(f"targets {targets!r}: name each column of numbers once")
+    values = np.empty((len(table.rows), len(named)), TARGET)
+    for place, name in enumerate(named):
+        for number, (line, given) in enumerate(table.column(name)):
+            values[number, place] = _number(f"{origin}: line {line}: {name}", given)
+    return tuple(named), [-1] * len(table.rows), values
+
+
+def _number(where: str, given: Any) -> float:
+    """A finite number of 32 bits."""
+    try:
+        value = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else math.nan
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not abs(value) <= float(np.finfo(TARGET).max):
+        raise InputError(f"{where} is {given!r:.40}, not a finite number")
+    return value
+
+
+def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], np.ndarray | None]:
+    """Class names, labels and, if a row may have several, float32 [rows, classes]: 1 for the classes of a row."""
+    here = [name for name in LABELS if name in table.columns]
+    if not here:
+        others = ", ".join(column for column in table.columns if column not in PLACES)
+        cure = f"; name columns of numbers with --targets: {others}" if others else ""
+        raise InputError(f"{origin}: has no column 'label' or 'labels'{cure}")
+    if len(here) > 1:
+        raise InputError(f"{origin}: has both the column label, for one class, and labels, for any number; keep one")
+    if here == ["labels"]:
+        return _several(origin, table)
+    labels = [_class_name(origin, line, label) for line, label in table.column("label")]
+    names = _classes(set(labels))
+    number = {name: index for index, name in enumerate(names)}
+    return names, [number[label] for label in labels], None
+
+
+def _several(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], np.ndarray]:
+    listed = [_listed(origin, line, given) for line, given in table.column("labels")]
+    names = tuple(sorted({name for row in listed for name in row}))
+    if not names:
+        raise InputError(f"{origin}: not one picture has a class in the column labels")
+    number = {name: index for index, name in enumerate(names)}
+    values = np.zeros((len(listed), len(names)), TARGET)
+    for place, row in zip(values, listed, strict=True):
+        place[[number[name] for name in row]] = 1
+    return names, [-1] * len(listed), values
+
+
+def _listed(origin: Path, line: int, given: Any) -> list[str]:
+    """The class names of a row; none where the column is empty."""
+    words = given.split(SEPARATOR) if isinstance(given, str) and given else given or []
+    if not isinstance(words, list):
+        raise InputError(f"{origin}: line {line}: labels {given!r:.40} is no list of class names")
+    return [_class_name(origin, line, word) for word in words]
+
+
+def _class_name(origin: Path, line: int, given: Any) -> str:
+    """A class name, or the text of a number from 0."""
+    name = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
+    if not _is_text(name):
+        raise InputError(f"{origin}: line {line}: {given!r:.40} is no class name")
+    return name
+
+
+def _is_text(given: Any) -> bool:
+    """Whether it is text that a file can hold: JSON may hold halves of characters."""
+    if not isinstance(given, str) or not given or "\0" in given:
+        return False
+    return given == given.encode(errors="replace").decode()
 
 
 def _relative(path: str, folder: Path) -> str:
@@ -56,6 +202,6 @@ def _relative(path: str, folder: Path) -> str:
 
 
 def _classes(labels: set[str]) -> tuple[str, ...]:
-    if all(label.isdecimal() and str(int(label)) == label for label in labels):
+    if all(label.isdecimal() and len(label) <= DIGITS and str(int(label)) == label for label in labels):
         return tuple(map(str, range(1 + max(map(int, labels)))))
     return tuple(sorted(labels))

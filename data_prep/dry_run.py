@@ -49,7 +49,7 @@ def dry_run(
     existing = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
     done = find_prepared(source, origin, to, settings, force)
-    dataset = select(read_source(source, origin), settings)
+    dataset = select(read_source(source, origin, settings), settings)
     if done is not None and not check_grown(to, done, dataset, extend):
         return [], free
     encoding = encoding_for(dataset, origin, settings, processes=1)  # more would mostly measure their start

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.encode import encode_all
-from data_prep.layout import PICTURES, SEGMENTED_PICTURES, Layout
+from data_prep.layout import Layout, picture_layout
 from data_prep.restart import library
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
@@ -36,11 +36,13 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
+    targets = len(dataset.classes) if dataset.targets else 0
     if in_memory or settings.raw:
-        return Encoding(PICTURES, records, not in_memory, "images", {}, {})
+        layout = picture_layout(segments=False, targets=targets)
+        return Encoding(layout, records, not in_memory, "images", {}, {})
     compiled = library()  # built here, before the processes that encode need it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
-    layout = SEGMENTED_PICTURES if settings.restart_markers else PICTURES
+    layout = picture_layout(settings.restart_markers, targets)
     return Encoding(layout, records, True, "images", {}, versions)
 
 

@@ -96,7 +96,8 @@ class Prepared:
             int(beton.height[number]),
             data[: beton.size[number]],
             self.rules.get(sample.name, ""),
-            data[table - start :] if beton.segments_size[number] else b"",
+            data[table - start :][: beton.segments_size[number]] if beton.segments_size[number] else b"",
             origin=Origin(source, status),
+            targets=sample.targets,
         )
         return record.with_checksum()

@@ -1,5 +1,7 @@
 """Samples that a Python program gives: (image, label) pairs, where an image is a path or the bytes of a file.
 
+A label is a number or name of a class; or several numbers to predict, the targets of the sample.
+
 Bytes go to an unnamed file next to the output, which vanishes with this process: a generator is read once, while a
 preparation lists its samples before it encodes them, in several processes.
 """
@@ -14,14 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from data_prep.samples import Dataset, FileSlice, Sample
 from pipeline.errors import InputError
+from pipeline.formats.beton import TARGET
 from pipeline.formats.checksums import crc32c
 
 SOURCE = "python"  # in the manifest
 
 Image = bytes | str | Path
-Pairs = Iterable[tuple[Image, int | str]]
+Pairs = Iterable[tuple[Image, int | str | float | Sequence[float] | np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class _Pictures(Sequence[Sample]):
     labels: list[Any] = field(default_factory=list)
     offsets: array = field(default_factory=lambda: array("q"))  # bytes; -1 for a path
     sizes: array = field(default_factory=lambda: array("q"))  # bytes; -1 for a path
+    targets: array = field(default_factory=lambda: array("f"))  # of all samples, one after the other
 
     def __len__(self) -> int:
         return len(self.names)
@@ -39,20 +45,29 @@ class _Pictures(Sequence[Sample]):
         place = FileSlice(self.names[index])
         if self.sizes[index] >= 0:
             place = FileSlice(self.spool, self.offsets[index], self.sizes[index])
-        return Sample(self.names[index], self.labels[index], place)
+        number = len(self.targets) // len(self)
+        targets = self.targets[index * number : (index + 1) * number].tobytes()
+        return Sample(self.names[index], self.labels[index], place, targets)
 
 
 @contextmanager
-def collect(splits: Mapping[str, Pairs], to: Path) -> Iterator[Dataset]:
+def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterator[Dataset]:
     """The samples of each split, in their order, to be prepared in the folder `to` before the context ends.
 
-    Labels are numbers from 0, or class names, which are numbered in sorted order. A sample's name is its path, or its
+    Labels are integers from 0, or class names, which are numbered in sorted order; or all are a float, or as many
+    numbers as `targets` has names, separated by commas (default: 0, 1, ...). A sample's name is its path, or its
     split, number and CRC-32C. Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
     """
     folder = next(parent for parent in to.absolute().parents if parent.is_dir())
     with tempfile.TemporaryFile(dir=folder) as file:
         collected = {split: _collect(split, pairs, file) for split, pairs in splits.items()}
         file.flush()
+        counts = {len(pictures.targets) // len(pictures) for pictures in collected.values()}
+        if counts - {0}:
+            yield Dataset(_target_names(counts, targets), collected, targets=True)
+            return
+        if targets:
+            raise InputError(f"targets {targets!r}: the labels are classes; give each sample one float or several")
         labels = {label for pictures in collected.values() for label in pictures.labels}
         kinds = {isinstance(label, str) for label in labels}
         if len(kinds) != 1:
@@ -63,6 +78,27 @@ def collect(splits: Mapping[str, Pairs], to: Path) -> Iterator[Dataset]:
             for pictures in collected.values():
                 pictures.labels[:] = [number[name] for name in pictures.labels]
         yield Dataset(classes, collected)
+
+
+def _numbers(label: Any) -> int | np.ndarray:
+    """A class, or targets: float32 [n]. TypeError or ValueError for anything else."""
+    if isinstance(label, float | np.floating):
+        return np.array([label], TARGET)
+    if isinstance(label, Sequence | np.ndarray) and np.ndim(label) == 1:
+        with np.errstate(over="ignore"):  # an infinity is refused
+            return np.asarray(label, np.float64).astype(TARGET)
+    return operator.index(label)
+
+
+def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
+    """The names of the targets, of which each split's samples have one of `counts`."""
+    if len(counts) > 1:
+        raise InputError(f"the samples of one split have {min(counts)} targets, those of another {max(counts)}")
+    number = max(counts)
+    names = tuple(given.split(",")) if given else tuple(map(str, range(number)))
+    if len(set(names)) != number:
+        raise InputError(f"targets {given!r}: the samples have {number}; name each once, separated by commas")
+    return names
 
 
 def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
@@ -76,11 +112,19 @@ def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
                 name, data = f"{split}/{index}-{crc32c(image):08x}", image
             else:
                 name, data = str(Path(image)), None
-            label = label if isinstance(label, str) else operator.index(label)
+            label = label if isinstance(label, str) else _numbers(label)
         except (TypeError, ValueError):
-            wanted = "(path or bytes, number or name)"
+            wanted = "(path or bytes, number, name or several numbers)"
             raise InputError(f"{split}: pair {index} is {pair!r:.80}, not {wanted}") from None
-        if isinstance(label, int) and label < 0:
+        number = len(label) if isinstance(label, np.ndarray) else 0
+        if index and number != len(pictures.targets) // index:
+            raise InputError(f"{split}: pair {index} has {number} targets, and those before it have others")
+        if isinstance(label, np.ndarray):
+            if not number or not np.isfinite(label).all():
+                raise InputError(f"{split}: pair {index} has the targets {label.tolist()}, not finite numbers")
+            pictures.targets.frombytes(label.tobytes())
+            label = -1
+        elif isinstance(label, int) and label < 0:
             raise InputError(f"{split}: pair {index} has the label {label}; labels begin at 0")
         pictures.names.append(name)
         pictures.labels.append(label)

@@ -34,7 +34,7 @@ def join(parts: Sequence[Path], to: Path, *, max_bad: float = 0.01, force: bool 
     if (to / NAME).exists() and not force:
         raise InputError(f"{to}: is already prepared; name another folder, or add --force to replace it")
     check_target(to, force)
-    dataset = select(read_source(first.source, origin), settings)
+    dataset = select(read_source(first.source, origin, settings), settings)
     encoding = encoding_for(dataset, origin, settings, processes=1)
     plan = plan_of(first.source, origin, settings, dataset, encoding)
     for part, manifest in manifests.items():

@@ -6,7 +6,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data_prep.samples import Origin
-from pipeline.formats.beton import ALLOCATING, FIELDS, SAMPLE, SEGMENT_FIELDS, SEGMENTED, TYPES
+from pipeline.formats.beton import (
+    ALLOCATING,
+    FIELDS,
+    RECORDS,
+    SEGMENT_FIELDS,
+    TARGET,
+    TARGETS,
+    TYPES,
+    Fields,
+    array_arguments,
+)
 
 
 class Record(Protocol):
@@ -63,5 +73,13 @@ class Layout(NamedTuple):
         return {name: TYPES[kind] for name, kind, _ in self.fields}
 
 
-PICTURES = Layout(tuple((name, kind, b"") for name, kind in FIELDS), SAMPLE)
-SEGMENTED_PICTURES = Layout(tuple((name, kind, b"") for name, kind in SEGMENT_FIELDS), SEGMENTED)
+def picture_layout(segments: bool, targets: int = 0) -> Layout:
+    """The layout of a file of pictures, with tables of segments or without, with labels or with so many targets."""
+    fields: Fields = SEGMENT_FIELDS if segments else FIELDS
+    described = tuple((name, kind, b"") for name, kind in fields)
+    if targets:
+        fields, described = (*fields, TARGETS), (*described, (*TARGETS, array_arguments(TARGET, targets)))
+    return Layout(described, RECORDS[fields])
+
+
+PICTURES, SEGMENTED_PICTURES = picture_layout(segments=False), picture_layout(segments=True)

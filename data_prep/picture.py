@@ -52,16 +52,18 @@ class Encoded(NamedTuple):
     source: FileSlice | None = None
     checksum: int | None = None  # of the sample, computed with it
     origin: Origin = Origin()
+    targets: bytes = b""  # float32 each, in files of targets; the label is -1 then
 
     @property
     def parts(self) -> tuple[bytes, ...]:
-        """The data of its fields: the image and, if there is one, the table of segments."""
+        """The data of its fields: the image and, where they are, the table of segments and the targets."""
         data = self.source.read() if self.source and not self.data else self.data
-        return tuple(part for part in (data, self.segments) if part)
+        return tuple(part for part in (data, self.segments, self.targets) if part) if data else ()
 
     def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
         """The numbers of which the sample's checksum is made, before those of its blocks."""
-        return self.mode, self.width, self.height, self.label, len(parts[0]), len(self.segments)
+        label = crc32c(self.targets) if self.targets else self.label
+        return self.mode, self.width, self.height, label, len(parts[0]), len(self.segments)
 
     def blocks(self, parts: Sequence[bytes]) -> list[int]:
         """The CRC-32C of each of its blocks."""
@@ -85,7 +87,8 @@ class Encoded(NamedTuple):
     def row(self, positions: Sequence[int]) -> tuple:
         """The record in the file's table of samples, with the parts at these positions (bytes)."""
         image = self.mode, self.width, self.height, positions[0]
-        return (image, self.label, (positions[1], len(self.segments))) if self.segments else (image, self.label)
+        segments = ((positions[1], len(self.segments)),) if self.segments else ()
+        return image, self.label, *segments, *((positions[-1],) if self.targets else ())
 
 
 class _CorruptImage(Exception):
@@ -98,21 +101,21 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
         height, width, _ = sample.picture.shape
         data = sample.picture.tobytes()
         pixels = Encoded(sample.name, sample.label, RAW, width, height, data, "", origin=Origin(crc32c(data)))
-        return pixels.with_checksum()
+        return pixels._replace(targets=sample.targets).with_checksum()
     data, status = sample.picture.read_with_status()
     origin = Origin(crc32c(data), status)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about unusual files; the rules below cover them
             encoded = _encode(sample, data, settings)
-        _check_page(encoded, settings)
+        _check_page(encoded, len(sample.targets), settings)
     except _CorruptImage as error:
         if settings.on_corrupt == "skip":
             return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}", origin=origin)
         raise InputError(f"{sample.name}: {error}; repair or remove it, or skip such images (on_corrupt)") from None
     place = sample.picture
     source = place._replace(size=len(data)) if encoded.data is data and isinstance(place, FileSlice) else None
-    return encoded._replace(source=source, origin=origin).with_checksum()
+    return encoded._replace(source=source, origin=origin, targets=sample.targets).with_checksum()
 
 
 def decode_file(path: str) -> np.ndarray:
@@ -128,8 +131,8 @@ def decode_file(path: str) -> np.ndarray:
     return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
 
 
-def _check_page(encoded: Encoded, settings: PrepSettings) -> None:
-    size = len(encoded.data) + ALIGNED + len(encoded.segments)
+def _check_page(encoded: Encoded, targets: int, settings: PrepSettings) -> None:
+    size = len(encoded.data) + ALIGNED + len(encoded.segments) + (ALIGNED + targets if targets else 0)
     if size > (settings.page or PAGE):
         page = f"{(settings.page or PAGE) >> 20} MiB, the largest sample of a file"
         raise _CorruptImage(f"takes {size / 2**20:,.1f} MiB, more than {page}; shrink images with a max_size")

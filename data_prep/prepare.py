@@ -63,7 +63,7 @@ def prepare(
         name = SOURCE
     check_outside(to, origin)
     done = find_prepared(name, origin, to, settings, force)
-    dataset = select(read_source(source, origin) if isinstance(source, str) else source, settings)
+    dataset = select(read_source(source, origin, settings) if isinstance(source, str) else source, settings)
     if done is not None and not check_grown(to, done, dataset, extend):
         clear_leftovers(to)
         print_status(f"{to}: already prepared from {done.origin} with these settings")
@@ -154,6 +154,8 @@ def plan_of(
         names = hashlib.blake2b(digest_size=16)
         for sample in samples:
             names.update(f"{sample.name}\0{sample.label}\n".encode("utf-8", "surrogateescape"))
+            if dataset.targets:
+                names.update(sample.targets)
         listing[name] = [len(samples), names.hexdigest()]
     return {
         "source": source,

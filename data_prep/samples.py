@@ -87,6 +87,7 @@ class Sample(NamedTuple):
     name: str  # in messages and in the manifest
     label: int
     picture: Place | np.ndarray
+    targets: bytes = b""  # float32 each, in a dataset of targets; the label is -1 then
 
     def content(self) -> bytes:
         """The source's bytes, or the pixels."""
@@ -106,13 +107,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """The contents of a source: class names in label order, and the samples of each split."""
+    """The contents of a source: class names in label order, or names of targets, and the samples of each split."""
 
     classes: tuple[str, ...]
     splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `data_prep.pairs.Pair`
     exceptions: tuple[dict[str, str], ...] = ()  # unexpected files: {"file": name, "rule": what is unusual}
     text: bool = False  # whether the samples are sentence pairs
     check_files: Callable[[], tuple[dict[str, str], ...]] = tuple  # more exceptions, which take long to find
+    targets: bool = False  # whether samples have a number for each of `classes`, and no label
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,15 @@ class PictureFiles(Sequence[Sample]):
     root: Path
     names: Sequence[str]  # relative to root
     labels: Sequence[int]
+    targets: np.ndarray | None = None  # float32 [n, targets], in a dataset of targets
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __getitem__(self, index):
         name = self.names[index]
-        return Sample(name, self.labels[index], FileSlice(f"{self.root}/{name}"))
+        targets = b"" if self.targets is None else self.targets[index].tobytes()
+        return Sample(name, self.labels[index], FileSlice(f"{self.root}/{name}"), targets)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class PrepSettings:
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
+    targets: str = ""  # csv: columns with numbers to predict, separated by commas; * for all but path and split
     part: str = ""  # "3/32": only the third of 32 parts of each split, to be joined; empty: all
     fraction: float = 1.0  # share of train to keep, (0, 1]; with one seed, smaller fractions lie within larger ones
     per_class: int = 0  # samples of each class of train to keep; 0 keeps all

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.samples import Dataset
+from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
 
 
@@ -18,6 +19,7 @@ class Source(NamedTuple):
     reader: str  # full dotted name of a function (origin: Path | None) -> Dataset; imported at its first use
     description: str  # one line
     takes_origin: bool = True  # whether it is read from --from; otherwise `reader` is called with None
+    takes_targets: bool = False  # whether `reader` takes the setting `targets` too
 
 
 SOURCES = {
@@ -42,7 +44,10 @@ SOURCES = {
         "Hugging Face's image datasets: DIR/**/*.parquet with the columns image {bytes, path} and label",
     ),
     "csv": Source(
-        "data_prep.csv_list.read", "any images listed in a file LIST.csv with the columns path, label, split"
+        "data_prep.csv_list.read",
+        "any images listed in a file LIST.csv or LIST.jsonl with the columns path, split, and label or labels, or "
+        "numbers to predict (--targets)",
+        takes_targets=True,
     ),
     "cifar10": Source("data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
     "cifar100": Source(
@@ -79,10 +84,18 @@ def check_origin(name: str, origin: Path | None) -> Path | None:
     return origin.resolve()
 
 
-def read_source(name: str, origin: Path | None) -> Dataset:
-    """The classes and samples of a source at a checked origin; images are not read yet."""
-    module, _, function = SOURCES[name].reader.rpartition(".")
-    return getattr(importlib.import_module(module), function)(origin)
+def read_source(name: str, origin: Path | None, settings: PrepSettings) -> Dataset:
+    """The classes and samples of a source at a checked origin; images are not read yet.
+
+    Raises `InputError` for targets that the source cannot have.
+    """
+    source = SOURCES[name]
+    if settings.targets and not source.takes_targets:
+        having = ", ".join(other for other, entry in SOURCES.items() if entry.takes_targets)
+        raise InputError(f"targets {settings.targets!r}: {name} has no columns of numbers; only {having} has")
+    module, _, function = source.reader.rpartition(".")
+    arguments = (origin, settings.targets) if source.takes_targets else (origin,)
+    return getattr(importlib.import_module(module), function)(*arguments)
 
 
 def _find(name: str) -> Source:

@@ -37,6 +37,8 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
         return dataset
     if "train" not in dataset.splits:
         raise InputError("fraction, per_class and holdout need a split train, and the source has none")
+    if settings.per_class and dataset.targets:
+        raise InputError(f"per_class {settings.per_class}: the samples have targets and no classes; take a fraction")
     train = dataset.splits["train"]
     order = stratified_order(train, settings.seed)
     held = round(settings.holdout * len(order))

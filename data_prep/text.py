@@ -1,15 +1,13 @@
 """Tokenised sentence pairs as records for the writer."""
 
-import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from data_prep.layout import Layout
 from data_prep.samples import Origin
+from pipeline.formats.beton import array_arguments
 from pipeline.formats.checksums import crc32c
-from pipeline.formats.text import ARGUMENTS, FIELDS, SAMPLE, TOKEN
+from pipeline.formats.text import FIELDS, SAMPLE, TOKEN
 
 
 class EncodedPair(NamedTuple):
@@ -49,8 +47,5 @@ class EncodedPair(NamedTuple):
 
 def text_layout(tokens: int) -> Layout:
     """The layout of a file with arrays of `tokens` tokens."""
-    kind = json.dumps(TOKEN.descr).encode("ascii")
-    arguments = np.zeros(1, ARGUMENTS)
-    arguments["shape"][0, 0], arguments["type_length"] = tokens, len(kind)
-    described = (arguments.tobytes() + kind, b"", b"", b"")
+    described = (array_arguments(TOKEN, tokens), b"", b"", b"")
     return Layout(tuple((*field, extra) for field, extra in zip(FIELDS, described, strict=True)), SAMPLE)

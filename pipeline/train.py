@@ -21,6 +21,7 @@ from pipeline.cli.commands import (
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.distributed.signals import StopRequest
+from pipeline.figures import main_figure
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world, match_folder
 
@@ -70,7 +71,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         folder = run_dir or default_run_dir(recipe_path)
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
         if start.done and start.step >= schedule.last_step:
-            _print(topology, f"{folder}: already complete, top-1 {start.done['top1']:.2f} %")
+            _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
         _begin(start, schedule.last_step, topology)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
@@ -95,7 +96,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         if topology.is_main:
             done = write_result(folder, recipe, result)
             log.add_result(recipe, done)
-            _print(topology, f"{folder}: done, top-1 {done['top1']:.2f} % after {done['seconds']:.1f} s")
+            _print(topology, f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s")
         return Exit.DONE
 
 

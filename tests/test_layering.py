@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.section"],
+    ["pipeline.errors", "pipeline.figures", "pipeline.files", "pipeline.cgroups", "pipeline.section"],
     ["pipeline.native"],
     ["pipeline.formats"],
     ["pipeline.models"],

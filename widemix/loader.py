@@ -27,7 +27,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     """Iterate over the batches of one epoch of a prepared split: (images, targets), on the device.
 
     images: `img_dtype` [B, 3, image_size, image_size], normalised, channels last in memory. targets: int64 [B], or
-    with mixup, CutMix or label smoothing probabilities float32 [B, classes].
+    with mixup, CutMix or label smoothing probabilities float32 [B, classes]; of a folder that was prepared with
+    targets, float32 [B, targets].
 
     In training, each iteration is the next epoch, or the one that `set_epoch` names. The pictures of a step depend on
     `seed`, epoch, step and global batch (`batch_size` x `world`), not on world size, threads or restarts. For
@@ -104,6 +105,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         self.topology = process_topology(rank, world, device)
         self.batch_size, self.seed = batch_size, seed
         self.views = [View()] * views if isinstance(views, int) else list(views)
+        known = self.manifest.splits.get(split)
+        targeted = known is not None and "targets" in known.fields and not any(known.per_class)
         data = build_section(
             DataSection,
             path=str(path),
@@ -115,6 +118,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             crop_pct=crop_pct,
             interpolation=interpolation,
             on_corrupt=on_corrupt,
+            targets="regression" if targeted else "class",  # numbers as they are
             mean=tuple(mean),
             std=tuple(std),
         )
@@ -142,7 +146,9 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             mix_group=mix_group,
             smoothing=smoothing,
         )
-        self._soft = augment.mixing or smoothing > 0
+        if targeted and smoothing > 0:
+            raise InputError(f"smoothing {smoothing}: is for classes, and {path} was prepared with targets")
+        self._soft = augment.mixing or smoothing > 0 or targeted
         self._check_batch(split, drop_last, augment, several=views != 1)
         sections = [view_sections(k, view, data, augment) for k, view in enumerate(self.views)] if views != 1 else []
         self._loader = self._open(data, augment, sections, shuffle, drop_last, img_dtype)

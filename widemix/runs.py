@@ -38,20 +38,22 @@ def prepare(
 
     source: one that `widemix prep --help` lists, such as "imagenet" or "image-folder", read from the folder `origin`;
     or pairs (image, label) of train, or {split: pairs}, without `origin`. An image is a path, or the bytes of a file;
-    a label is a number from 0, or a class name.
+    a label is an integer from 0, or a class name; or a float or several numbers, the sample's targets, which
+    `targets="age,height"` names.
     max_bad: share of a split's images that may be left out. extend: whether to add what the source has gained.
     settings: fields of `data_prep.settings.PrepSettings`, such as `max_size=512`;
     `shuffle` is on by default.
     """
     settings = {"shuffle": True} | settings
     options: dict[str, Any] = {"processes": processes, "force": force, "extend": extend, "max_bad": max_bad}
+    chosen = PrepSettings(**settings)
     if isinstance(source, str):
         folder = None if origin is None else Path(origin)
-        return prepare_folder(source, folder, Path(to), PrepSettings(**settings), **options)
+        return prepare_folder(source, folder, Path(to), chosen, **options)
     if origin is not None:
         raise InputError(f"origin {origin}: pairs are not read from a folder; leave it out")
-    with collect(source if isinstance(source, Mapping) else {"train": source}, Path(to)) as dataset:
-        return prepare_folder(dataset, None, Path(to), PrepSettings(**settings), **options)
+    with collect(source if isinstance(source, Mapping) else {"train": source}, Path(to), chosen.targets) as dataset:
+        return prepare_folder(dataset, None, Path(to), chosen, **options)
 
 
 def build_model(recipe: AnyRecipe) -> torch.nn.Module:

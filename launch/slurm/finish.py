@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
+from pipeline.figures import main_figure
 from pipeline.files import atomic_write
 
 # In the folder of logs, one name a line:
@@ -142,7 +143,7 @@ def _finish(arguments: argparse.Namespace) -> Exit:
         print(f"{logs / 'summary.json'}: not written ({error.strerror})", flush=True)
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
     print(f"{logs.name}: step {step}, {minutes:.1f} min on {', '.join(hosts) or 'no node'}", end="")
-    print(f", top-1 {result['top1']:.2f} %" if result else "", flush=True)
+    print(f", {main_figure(result)}" if result else "", flush=True)
     return verdict.code
 
 

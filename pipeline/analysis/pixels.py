@@ -67,6 +67,8 @@ def pixel_scores(
     patch: int | None = None,
 ) -> PixelScores:
     """Evaluate a network with the original pixels, with patches shuffled, and with all pixels shuffled."""
+    if network.data.targets != "class":
+        raise InputError(f"{network.name}: predicts no classes (data.targets is {network.data.targets})")
     found = {order: assess_network(shuffled_inputs(network, order, patch), data, split, batch) for order in ORDERS}
     section = shuffled_inputs(network, "patches", patch).data
     assert isinstance(network.data, DataSection)

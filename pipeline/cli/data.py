@@ -52,6 +52,8 @@ def add_prep(commands) -> None:
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
     add("--splits", default="", metavar="NAMES", help=splits)
+    targets = "csv: columns of numbers to predict, separated by commas; '*' for all but path and split"
+    add("--targets", default="", metavar="NAMES", help=targets)
     part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
     add("--part", default="", metavar="K/N", help=part)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
@@ -119,6 +121,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "restart_markers",
         "on_corrupt",
         "splits",
+        "targets",
         "part",
         "per_class",
         "shuffle",
@@ -178,6 +181,8 @@ def _print_estimates(to: Path, estimates: "list[Estimate]", free: int) -> None:
 def _summary(split: "Split") -> str:
     least, most = min(split.per_class), max(split.per_class)
     balance = f"{least if least == most else f'{least} to {most}'} of each of {len(split.per_class)} classes"
+    if "targets" in split.fields and most == 0:
+        balance = f"{len(split.per_class)} target{'s' if len(split.per_class) > 1 else ''} each"
     return f"{split.samples} samples, {split.bytes / 2**20:.1f} MiB, {balance}"
 
 

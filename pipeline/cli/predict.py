@@ -23,7 +23,8 @@ def add_predict(commands) -> None:
     parser = commands.add_parser(
         "predict",
         help="class and probability of each picture in a folder",
-        description="Write the likeliest class of each picture in a folder, and its probability, with the transforms "
+        description="Write the likeliest class of each picture in a folder, and its probability, or the numbers that "
+        "a network of data.targets regression predicts, with the transforms "
         f"of an evaluation. Pictures that cannot be read are left out, named and counted. {NETWORK}",
     )
     add = parser.add_argument
@@ -48,6 +49,9 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     from pipeline.training.predict import Predictor
 
     predictor = Predictor(load_network(arguments.network, arguments.ema))
+    numbers = predictor.section.targets == "regression"
+    if numbers and arguments.top != 1:
+        raise InputError(f"--top {arguments.top}: is for classes; {arguments.network} predicts numbers")
     rows, bad = [], 0
     for name, found in _predictions(predictor, arguments.folder, names, arguments.top, arguments.batch):
         if isinstance(found, InputError):
@@ -55,7 +59,10 @@ def _predict(arguments: argparse.Namespace) -> Exit:
             print(f"warning: {found}; left out", file=sys.stderr)
         else:
             rows.append((name, found))
-    text = _csv(rows, arguments.top) if suffix == ".csv" else _json_lines(rows)
+    if numbers:
+        text = _csv_of_numbers(rows) if suffix == ".csv" else _json_lines_of_numbers(rows)
+    else:
+        text = _csv(rows, arguments.top) if suffix == ".csv" else _json_lines(rows)
     if arguments.to_file is None:
         print(text, end="")
     else:
@@ -82,7 +89,10 @@ def _pictures(folder: Path) -> list[str]:
 def _predictions(
     predictor: Any, folder: Path, names: Sequence[str], top: int, size: int
 ) -> Iterator[tuple[str, list[tuple[str, float]] | InputError]]:
-    """Of each picture its name, and its likeliest classes with their probabilities, or why it cannot be read."""
+    """Of each picture its name, and its likeliest classes with their probabilities, or why it cannot be read.
+
+    Of a network that predicts numbers all of them, with their names.
+    """
     from data_prep.picture import decode_file
 
     def decode(name: str) -> Any:
@@ -105,6 +115,8 @@ def _predictions(
                     continue
                 share = next(shares)
                 likeliest = (-share).argsort(kind="stable")[:top]
+                if predictor.section.targets == "regression":
+                    likeliest = range(len(share))
                 yield shown, [(predictor.class_name(int(label)), float(share[label])) for label in likeliest]
 
 
@@ -118,6 +130,21 @@ def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:
     for name, classes in rows:
         writer.writerow([name, *(value for label, share in classes for value in (label, f"{share:.6f}"))])
     return buffer.getvalue()
+
+
+def _csv_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
+    """picture, and a column for each target."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    for _, found in rows[:1]:
+        writer.writerow(["picture", *(target for target, _ in found)])
+    for name, found in rows:
+        writer.writerow([name, *(f"{value:.6g}" for _, value in found)])
+    return buffer.getvalue()
+
+
+def _json_lines_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
+    return "".join(json.dumps({"picture": name, "targets": dict(found)}) + "\n" for name, found in rows)
 
 
 def _json_lines(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:

@@ -21,7 +21,8 @@ class Batch:
     """A batch on the device.
 
     `inputs` are normalised pictures [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
-    `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation.
+    `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation; where
+    `data.targets` is not class, the numbers to predict, float32 [B, targets].
     """
 
     inputs: torch.Tensor
@@ -55,6 +56,9 @@ class Source(Protocol):
 
         `step_view_ids` are those of the whole step, on all ranks.
         """
+
+    def labels(self, view_ids: np.ndarray) -> torch.Tensor:
+        """Labels int64 [B], or targets float32 [B, targets], on the host."""
 
     def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
         """The model's inputs on the device, from what `read` returned."""

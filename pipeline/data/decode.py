@@ -19,10 +19,11 @@ from pipeline.data.threads import run_on_threads
 from pipeline.data.with_pillow import read_with_pillow
 from pipeline.errors import InputError
 from pipeline.formats.beton import BYTES, Beton
-from pipeline.formats.checksums import Checksums
+from pipeline.formats.checksums import Checksums, crc32c_bands
 from pipeline.formats.sources import damaged_sample
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
+CUT_SHORT = "the file ends before it; it was cut short"
 
 
 @jit
@@ -145,21 +146,40 @@ class Decoder:
             )
         records = self.beton.read_records(self.descriptor, samples)
         if records is None:
-            return dict.fromkeys(range(len(samples)), "the file ends before it; it was cut short")
+            return dict.fromkeys(range(len(samples)), CUT_SHORT)
+        labels = self._checked_labels(samples, records)
+        if labels is None:
+            return dict.fromkeys(range(len(samples)), CUT_SHORT)
         messages = np.zeros(len(samples), f"S{MESSAGE}")
-        tables = self._tables(samples, records)
+        tables = self._tables(samples, records, labels)
         request = [np.arange(len(samples)), np.ascontiguousarray(boxes, np.int64)]
         request.append(np.ascontiguousarray(bicubic, np.uint8))
         run_on_threads(functools.partial(self._read, self.descriptor, tables, *request, views, messages), threads)
         return {int(b): messages[b].decode(errors="replace") for b in np.flatnonzero(messages)}
 
-    def _tables(self, samples: np.ndarray, records: np.ndarray) -> tuple[np.ndarray | None, ...]:
+    def targets(self, samples: np.ndarray) -> np.ndarray:
+        """The targets of samples: float32 [B, targets]. `read` has compared them with the checksums."""
+        records = self.beton.read_records(self.descriptor, samples)
+        targets = None if records is None else self.beton.read_targets(self.descriptor, records)
+        if targets is None:
+            raise InputError(f"{self.beton.path}: {CUT_SHORT}")
+        return targets
+
+    def _checked_labels(self, samples: np.ndarray, records: np.ndarray) -> np.ndarray | None:
+        """What the checksums hold of each sample's label or targets, int64 [B]; None as `Beton.read_targets`."""
+        targets = self.beton.read_targets(self.descriptor, records)
+        if targets is None or not targets.size:
+            return None if targets is None else self.beton.label[samples].astype(np.int64)
+        return crc32c_bands(targets.view(np.uint8).reshape(-1), targets[0].nbytes).astype(np.int64)
+
+    def _tables(self, samples: np.ndarray, records: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray | None, ...]:
         """These samples' rows of the tables that the readers take: places from their records, others as opened."""
         beton, image, checksums = self.beton, records["f0"], self._checksums
-        segments = records["f2"] if "f2" in (records.dtype.names or ()) else np.zeros(len(records), BYTES)
+        has_segments = "f2" in (records.dtype.names or ()) and records.dtype["f2"] == BYTES
+        segments = records["f2"] if has_segments else np.zeros(len(records), BYTES)
         sizes = beton.height[samples], beton.width[samples]
         places = image["data_ptr"], beton.size[samples], segments["ptr"], segments["size"]
-        columns = [column.astype(np.int64) for column in (*sizes, *places, beton.label[samples])]
+        columns = [column.astype(np.int64) for column in (*sizes, *places, labels)]
         mode = np.ascontiguousarray(image["mode"])
         if checksums is None:
             return mode, *columns, None, None, None

@@ -97,7 +97,7 @@ class TrainLoader:
             for part in parts:
                 view_ids = step_view_ids[part]
                 inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
-                labels = torch.from_numpy(self.source.file.label[decoded_ids % len(self)].astype(np.int64))
+                labels = self.source.labels(decoded_ids)
                 replaced = int((decoded_ids != view_ids).sum())
                 yield HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
 
@@ -106,7 +106,9 @@ class TrainLoader:
         augment, train = self.augment, self.train
         inputs = self.source.finish(host.inputs, host.view_ids, epoch)
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
+        targets = labels
+        if self.data.targets == "class":
+            targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
         if augment.mixing:
             first_group = host.first // augment.mix_group
             targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
@@ -164,9 +166,7 @@ class EvalLoader:
         for start in range(first_step * self.batch, self._most, self.batch):
             view_ids = samples[start : start + self.batch]
             inputs, decoded_ids = self.source.read(view_ids, view_ids, 0)
-            yield HostBatch(
-                inputs, torch.from_numpy(self.source.file.label[decoded_ids].astype(np.int64)), decoded_ids, 0, 0
-            )
+            yield HostBatch(inputs, self.source.labels(decoded_ids), decoded_ids, 0, 0)
 
     def _finish(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)

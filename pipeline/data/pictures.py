@@ -16,6 +16,7 @@ from pipeline.data.split import open_split, split_checksums
 from pipeline.distributed.topology import Topology, share_cpus
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
+from pipeline.formats.sources import describe_sample
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
 
@@ -39,6 +40,20 @@ class Pictures:
         pictures = self._empty(len(view_ids))
         self.decoder.read(*self._request(view_ids, epoch), pictures.numpy(), self.threads)
         return pictures, view_ids
+
+    def labels(self, view_ids: np.ndarray) -> torch.Tensor:
+        """Labels int64 [B], or targets float32 [B, targets]. `InputError` for labels other than 0 and 1."""
+        samples = view_ids % len(self.file)
+        if self.section.targets == "class":
+            return torch.from_numpy(self.file.label[samples].astype(np.int64))
+        targets = self.decoder.targets(samples)
+        if self.section.targets == "multilabel" and not np.isin(targets, (0, 1)).all():
+            b, number = np.argwhere(~np.isin(targets, (0, 1)))[0]
+            which = f"{self.file.path}: {describe_sample(self.file.path, int(samples[b]))}"
+            raise InputError(
+                f"{which} has {targets[b, number]:g} as target {number}; data.targets multilabel takes 0 and 1"
+            )
+        return torch.from_numpy(targets)
 
     def finish(
         self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int, to: torch.Tensor | None = None

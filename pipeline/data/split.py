@@ -15,7 +15,7 @@ from pipeline.formats.beton import Beton
 from pipeline.formats.checksums import Checksums, open_checksums
 from pipeline.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
 from pipeline.formats.text import TextBeton
-from pipeline.recipe.data import PreparedSection
+from pipeline.recipe.data import AnyDataSection
 
 
 class PreparedFile(Protocol):
@@ -41,13 +41,17 @@ class PreparedFile(Protocol):
     def label(self) -> np.ndarray:
         """int64 [n]: the class of each sample."""
 
+    @property
+    def target_count(self) -> int:
+        """Numbers that each sample has instead of a class; 0 if it has a class."""
+
     def __len__(self) -> int: ...
 
 
 Opened = TypeVar("Opened", bound=PreparedFile)
 
 
-def open_split(section: PreparedSection, split: str, open_file: Callable[[Path], Opened]) -> Opened:
+def open_split(section: AnyDataSection, split: str, open_file: Callable[[Path], Opened]) -> Opened:
     """A split's file, opened by `open_file` (`open_beton`, `open_text`) and checked; `InputError` if it is wrong."""
     folder = Path(section.path)
     manifest = read_manifest(folder)
@@ -58,6 +62,23 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
             f"data.num_classes {section.num_classes}: {folder} has {len(manifest.classes)} classes, of which "
             f"labels go up to {len(manifest.classes) - 1}"
         )
+    if section.targets != "class":
+        if not opened.target_count:
+            raise InputError(
+                f"data.targets {section.targets}: {opened.path} holds classes; `widemix prep csv --targets` prepares "
+                "numbers to predict"
+            )
+        if opened.target_count != section.num_classes:
+            raise InputError(
+                f"data.num_classes {section.num_classes}: {opened.path} has {opened.target_count} targets"
+            )
+        return opened
+    if opened.target_count:
+        names = ", ".join(manifest.classes[:3]) + ", ..." * (opened.target_count > 3)
+        raise InputError(
+            f"{opened.path}: holds the targets {names}, "
+            "not classes; set data.targets to regression, or to multilabel if they are 0 and 1"
+        )
     if not (opened.label.min() >= 0 and opened.label.max() < section.num_classes):
         raise InputError(
             f"{opened.path}: labels reach {opened.label.max()}, data.num_classes is {section.num_classes}"
@@ -65,7 +86,7 @@ def open_split(section: PreparedSection, split: str, open_file: Callable[[Path],
     return opened
 
 
-def split_checksums(section: PreparedSection, file: Beton | TextBeton, topology: Topology) -> Checksums | None:
+def split_checksums(section: AnyDataSection, file: Beton | TextBeton, topology: Topology) -> Checksums | None:
     """The checksums of an open split's samples; None with `data.checksums` false.
 
     None too, with a warning by rank 0, for a folder of an older version, which has none.

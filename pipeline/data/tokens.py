@@ -51,6 +51,10 @@ class Tokens:
             raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
         return ids, view_ids
 
+    def labels(self, view_ids: np.ndarray) -> torch.Tensor:
+        """The classes of pairs: int64 [B]."""
+        return torch.from_numpy(self.file.label[view_ids % len(self.file)])
+
     def _pairs(self, samples: np.ndarray) -> np.ndarray:
         """The tokens of pairs with their padding, int32 [B, tokens]."""
         pairs = np.empty((len(samples), self.file.tokens), TOKEN)

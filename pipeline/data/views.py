@@ -48,6 +48,10 @@ class Views:
             view.augmentation(part, each, view.seed, epoch, view.threads)
         return flat, view_ids
 
+    def labels(self, view_ids: np.ndarray) -> torch.Tensor:
+        """As `Pictures.labels`: the views of a sample have its label."""
+        return self.views[0].labels(view_ids)
+
     def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
         """What `read` returned, normalised and erased: float32 on the device, as flat."""
         flat = torch.empty(host.shape, dtype=torch.float32, device=self.views[0].device)

@@ -1,7 +1,7 @@
 """The dtypes of `train.precision`, and the losses of `train.loss`."""
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
@@ -20,4 +20,9 @@ def sigmoid_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return loss.sum(dim=-1).mean()
 
 
-LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+def squared_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean squared error: outputs and targets [B, targets] to a scalar in float32."""
+    return mse_loss(outputs.float(), targets)
+
+
+LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss, "mse": squared_loss}

@@ -5,6 +5,7 @@ Layout: header, field descriptors, one metadata record per sample, pages of data
 `tests/data_prep/test_ffcv_reads.py` checks that these types equal FFCV's.
 """
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,8 +47,21 @@ BYTES = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 SEGMENTED = np.dtype([("f0", IMAGE), ("f1", "<i8"), ("f2", BYTES)], align=True)
 ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 
+TARGETED = np.dtype([("f0", IMAGE), ("f1", "<i8"), ("f2", "<u8")], align=True)
+SEGMENTED_TARGETED = np.dtype([("f0", IMAGE), ("f1", "<i8"), ("f2", BYTES), ("f3", "<u8")], align=True)
+ARRAY_ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])  # of an array field, before its dtype
+TARGET = np.dtype("<f4")
+
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
 SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see pipeline/formats/segments.py
+TARGETS = ("targets", ARRAY_FIELD)  # numbers to predict, TARGET [n]; the label of each sample is -1 then
+# The records of files that `widemix prep` writes, by their fields.
+RECORDS = {
+    FIELDS: SAMPLE,
+    SEGMENT_FIELDS: SEGMENTED,
+    (*FIELDS, TARGETS): TARGETED,
+    (*SEGMENT_FIELDS, TARGETS): SEGMENTED_TARGETED,
+}
 # Types of fields whose data are in the pages.
 ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD)
 # What the record of a sample holds of each type of field.
@@ -66,7 +80,7 @@ Fields = tuple[tuple[str, int], ...]  # (name, FFCV's type) of each field
 
 @dataclass(frozen=True)
 class Beton:
-    """An open file of images and labels. The image of sample i is `bytes[offset[i] : offset[i] + size[i]]`.
+    """An open file of images, and labels or targets. Image i is `bytes[offset[i] : offset[i] + size[i]]`.
 
     The places are views of the mapped file, which all ranks of a node share. A file that is truncated while it is
     mapped is a SIGBUS: who reads it for long takes the places from `read_records`.
@@ -79,10 +93,12 @@ class Beton:
     height: np.ndarray  # int32 [n], pixels
     offset: np.ndarray  # int64 [n], bytes from the start of the file
     size: np.ndarray  # int32 [n], bytes
-    label: np.ndarray  # int32 [n]
+    label: np.ndarray  # int32 [n]; -1 in a file of targets
     segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see segments.py
     segments_size: np.ndarray  # int64 [n], bytes of that table; 0 if the file has none
-    records: np.ndarray  # [n] with the fields of SAMPLE or SEGMENTED
+    targets: np.ndarray  # int64 [n], bytes from the start of the file to the targets; 0 if the file has none
+    target_count: int  # numbers that are the targets of a sample; 0 if the file has none
+    records: np.ndarray  # [n] with the fields of one of RECORDS
     fields: Fields  # of the file
     records_at: int  # bytes from the start of the file
 
@@ -96,10 +112,20 @@ class Beton:
                 return None
         return rows
 
+    def read_targets(self, file: int, records: np.ndarray) -> np.ndarray | None:
+        """The targets of samples with these records, float32 [B, target_count]; None as `read_records`."""
+        targets = np.empty((len(records), self.target_count), TARGET)
+        if self.target_count:
+            for row, place in zip(targets, records[f"f{len(self.fields) - 1}"].tolist(), strict=True):
+                if os.preadv(file, [row.data], place) < row.nbytes:
+                    return None
+        return targets
+
     @property
     def stop(self) -> np.ndarray:
         """The end of each sample: int64 [n], bytes from the start of the file."""
-        return np.maximum(self.offset + self.size, self.segments + self.segments_size)
+        images = np.maximum(self.offset + self.size, self.segments + self.segments_size)
+        return np.maximum(images, self.targets + self.target_count * TARGET.itemsize)
 
     def __len__(self) -> int:
         return len(self.label)
@@ -118,10 +144,10 @@ class Tables(NamedTuple):
 
 
 def open_beton(path: Path) -> Beton:
-    """Memory-map a .beton of images and labels.
+    """Memory-map a .beton of images and labels or targets.
 
-    Its fields are (image, label) or (image, label, segments); or FFCV's own, in any order: one RGBImageField of any
-    name, and an IntField that is named label, or is the only one. Other fields are not read.
+    Its fields are those of one of RECORDS; or FFCV's own, in any order: one RGBImageField of any name, and an
+    IntField that is named label, or is the only one. Other fields are not read.
 
     Raises `InputError` unless every table and sample lies inside the file.
     """
@@ -135,6 +161,7 @@ def open_beton(path: Path) -> Beton:
         kind in ALLOCATING for kind in kinds[: kinds.index(IMAGE_FIELD)]
     )  # of the image, among those of a sample
     image, (segments, segments_size) = tables.samples["f0"], _segments(path, tables)
+    targets, target_count = _targets(path, tables)
     beton = Beton(
         path=path,
         bytes=tables.bytes,
@@ -145,6 +172,8 @@ def open_beton(path: Path) -> Beton:
         size=tables.size[:, part].astype(np.int32),
         segments=segments,
         segments_size=segments_size,
+        targets=targets,
+        target_count=target_count,
         label=tables.samples["f1"].astype(np.int32),
         records=tables.samples,
         fields=tables.fields,
@@ -162,9 +191,9 @@ def open_beton(path: Path) -> Beton:
 
 
 def _layout(fields: Fields) -> np.dtype | None:
-    """The dtype of a record with the fields of SAMPLE or SEGMENTED, wherever they are; None if the file lacks one."""
-    if fields == SEGMENT_FIELDS:
-        return SEGMENTED
+    """The dtype of a record with the fields of SAMPLE at least, wherever they are; None if the file lacks one."""
+    if fields in RECORDS:
+        return RECORDS[fields]
     images = [place for place, (_, kind) in enumerate(fields) if kind == IMAGE_FIELD]
     numbers = [place for place, (_, kind) in enumerate(fields) if kind == INT_FIELD]
     labels = [place for place in numbers if fields[place][0] == "label"] or numbers
@@ -180,7 +209,7 @@ def _layout(fields: Fields) -> np.dtype | None:
 
 def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and sizes in bytes of the tables of segments: int64 [n] each, zeros in a file that has none."""
-    if tables.fields != SEGMENT_FIELDS:
+    if tables.fields[: len(SEGMENT_FIELDS)] != SEGMENT_FIELDS or tables.fields not in RECORDS:
         none = np.broadcast_to(np.int64(0), len(tables.offset))
         return none, none
     field = tables.samples["f2"]
@@ -189,6 +218,38 @@ def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
         misplaced = (field["ptr"][piece] != offset.view(np.uint64)) | (field["size"][piece] != size.view(np.uint64))
         refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12), piece.start)
     return field["ptr"].view(np.int64), field["size"].view(np.int64)
+
+
+def _targets(path: Path, tables: Tables) -> tuple[np.ndarray, int]:
+    """The offset of each sample's targets in bytes, int64 [n], and how many there are; zeros in a file of labels.
+
+    A file of another program may have an array of that name beside its labels.
+    """
+    none = np.broadcast_to(np.int64(0), len(tables.offset)), 0
+    if tables.fields not in RECORDS or tables.fields[-1] != TARGETS:
+        return none
+    arguments = tables.arguments[-1]
+    shape = arguments[: ARRAY_ARGUMENTS.itemsize].view(ARRAY_ARGUMENTS)["shape"][0]
+    labels = tables.samples["f1"]
+    if any((labels[piece] != -1).any() for piece in pieces(len(labels))):
+        return none
+    count = int(shape[0])
+    if arguments.tobytes().rstrip(b"\0") != array_arguments(TARGET, count) or count == 0:
+        raise InputError(f"{path}: its targets are not a row of 32-bit floats for each sample; prepare it again")
+    places = tables.samples[f"f{len(tables.fields) - 1}"].view(np.int64)
+    for piece in pieces(len(places)):
+        offset, size = tables.offset[piece, -1], tables.size[piece, -1]
+        misplaced = (places[piece] != offset) | (size != count * TARGET.itemsize) | (offset % ALIGNED != 0)
+        refuse(path, misplaced, piece.start)
+    return places, count
+
+
+def array_arguments(kind: np.dtype, length: int) -> bytes:
+    """FFCV's arguments of a field of arrays of `length` numbers, without the zeros at their end."""
+    described = json.dumps(kind.descr).encode("ascii")
+    arguments = np.zeros(1, ARRAY_ARGUMENTS)
+    arguments["shape"][0, 0], arguments["type_length"] = length, len(described)
+    return arguments.tobytes() + described
 
 
 def open_tables(path: Path, layout: Callable[[Fields], np.dtype | None], wanted: str) -> Tables:

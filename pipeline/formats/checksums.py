@@ -3,7 +3,8 @@
 FFCV's format has none, and JPEG decoders accept most damage. A sample's checksum is computed from its bytes before
 they are written, and compared at every read. It is the CRC-32C (RFC 3720, B.4) of these numbers, little-endian:
 
-    the sample's record, int64 each:    pictures: mode, width, height, label, bytes of the image, bytes of `segments`
+    the sample's record, int64 each:    pictures: mode, width, height, label, bytes of the image, bytes of `segments`;
+                                        in a file of targets the CRC-32C of the sample's instead of its label
                                         text: length, second, label, bytes of the tokens
     the CRC-32C of each block, uint32:  pictures as JPEG: of the image, of `segments` (0 if there is none)
                                         pictures as pixels: of each band of whole rows, at least `BAND` bytes
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.errors import InputError
-from pipeline.formats.beton import RAW, Beton
+from pipeline.formats.beton import RAW, TARGET, Beton
 from pipeline.formats.text import TOKEN, TextBeton
 from pipeline.native import BuildError
 from pipeline.native.library import open_library
@@ -92,7 +93,10 @@ def compute_checksums(beton: Beton | TextBeton, samples: np.ndarray, data: bytes
     for number, (sample, offset, table) in enumerate(zip(samples, offsets, tables, strict=True)):
         size, table_size = int(beton.size[sample]), int(beton.segments_size[sample])
         mode, width = int(beton.mode[sample]), int(beton.width[sample])
-        record = mode, width, int(beton.height[sample]), int(beton.label[sample]), size, table_size
+        label, place = int(beton.label[sample]), int(beton.targets[sample]) - start
+        if beton.target_count:
+            label = crc32c(data[place : place + beton.target_count * TARGET.itemsize])
+        record = mode, width, int(beton.height[sample]), label, size, table_size
         parts = data[offset : offset + size], data[table : table + table_size] if table_size else b""
         checksums[number] = sample_checksum(record, picture_blocks(mode, width, *parts))
     return checksums

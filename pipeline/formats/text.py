@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.formats.beton import ARRAY_FIELD, INT_FIELD, open_tables
+from pipeline.formats.beton import ARRAY_ARGUMENTS, ARRAY_FIELD, INT_FIELD, open_tables
 from pipeline.formats.tables import refuse
 
 TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")
 FIELDS = (("tokens", ARRAY_FIELD), ("length", INT_FIELD), ("second", INT_FIELD), ("label", INT_FIELD))
 SAMPLE = np.dtype([("f0", "<u8"), ("f1", "<i8"), ("f2", "<i8"), ("f3", "<i8")], align=True)
-ARGUMENTS = np.dtype([("shape", "<u8", 32), ("type_length", "<u8")])
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,11 @@ class TextBeton:
     length: np.ndarray  # int64 [n], tokens before the padding
     second: np.ndarray  # int64 [n], tokens before the second sentence
     label: np.ndarray  # int64 [n]
+
+    @property
+    def target_count(self) -> int:
+        """Pairs have labels, not targets."""
+        return 0
 
     @property
     def stop(self) -> np.ndarray:
@@ -45,7 +49,7 @@ class TextBeton:
 def open_text(path: Path) -> TextBeton:
     """Memory-map a .beton of token arrays. Raises `InputError` unless every table and sample lies inside the file."""
     tables = open_tables(path, lambda fields: SAMPLE if fields == FIELDS else None, "tokens and length")
-    tokens = int(tables.arguments[0, : ARGUMENTS.itemsize].view(ARGUMENTS)["shape"][0, 0])
+    tokens = int(tables.arguments[0, : ARRAY_ARGUMENTS.itemsize].view(ARRAY_ARGUMENTS)["shape"][0, 0])
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
     offset, size = tables.offset[:, 0].copy(), tables.size[:, 0].copy()  # read where the file may be truncated
     misplaced = tables.samples["f0"].astype(np.int64) != offset

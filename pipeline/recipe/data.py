@@ -48,6 +48,11 @@ class DataSection(PreparedSection):
     """Prepared pictures."""
 
     kind: Literal["pictures"] = key("pictures", "pictures, or text (sentence pairs as tokens)")
+    targets: Literal["class", "multilabel", "regression"] = key(
+        "class",
+        "what is predicted; class: one of the classes; multilabel: any number of them; regression: numbers. The "
+        "last two need a folder prepared with targets; num_classes is their number",
+    )
     image_size: Positive = key(224, "side of the model's square input, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop as a share of the picture's shorter side"
@@ -90,6 +95,7 @@ class TextDataSection(PreparedSection):
 
     kind: Literal["text"] = key(..., "pictures, or text (sentence pairs as tokens)")
     image_size: ClassVar[int] = 0  # passed to builders of text models, which ignore it
+    targets: ClassVar[str] = "class"
 
 
 def _kind(value: Any) -> Any:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticKnownError
 
 from pipeline.errors import InputError
+from pipeline.figures import MEASURED
 from pipeline.models.families import KINDS
 from pipeline.models.section import ModelSection
 from pipeline.optim.section import OptimSection
@@ -62,6 +63,7 @@ class Recipe(Section):
         for check in (
             _model_reads_data,
             _picture_fits,
+            _targets_fit,
             _text_is_left_alone,
             _batch_divides,
             _schedule_fits,
@@ -104,6 +106,27 @@ def _picture_fits(recipe: Recipe) -> None:
     if int(side * least) == int(side * greatest):
         raise ValueError(
             f"augment.cutmix_minmax [{least:g}, {greatest:g}] is no whole pixel of data.image_size {side}"
+        )
+
+
+# The losses for each kind of `data.targets`.
+_LOSSES = {"class": ("softmax", "sigmoid"), "multilabel": ("sigmoid",), "regression": ("mse",)}
+
+
+def _targets_fit(recipe: Recipe) -> None:
+    """Loss, label smoothing and CutMix make sense for what is predicted."""
+    targets, augment = recipe.data.targets, recipe.augment
+    if recipe.train.loss not in _LOSSES[targets]:
+        raise ValueError(
+            f"train.loss {recipe.train.loss} is not for data.targets {targets}; set it to "
+            f"{' or '.join(_LOSSES[targets])}, or set data.targets"
+        )
+    if targets != "class" and augment.smoothing > 0:
+        raise ValueError(f"augment.smoothing {augment.smoothing:g} is for classes, data.targets is {targets}; set 0")
+    if targets == "regression" and augment.cut_alpha > 0:
+        raise ValueError(
+            "augment.cutmix mixes targets by area, and numbers of data.targets regression are not shares of an area; "
+            "turn it off (augment.mixup mixes pictures and numbers alike)"
         )
 
 
@@ -198,9 +221,14 @@ def _hangs_are_found(recipe: Recipe) -> None:
 
 
 def _best_is_measured(recipe: Recipe) -> None:
-    figure = recipe.train.keep_best or ""
+    figure, targets = recipe.train.keep_best or "", recipe.data.targets
     if figure.startswith("ema_") and recipe.train.ema_decay is None:
         raise ValueError(f"train.keep_best {figure} needs train.ema_decay")
+    if figure and figure.removeprefix("ema_") not in (*MEASURED[targets], "loss"):
+        raise ValueError(
+            f"train.keep_best {figure} is not measured with data.targets {targets}; take "
+            f"{', '.join(MEASURED[targets])} or loss"
+        )
 
 
 def _kept_steps_are_saved(recipe: Recipe) -> None:

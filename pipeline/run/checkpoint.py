@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.engine.state import State
 from pipeline.errors import InputError
+from pipeline.figures import FIGURES
 from pipeline.files import fsync_path
 
 COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
@@ -89,7 +90,7 @@ class RetentionPolicy:
     """Which checkpoints to keep: the newest ones, the one with the best figure, and those of every n-th step."""
 
     newest: int
-    best: str | None = None  # a figure of the evaluation; a name ending in "loss" is best when smallest
+    best: str | None = None  # a figure of the evaluation, with the prefix ema_ that of the averaged weights
     every: int | None = None  # keep the checkpoints of steps that this divides
 
     def expired(self, run_dir: Path) -> list[Path]:
@@ -112,7 +113,7 @@ def best(run_dir: Path, figure: str) -> Path | None:
         except InputError:  # damaged: the next start warns of it
             continue
         if value is not None:
-            candidates.append((-value if figure.endswith("loss") else value, path))
+            candidates.append((value if FIGURES[figure.removeprefix("ema_")].higher else -value, path))
     return max(candidates)[1] if candidates else None
 
 

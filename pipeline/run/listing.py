@@ -47,7 +47,7 @@ def summarise(run: Path) -> RunSummary:
     """Read a run folder; `InputError` if its recipe cannot be read."""
     lines = metrics(run)
     trained = [line for line in lines if line.get("split") == "train"]
-    evaluated = [line["top1"] for line in lines if line.get("split") == "eval"]
+    evaluated = [line.get("top1") for line in lines if line.get("split") == "eval"]
     done = _json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
@@ -56,7 +56,7 @@ def summarise(run: Path) -> RunSummary:
         recipe=load_recipe(run / "recipe.yaml"),
         state="done" if done else _age(run / "metrics.jsonl"),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
-        top1=done["top1"] if done else evaluated[-1] if evaluated else None,
+        top1=done.get("top1") if done else evaluated[-1] if evaluated else None,
         images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
         hours=None if seconds is None else seconds / 3600,
     )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pipeline.figures import FIGURES
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, dump_recipe
 
@@ -99,7 +100,7 @@ class MetricsWriter:
                 ).items()
                 for key, value in values.items()
             }
-            figures = {f"result/{name}": result[name] for name in ("top1", "top5", "loss")}
+            figures = {f"result/{name}": result[name] for name in FIGURES if name in result}
             self._board.add_hparams(settings, figures, run_name=".")
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from pipeline.figures import FIGURES, main_figure, show_figure
+
 _INTERVAL = 5.0  # seconds between lines without a terminal
 
 
@@ -31,9 +33,9 @@ class Progress:
     def show(self, line: dict[str, Any]) -> None:
         """Print a line of split train or eval."""
         if line["split"] == "eval":
-            self._accuracy = f"  top-1 {line['top1']:.2f} %"
-            text = f"step {line['step']}  eval loss {line['loss']:.4f}{self._accuracy}  top-5 {line['top5']:.2f} %"
-            self.print(text)
+            self._accuracy = f"  {main_figure(line)}"
+            shown = [show_figure(name, line[name]) for name in FIGURES if name in line and name != "loss"]
+            self.print("  ".join([f"step {line['step']}", f"eval loss {line['loss']:.4f}", *shown]))
             return
         text = (
             f"epoch {line['epoch']:.2f}  step {line['step']}/{self._last}  loss {line['loss']:.4f}  "

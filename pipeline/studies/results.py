@@ -89,8 +89,8 @@ def _collect(cell: Cell, folder: Path, study: Study, row: dict[str, str] | None 
     try:
         seconds = float(done["seconds"])
         measured = {
-            "error": 100 - float(done["top1"]) if done["top1"] is not None else math.nan,
-            "top1": float(done["top1"]) if done["top1"] is not None else math.nan,
+            "error": 100 - float(done["top1"]) if done.get("top1") is not None else math.nan,
+            "top1": float(done["top1"]) if done.get("top1") is not None else math.nan,
             "loss": float(done["loss"]) if done["loss"] is not None else math.nan,
             "train_loss": next((line["loss"] for line in reversed(curve) if line["split"] == "train"), math.nan),
             "epoch_seconds": seconds / recipe.train.epochs,
@@ -171,7 +171,8 @@ def _curve(results: Sequence[Result], name: str) -> list[Point]:
     for result in results:
         for line in result.curve:
             if line["split"] == split:
-                value = 100 - line["top1"] if name == "error" else line["loss" if name == "train_loss" else name]
+                error = 100 - line.get("top1", math.nan)
+                value = error if name == "error" else line["loss" if name == "train_loss" else name]
                 at.setdefault(line["epoch"], []).append(value)
     return [_point(epoch, values, len(results)) for epoch, values in sorted(at.items())]
 

@@ -16,6 +16,7 @@ from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
 from pipeline.engine.loss import autocast
 from pipeline.errors import InputError
+from pipeline.figures import all_figures
 from pipeline.formats.manifest import read_manifest
 from pipeline.training.evaluate import evaluate
 from pipeline.training.networks import Network, load_network
@@ -44,14 +45,14 @@ class Assessment:
     split: str
     samples: int
     step: int | None
-    figures: dict[str, float]  # loss, top1 and top5, as `evaluate` gives them; of ReaL real_top1 and real_samples
+    figures: dict[str, float]  # as `evaluate` gives them; of ReaL real_top1 and real_samples
     classes: list[str]
     details: Details | None = None
 
     def sentence(self) -> str:
         """Return the figures as a sentence."""
         figures, step = self.figures, "" if self.step is None else f" at step {self.step}"
-        accuracy = f"top-1 {figures['top1']:.2f} %, top-5 {figures['top5']:.2f} %, loss {figures['loss']:.4f}"
+        accuracy = all_figures(figures)
         if "real_top1" in figures:
             accuracy += (
                 f", ReaL top-1 {figures['real_top1']:.2f} % of {figures['real_samples']:.0f} samples with labels"
@@ -157,6 +158,8 @@ def assess_network(
     section = network.data.model_copy(
         update={"path": folder, "eval_split": split or network.data.eval_split, "num_classes": number}
     )
+    if (details or real) and section.targets != "class":
+        raise InputError(f"--{'details' if details else 'real'}: is for classes, data.targets is {section.targets}")
     recipe, topology = network.recipe, read_topology()
     with process_group(topology, recipe.engine.timeout_s if recipe else TIMEOUT_S):
         torch.set_num_threads(share_cpus(topology))
@@ -191,7 +194,7 @@ def assess_network(
 def evaluate_checkpoint(
     path: Path, data: Path | None, split: str | None, batch: int | None, ema: bool = False
 ) -> dict[str, float]:
-    """Return loss, top1 and top5 (percent) of a checkpoint over a whole split.
+    """Return the figures of `evaluate` of a checkpoint over a whole split.
 
     Prepared folder, split and batch size are by default those of its recipe. Every rank calls it.
     """

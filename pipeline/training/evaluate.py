@@ -5,13 +5,14 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torchmetrics import MeanAbsoluteError, MeanMetric, Metric, R2Score
+from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
 
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader
 from pipeline.engine import Engine
+from pipeline.errors import InputError
 
 
 def evaluate_engine(
@@ -38,29 +39,59 @@ def evaluate(
     beat: Callable[[], None] = lambda: None,
     observe: Callable[[torch.Tensor, Batch], None] = lambda logits, batch: None,
 ) -> dict[str, float]:
-    """Return loss (mean cross-entropy), top1 and top5 (percent) over the whole split, the same on every rank.
+    """Return the figures of the whole split, the same on every rank, by `data.targets`:
+
+    - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
+    - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean over classes of the
+      average precision, without classes that no sample has.
+    - regression: loss (mean squared error), mae and r2: means over targets.
 
     Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch,
-    and `observe` with its logits, float32 [B, classes], and the batch. With fewer than five classes top5 counts all
-    of them. One sample whose loss is not finite makes the mean so too.
+    and `observe` with its logits, float32 [B, classes], and the batch. One sample whose loss is not finite makes the
+    mean so too.
     """
-    device = loader.topology.device
+    device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
-    accuracy = {
-        f"top{k}": MulticlassAccuracy(classes, top_k=min(k, classes), average="micro").to(device) for k in (1, 5)
-    }
+    metrics = {name: metric.to(device) for name, metric in _metrics(kind, classes, len(loader)).items()}
     was_training = module.training
     module.eval()
     with loader.batches() as batches, precision:
         for batch in batches:
             logits = module(batch.inputs).float()
             beat()
-            if not len(batch):
-                continue
-            loss.update(cross_entropy(logits, batch.targets, reduction="none"))
-            for metric in accuracy.values():
-                metric.update(logits, batch.targets)
-            observe(logits, batch)
+            if len(batch):
+                loss.update(_losses(kind, logits, batch.targets))
+                observe(logits, batch)
+            for metric in metrics.values():
+                _update(kind, metric, logits, batch.targets)
     module.train(was_training)
     result = {"loss": loss.compute().item()}
-    return result | {name: 100 * metric.compute().item() for name, metric in accuracy.items()}
+    scale = 1 if kind == "regression" else 100
+    return result | {name: scale * metric.compute().item() for name, metric in metrics.items()}
+
+
+def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
+    """The metrics of each kind of `data.targets`; those of numbers sum in float64."""
+    if kind == "class":
+        return {f"top{k}": MulticlassAccuracy(outputs, top_k=min(k, outputs), average="micro") for k in (1, 5)}
+    if kind == "multilabel":
+        return {"map": MultilabelAveragePrecision(outputs, average="macro", validate_args=False)}
+    if samples < 2:
+        raise InputError("data.eval_split has one sample, and R2 needs two; name another split")
+    return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2Score().set_dtype(torch.float64)}
+
+
+def _losses(kind: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of each sample: float32 [B]."""
+    if kind == "class":
+        return cross_entropy(logits, targets, reduction="none")
+    if kind == "multilabel":
+        return binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+    return mse_loss(logits, targets, reduction="none").mean(dim=-1)
+
+
+def _update(kind: str, metric: Metric, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    if kind == "multilabel":  # also with an empty batch: ranks exchange scores, and each must have some tensor
+        metric.update(logits.double().sigmoid(), targets.long())  # in float32, many would be rounded to 1
+    elif len(targets):
+        metric.update(*((logits, targets) if kind == "class" else (logits.double(), targets.double())))

@@ -6,6 +6,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from pipeline.errors import InputError
+from pipeline.figures import FIGURES, MEASURED
 from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.run.checkpoint import Checkpoint
@@ -22,34 +23,33 @@ def model_card(origin: Checkpoint, recipe: Recipe, load: str, ema: bool = False)
 
     load: the Python line that loads the export.
     """
-    weights = "averaged weights" if ema else "weights"
+    weights, prefix = ("averaged weights", "ema_") if ema else ("weights", "")
     parts = [
         f"{_HEADER}\n# {recipe.model.summary()}\n",
         f"The {weights} after {origin.position.step} steps of the recipe below, trained by widemix.\n",
         f"```python\n{load}\n```\n",
-        f"## Evaluations on {recipe.data.eval_split}\n\n{_curve(origin, ema)}\n",
+        f"## Evaluations on {recipe.data.eval_split}\n\n{_curve(origin, recipe, prefix)}\n",
         f"## Data\n\n{_data(Path(recipe.data.path))}\n",
         f"## Recipe\n\n```yaml\n{dump_recipe(recipe)}```\n",
     ]
     return "\n".join(parts)
 
 
-def _curve(origin: Checkpoint, ema: bool) -> str:
+def _curve(origin: Checkpoint, recipe: Recipe, prefix: str) -> str:
     """Every evaluation of the run that is not later than the checkpoint, as a table."""
-    prefix = "ema_" if ema else ""
-    names = [f"{prefix}{name}" for name in ("loss", "top1", "top5")]
+    names = ["loss", *MEASURED[recipe.data.targets]]
     path = origin.path.parent.parent / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     rows = [line for line in lines if line["split"] == "eval" and line["step"] <= origin.position.step]
     if not rows:
         return "None."
-    head = "| step | loss | top-1 | top-5 |\n|---:|---:|---:|---:|"
-    return "\n".join([head, *(_row(line, names) for line in rows)])
+    head = f"| step | {' | '.join(FIGURES[name].title for name in names)} |\n|---:|{'---:|' * len(names)}"
+    return "\n".join([head, *(_row(line, names, prefix) for line in rows)])
 
 
-def _row(line: dict[str, float], names: list[str]) -> str:
-    loss, top1, top5 = (line.get(name, float("nan")) for name in names)
-    return f"| {line['step']} | {loss:.4f} | {top1:.2f} % | {top5:.2f} % |"
+def _row(line: dict[str, float], names: list[str], prefix: str) -> str:
+    values = (FIGURES[name].form.format(line.get(f"{prefix}{name}", float("nan"))) for name in names)
+    return f"| {line['step']} | {' | '.join(values)} |"
 
 
 def _data(folder: Path) -> str:

@@ -59,8 +59,13 @@ class Predictor:
             return self.module(self.inputs(pictures)).float().cpu().numpy()
 
     def probabilities(self, pictures: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probabilities, float32 [B, classes]: softmax, or sigmoid where `train.loss` is that."""
+        """Return the probabilities, float32 [B, classes]: softmax, or sigmoid where `train.loss` is that.
+
+        With `data.targets` regression the numbers themselves, float32 [B, targets].
+        """
         logits = torch.from_numpy(self.logits(pictures))
+        if self.section.targets == "regression":
+            return logits.numpy()
         return (logits.sigmoid() if self.sigmoid else logits.softmax(1)).numpy()
 
     def class_name(self, label: int) -> str:

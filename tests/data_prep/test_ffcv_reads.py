@@ -10,6 +10,7 @@ from PIL import Image
 from data_prep import text
 from data_prep.adopt import adopt
 from data_prep.encode import encode_all
+from data_prep.from_python import collect
 from data_prep.prepare import prepare
 from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
@@ -48,6 +49,11 @@ def test_types_are_ffcvs():
         (beton.IMAGE, fields[0].metadata_type),
         (beton.SAMPLE, types.get_metadata_type(fields)),
         (beton.SEGMENTED, types.get_metadata_type([*fields, BytesField()])),
+        (beton.TARGETED, types.get_metadata_type([*fields, NDArrayField(np.dtype("<f4"), (7,))])),
+        (
+            beton.SEGMENTED_TARGETED,
+            types.get_metadata_type([*fields, BytesField(), NDArrayField(np.dtype("<f4"), (7,))]),
+        ),
         (beton.ALLOCATION, types.ALLOC_TABLE_TYPE),
         (text.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
     ):
@@ -177,6 +183,24 @@ def test_reader_sees_pages_and_samples(tmp_path, folder):
     assert np.array_equal(theirs.metadata["f1"], np.repeat([0, 1, 2], 7))
     assert np.array_equal(theirs.alloc_table["size"], np.stack([ours.size, ours.segments_size], 1).ravel())
     assert (ours.offset // theirs.page_size == (ours.stop - 1) // theirs.page_size).all()
+
+
+def test_reader_and_decoder_see_the_targets(tmp_path, folder):
+    names = sorted(str(path) for path in folder.rglob("*.JPEG"))
+    targets = np.random.RandomState(0).randn(len(names), 3).astype(np.float32)
+    with collect({"train": zip(names, targets, strict=True)}, tmp_path / "out") as dataset:
+        prepare(dataset, None, tmp_path / "out", PrepSettings())
+    path = tmp_path / "out" / "train.beton"
+    reader = Reader(str(path))
+    assert reader.field_names == ["image", "label", "segments", "targets"]
+    field = reader.handlers["targets"]
+    assert (field.dtype, field.shape) == (np.float32, (3,))
+    places = reader.metadata["f3"].astype(np.int64)
+    stored = np.fromfile(path, np.uint8)
+    assert np.array_equal([stored[place : place + 12].view(np.float32) for place in places], targets)
+    pipelines = {"targets": [NDArrayDecoder(), ToTensor()], "image": None, "label": None, "segments": None}
+    loader = Loader(str(path), 1, 1, os_cache=True, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
+    assert np.array_equal(np.concatenate([batch[0].numpy().copy() for batch in loader]), targets)
 
 
 class Squares:

@@ -133,10 +133,12 @@ def test_tables_of_paths(tmp_path, jpeg):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no column 'label'"),
-        ("path,class\na,b\n", "no column 'label'"),
+        ("", "no column 'path'"),
+        ("path,class\na,b\n", "no column 'label' or 'labels'; name columns of numbers with --targets: class"),
+        ("path,label,labels\na,b,c\n", "has both the column label"),
+        ("path,label,label\na,b,c\n", "names a column twice"),
         ("path,label\n", "lists no pictures"),
-        ("path,label\na\n", "line 2 has other columns"),
+        ("path,label\na\n", "line 2 has 1 columns, and the first line has 2"),
         ("path,label,split\na,b,../x\n", "is no name such as train"),
         ('path,label\n"a,b\n', "cannot be read as a .csv"),
     ],

@@ -3,7 +3,7 @@
 import schedulefree
 import torch
 from timm.optim import Lamb
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 
 def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.float32, ema=None) -> list[float]:
@@ -18,6 +18,8 @@ def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.floa
             logits = model(images).float()
         if loss == "sigmoid":
             value = binary_cross_entropy_with_logits(logits, targets) * logits.shape[1]
+        elif loss == "mse":
+            value = mse_loss(logits, targets)
         else:
             value = cross_entropy(logits, targets)
         model.zero_grad()

@@ -89,7 +89,7 @@ def test_pairs_of_pictures_and_labels_are_prepared(tmp_path: Path) -> None:
     [
         ([], "train: has no pairs"),
         ({}, "there are no splits"),
-        ([(b"", 1.5)], r"train: pair 0 is \(b'', 1\.5\), not \(path or bytes, number or name\)"),
+        ([(b"", None)], r"train: pair 0 is \(b'', None\), not \(path or bytes, number, name or several numbers\)"),
         ([b"abc"], "train: pair 0 is b'abc', not"),
         ([(b"", -1)], "train: pair 0 has the label -1"),
         ([(b"", 1), (b"", "a")], "labels are both numbers and names"),

@@ -1,0 +1,344 @@
+"""Targets: numbers to predict, or any number of classes, against what was put in, a plain loop and scikit-learn."""
+
+import csv
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score
+from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
+
+import widemix
+from data_prep.join import join
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.verify import verify
+from pipeline.data.loader import EvalLoader
+from pipeline.data.mixing import mix_groups
+from pipeline.distributed.topology import process_group, read_topology
+from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
+from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.augment import AugmentSection
+from pipeline.training.evaluate import evaluate
+from tests.conftest import train_lines
+from tests.engine.plain import plain_loop
+from tests.forks import Forks, group_of
+
+COUNT, VAL = 40, 11
+NAMES = ("age", "height")
+WORDS = ("ant", "bee", "cat")
+
+
+@pytest.fixture(scope="module")
+def numbers() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(COUNT + VAL, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def several() -> np.ndarray:
+    """Which of three classes each picture has, none for some."""
+    return np.random.default_rng(1).random((COUNT + VAL, 3)) < 0.4
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    noise = np.random.default_rng(2).integers(0, 256, (COUNT + VAL, 8, 8, 3), np.uint8)
+    for number, pixels in enumerate(noise):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def split_of(number: int) -> str:
+    return "train" if number < COUNT else "val"
+
+
+@pytest.fixture(scope="module")
+def table(pictures, numbers, several) -> Path:
+    """One file with both kinds of targets."""
+    with (pictures / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["split", "age", "path", "height", "labels"])
+        for number, ((age, height), row) in enumerate(zip(numbers.tolist(), several, strict=True)):
+            words = "|".join(word for word, has in zip(WORDS, row, strict=True) if has)
+            writer.writerow([split_of(number), repr(age), f"{number}.png", repr(height), words])
+    return pictures / "table.csv"
+
+
+@pytest.fixture(scope="module")
+def regression(table, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("regression")
+    prepare("csv", table, folder, PrepSettings(targets=",".join(NAMES)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def multi_label(table, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("multilabel")
+    prepare("csv", table, folder, PrepSettings(raw=True))
+    return folder
+
+
+def recipe(folder: Path, kind: str, **train) -> Recipe:
+    found = load_recipe(Path("recipes/digits/rp_mixer.yaml"))
+    names = 2 if kind == "regression" else 3
+    data = {"path": str(folder), "targets": kind, "eval_split": "val", "num_classes": names, "workers": 1}
+    loss = {"regression": "mse", "multilabel": "sigmoid"}[kind]
+    keys = {"loss": loss, "global_batch": 8, "epochs": 2, **train}
+    return found.model_validate(
+        found.model_dump()
+        | {
+            "data": found.data.model_dump() | data,
+            "train": found.train.model_dump() | keys,
+            "model": found.model.model_dump() | {"depth": 2},
+            "augment": {"smoothing": 0.0},
+            "schedule": found.schedule.model_dump() | {"warmup_epochs": 0},
+            "log": {"every": 1, "tensorboard": False},
+        }
+    )
+
+
+def stored(folder: Path) -> np.ndarray:
+    """The targets of both splits, as they are in the files."""
+    rows = []
+    for split in ("train", "val"):
+        beton = open_beton(folder / f"{split}.beton")
+        size = 4 * beton.target_count
+        rows += [beton.bytes[place : place + size].view("<f4") for place in beton.targets.tolist()]
+        assert (beton.label == -1).all()
+    return np.array(rows)
+
+
+def test_the_files_hold_what_the_table_and_python_say(pictures, numbers, several, regression, multi_label, tmp_path):
+    assert np.array_equal(stored(regression), numbers)
+    assert np.array_equal(stored(multi_label), several)
+    lines = [
+        {"path": f"{i}.png", "split": split_of(i), "labels": [w for w, has in zip(WORDS, row, strict=True) if has]}
+        for i, row in enumerate(several)
+    ]
+    (pictures / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prepare("csv", pictures / "table.jsonl", tmp_path / "json", PrepSettings(raw=True))
+    for name in ("train.beton", "train.crc32c", "val.beton"):
+        assert (tmp_path / "json" / name).read_bytes() == (multi_label / name).read_bytes()
+    pairs = [(str(pictures / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
+    data = {"train": ((Path(path).read_bytes(), row) for path, row in pairs[:COUNT]), "val": pairs[COUNT:]}
+    manifest = widemix.prepare(data, tmp_path / "python", targets="age,height", shuffle=False)
+    assert manifest.classes == NAMES
+    for split in ("train", "val"):
+        one, other = (tmp_path / "python", regression)
+        assert (one / f"{split}.beton").read_bytes() == (other / f"{split}.beton").read_bytes()
+    settings = PrepSettings(targets=",".join(NAMES))
+    for part in ("1/2", "2/2"):
+        prepare("csv", pictures / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
+    join([tmp_path / "1", tmp_path / "2"], tmp_path / "joined")
+    for name in ("train.beton", "train.crc32c", "val.beton"):
+        assert (tmp_path / "joined" / name).read_bytes() == (regression / name).read_bytes()
+    assert settings.as_json() == json.loads((tmp_path / "joined/manifest.json").read_text())["settings"]
+
+
+def test_every_damaged_byte_of_a_target_is_named(regression, multi_label, tmp_path):
+    for number, folder in enumerate((regression, multi_label)):
+        shutil.copytree(folder, tmp_path / str(number))
+        path = tmp_path / str(number) / "val.beton"
+        beton = open_beton(path)
+        data = bytearray(path.read_bytes())
+        data[int(beton.targets[7]) + 2] ^= 16
+        path.write_bytes(data)
+        assert any("val.beton: sample 7 (47.png) is damaged" in line for line in verify(path.parent))
+        loader = widemix.Loader(path.parent, "val", 4, 8)
+        with pytest.raises(InputError, match=r"sample 7 \(47\.png\) cannot be read: its bytes differ"):
+            list(loader)
+
+
+def test_the_loader_gives_each_picture_its_targets_and_mixup_mixes_them(regression, numbers):
+    loader = widemix.Loader(regression, "train", 8, 8)
+    seen = torch.cat([targets for _, targets in loader]).numpy()
+    assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))
+    mixed = [*widemix.Loader(regression, "train", 8, 8, mixup=1.0, mix_group=8)]
+    assert not np.isin(mixed[0][1].numpy(), numbers).any()
+    images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()
+    targets = torch.stack([torch.arange(8.0), -10 * torch.arange(8.0)], dim=1)
+    found = mix_groups(images, targets, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
+    torch.testing.assert_close(found, torch.stack([images[:, 0, 0, 0], -10 * images[:, 0, 0, 0]], dim=1))
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_training_is_that_of_a_plain_loop(kind, regression, multi_label, tmp_path):
+    """Without augmentation; batches by the loader, the rest of torch alone."""
+    folder = {"regression": regression, "multilabel": multi_label}[kind]
+    section = recipe(folder, kind, epochs=1, ema_decay=None)
+    section = section.model_copy(
+        update={
+            "augment": AugmentSection(crop="padded", padding=0, hflip=0.0),
+            "optim": section.optim.model_copy(update={"name": "sgd", "weight_decay": 0.0}),
+            "schedule": section.schedule.model_copy(update={"name": "constant"}),
+        }
+    )
+    torch.manual_seed(section.train.seed)
+    model = widemix.build_model(section)
+    widemix.train(section, tmp_path / "run")
+    lines = train_lines(tmp_path / "run")
+    loader = widemix.Loader(
+        folder,
+        "train",
+        8,
+        8,
+        scale=(1, 1),
+        ratio=(1, 1),
+        hflip=0,
+        seed=section.train.seed,
+        mean=section.data.mean,
+        std=section.data.std,
+    )
+    loss = "sigmoid" if kind == "multilabel" else "mse"
+    expected = plain_loop(model, [*loader], [line["lr"] for line in lines], optim=section.optim, loss=loss)
+    assert [line["loss"] for line in lines] == pytest.approx(expected, rel=1e-5)
+
+
+def figures_of_rank(folder: str, kind: str, weights: str, out: str) -> None:
+    """Evaluate a linear network as one rank."""
+    topology = read_topology()
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2 if kind == "regression" else 3))
+    module.load_state_dict(torch.load(weights))
+    with process_group(topology, 60):
+        loader = EvalLoader(recipe(Path(folder), kind).data, 2, topology)
+        found = evaluate(module, nullcontext(), loader, 2 if kind == "regression" else 3)
+    Path(out, f"{topology.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_evaluation_is_exact_on_four_ranks(kind, regression, multi_label, numbers, several, tmp_path):
+    """4 ranks have 3, 3, 3 and 2 samples in batches of 2: one rank's last batch is empty."""
+    folder = {"regression": regression, "multilabel": multi_label}[kind]
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2 if kind == "regression" else 3))
+    torch.save(module.state_dict(), tmp_path / "weights.pt")
+    loader = EvalLoader(recipe(folder, kind).data, 64, read_topology())
+    with loader.batches() as batches:
+        inputs = next(batches).inputs
+    outputs = module(inputs).detach()
+    if kind == "regression":
+        truth = numbers[COUNT:]
+        wanted = {
+            "loss": mse_loss(outputs, torch.from_numpy(truth)).item(),
+            "mae": mean_absolute_error(truth, outputs.numpy()),
+            "r2": r2_score(truth, outputs.numpy()),
+        }
+    else:
+        truth = several[COUNT:]
+        wanted = {
+            "loss": 3 * binary_cross_entropy_with_logits(outputs, torch.from_numpy(truth).float()).item(),
+            "map": 100 * average_precision_score(truth, outputs.numpy(), average="macro"),
+        }
+    words = (str(folder), kind, str(tmp_path / "weights.pt"), str(tmp_path))
+    codes, said = Forks(figures_of_rank, *words, log=tmp_path / "log", environs=group_of(4)).wait()
+    assert not any(codes), said
+    for rank in range(4):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "targets", "words"),
+    [
+        (["path,age", "0.png,nan"], "age", "line 2: age is 'nan', not a finite number"),
+        (["path,age", "0.png,1", "1.png,1e39"], "age", "line 3: age is '1e39', not a finite number"),
+        (["path,age", "0.png,"], "age", "line 2: age is '', not a finite number"),
+        (["path,age", "0.png,old"], "*", "line 2: age is 'old', not a finite number"),
+        (["path,age,size", "0.png,1"], "age", "line 2 has 2 columns, and the first line has 3"),
+        (["path,age,size", "0.png,1,2"], "age,hight", "no column 'hight' of targets; it has age, size"),
+        (["path,age", "0.png,1"], "age,age", "name each column of numbers once"),
+        (["path,age", "0.png,1"], "path", "no column 'path' of targets; it has age"),
+        (["path", "0.png"], "*", "name each column of numbers once"),
+        (["path,age", "0.png,1"], "", "no column 'label' or 'labels'; name columns of numbers with --targets: age"),
+        (["path,labels", "0.png,"], "", "not one picture has a class in the column labels"),
+        (["path,labels", "0.png,a||b"], "", "line 2: '' is no class name"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path, rows, targets, words):
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    with pytest.raises(InputError) as raised:
+        prepare("csv", tmp_path / "table.csv", tmp_path / "out", PrepSettings(targets=targets))
+    assert words in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"path": "0.png", "labels": "a"', "line 1 is not JSON"),
+        ("[1]", "line 1 is no object with a key 'path'"),
+        ('{"path": 3, "labels": []}', "line 1: path 3 is not that of a picture"),
+        ('{"path": "\\ud800", "labels": []}', "line 1: path '\\ud800' is not that of a picture"),
+        ('{"path": "0.png", "labels": [null]}', "line 1: None is no class name"),
+        ('{"path": "0.png", "labels": {"a": 1}}', "line 1: labels {'a': 1} is no list of class names"),
+        ('{"path": "0.png", "labels": ["a"]}\n{"path": "1.png"}', "line 2 has other keys than line 1"),
+        ("[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_wrong_json_lines_are_refused(tmp_path, line, words):
+    (tmp_path / "table.jsonl").write_text(line)
+    with pytest.raises(InputError) as raised:
+        prepare("csv", tmp_path / "table.jsonl", tmp_path / "out", PrepSettings())
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        ([("0.png", [1.0, float("nan")])], "pair 0 has the targets"),
+        ([("0.png", [1.0]), ("1.png", [1.0, 2.0])], "pair 1 has 2 targets, and those before it have others"),
+        ([("0.png", 1.5), ("1.png", 2)], "pair 1 has 0 targets, and those before it have others"),
+        ([("0.png", [])], "pair 0 has the targets"),
+        ([("0.png", ["a"])], "pair 0 is"),
+        ([("0.png", [[1.0]])], "pair 0 is"),
+        ([("0.png", None)], "pair 0 is"),
+    ],
+)
+def test_wrong_pairs_are_refused(tmp_path, pairs, words):
+    with pytest.raises(InputError) as raised:
+        widemix.prepare(pairs, tmp_path / "out")
+    assert words in str(raised.value)
+
+
+def test_contradictions_are_errors_of_one_line(regression, multi_label, digits, tmp_path):
+    def fails(words: str, kind: str, **sections) -> None:
+        values = recipe(regression, kind).model_dump()
+        for name, keys in sections.items():
+            values[name] = values[name] | keys
+        with pytest.raises(ValueError, match=words):
+            Recipe.model_validate(values)
+
+    fails(
+        "train.loss softmax is not for data.targets regression; set it to mse",
+        "regression",
+        train={"loss": "softmax"},
+    )
+    fails("train.loss mse is not for data.targets class", "regression", data={"targets": "class"})
+    fails("augment.cutmix mixes targets by area", "regression", augment={"cutmix": 1.0, "mix_group": 2})
+    fails("augment.smoothing 0.1 is for classes", "multilabel", augment={"smoothing": 0.1})
+    fails("train.keep_best top1 is not measured", "multilabel", train={"keep_best": "top1"})
+    for folder, kind, names, words in (
+        (digits, "regression", 10, "holds classes"),
+        (regression, "class", 2, "holds the targets age, height, not classes"),
+        (regression, "regression", 3, "has 2 targets"),
+    ):
+        data = recipe(regression, "regression").data
+        section = data.model_copy(
+            update={"path": str(folder), "targets": kind, "num_classes": names, "train_split": "train"}
+        )
+        with pytest.raises(InputError, match=words):
+            EvalLoader(section.model_copy(update={"eval_split": "train"}), 4, read_topology())
+    section = recipe(regression, "multilabel").data.model_copy(update={"num_classes": 2})
+    with (
+        EvalLoader(section, 4, read_topology()).batches() as batches,
+        pytest.raises(
+            InputError, match=r"sample 0 \(40\.png\) has .* as target 0; data\.targets multilabel takes 0 and 1"
+        ),
+    ):
+        next(batches)
