@@ -6,13 +6,16 @@ The folder may be at a URL. Its manifest is read first; blocks are compared with
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 from blake3 import blake3
 
 from data_prep import remote
@@ -23,6 +26,8 @@ from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path, try_lock
 from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
+
+_COPY = re.compile(r".+-[0-9a-f]{16}(\.unfinished)?")
 
 
 class Folder(NamedTuple):
@@ -52,7 +57,9 @@ def stage(folder: Path | str, local: Path) -> Path:
     copy = local / f"{name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
         local.mkdir(parents=True, exist_ok=True)
-        with _locked(local / f".{copy.name}.lock"):
+        lock = local / f".{copy.name}.lock"
+        with _locked(lock):
+            os.utime(lock)  # `remove_old` goes by it
             if _is_intact(copy, manifest):
                 print_status(f"{copy}: already there")
             else:
@@ -60,6 +67,42 @@ def stage(folder: Path | str, local: Path) -> Path:
     except OSError as error:
         raise InputError(f"{folder} cannot be copied to {copy} ({error.strerror})") from None
     return copy
+
+
+def remove_old(local: Path, days: float) -> list[Path]:
+    """Remove the copies in `local` that have not been staged for so many days; returns them, unfinished ones too.
+
+    Copies are what `stage` has a lock file for. One that is being staged, or that a process of this node has open,
+    stays. Raises `InputError` if a file cannot be removed.
+    """
+    removed = []
+    for lock in sorted(local.glob(".*.lock")):
+        name = lock.name.removeprefix(".").removesuffix(".lock")
+        if not _COPY.fullmatch(name) or time.time() - lock.stat().st_mtime < days * 86400:
+            continue
+        with lock.open("a") as file:
+            if try_lock(file.fileno()) is False:
+                continue
+            for place in (local / name, local / f"{name}.unfinished"):
+                if not place.is_dir() or place.is_symlink() or _is_open(place):
+                    continue
+                try:
+                    shutil.rmtree(place)
+                except OSError as error:
+                    raise InputError(f"{place}: cannot be removed ({error.strerror})") from None
+                removed.append(place)
+    return removed
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether a process of this node, as far as we may look into it, has a file of the folder open or mapped."""
+    inside = f"{folder.resolve()}/"
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            paths = [file.path for file in process.open_files()] + [file.path for file in process.memory_maps()]
+            if any(path.startswith(inside) for path in paths):
+                return True
+    return False
 
 
 def _read_manifest(source: Folder | Remote) -> Manifest:
@@ -119,7 +162,9 @@ def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str) ->
     free = shutil.disk_usage(unfinished).free
     if needed > free:
         sizes = f"{free / 2**20:,.0f} MiB free, a copy of {_where(source)} needs {needed / 2**20:,.0f}"
-        raise InputError(f"{copy.parent}: has {sizes}")
+        others = any(_COPY.match(path.name) for path in copy.parent.iterdir() if path != unfinished)
+        cure = f"; `widemix stage --to {copy.parent} --clean 7` removes copies not used for 7 days" if others else ""
+        raise InputError(f"{copy.parent}: has {sizes}{cure}")
     print_status(f"{copy}: copying from {_where(source)}")
     for name, split in manifest.splits.items():
         _copy_split(source, unfinished / split.file, name, split)

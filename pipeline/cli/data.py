@@ -290,13 +290,24 @@ def add_stage(commands) -> None:
         "Any number of processes may run this at once: one copies, the others wait. An existing copy is reused.",
     )
     folder = "folder that `widemix prep` wrote, or its URL (https://, s3://, gs://, hf://)"
-    parser.add_argument("folder", type=_place, metavar="DIR", help=folder)
+    parser.add_argument("folder", type=_place, nargs="?", metavar="DIR", help=folder)
     parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder on the node's own disk")
+    old = "first remove the copies there that have not been staged for so many days and that no process has open"
+    parser.add_argument("--clean", type=float, metavar="DAYS", help=old)
     parser.set_defaults(command=_stage)
 
 
 def _stage(arguments: argparse.Namespace) -> Exit:
-    from launch.stage import stage
+    from data_prep.progress import print_status
+    from launch.stage import remove_old, stage
 
-    print(stage(arguments.folder, arguments.to))
+    if arguments.folder is None and arguments.clean is None:
+        raise InputError("widemix stage: name the folder to copy, or --clean DAYS")
+    if arguments.clean is not None:
+        if not arguments.clean >= 0:
+            raise InputError(f"--clean {arguments.clean:g}: must be a number of days, 0 or more")
+        for place in remove_old(arguments.to, arguments.clean):
+            print_status(f"{place}: removed")
+    if arguments.folder is not None:
+        print(stage(arguments.folder, arguments.to))
     return Exit.DONE

@@ -1,5 +1,6 @@
 """Copies to a node's disk: once, complete, verified, resumed."""
 
+import mmap
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pytest
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from launch import stage as module
-from launch.stage import stage
+from launch.stage import remove_old, stage
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -157,6 +158,48 @@ def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkey
     with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
         stage(folder, tmp_path / "local")
     assert not any((tmp_path / "local").glob("*/*.beton"))
+
+
+def test_old_copies_are_removed_and_nothing_else(tmp_path, folder):
+    local = tmp_path / "local"
+    old = stage(folder, local)
+    prepare("digits", None, folder, PrepSettings(fraction=0.5), force=True)
+    unfinished = stage(folder, local)
+    unfinished.rename(f"{unfinished}.unfinished")
+    prepare("digits", None, folder, PrepSettings(fraction=0.25), force=True)
+    recent = stage(folder, local)
+    for name in ("mine-0123456789abcdef", "notes"):
+        (local / name).mkdir()
+    (local / ".notes.lock").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (local / "linked-0123456789abcdef").symlink_to(tmp_path / "elsewhere")
+    for lock in local.glob(".*.lock"):
+        if lock.name != f".{recent.name}.lock":
+            os.utime(lock, (0, 0))
+    (local / ".linked-0123456789abcdef.lock").touch()
+    os.utime(local / ".linked-0123456789abcdef.lock", (0, 0))
+    with (old / "train.beton").open("rb") as file:  # as a job that trains
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    assert remove_old(local, days=7) == [unfinished.with_name(f"{unfinished.name}.unfinished")]
+    mapped.close()
+    assert remove_old(local, days=7) == [old]
+    assert remove_old(local, days=7) == []
+    assert {path.name for path in local.iterdir() if path.is_dir()} == {
+        recent.name,
+        "mine-0123456789abcdef",
+        "notes",
+        "linked-0123456789abcdef",
+    }
+    stage(folder, local)
+    (copy,) = remove_old(local, days=0)
+    assert copy == recent
+
+
+def test_a_copy_that_is_used_again_is_not_old(tmp_path, folder):
+    copy = stage(folder, tmp_path / "local")
+    os.utime(tmp_path / "local" / f".{copy.name}.lock", (0, 0))
+    stage(folder, tmp_path / "local")
+    assert remove_old(tmp_path / "local", days=7) == []
 
 
 @pytest.mark.parametrize(
