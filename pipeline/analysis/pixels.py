@@ -117,6 +117,7 @@ def draw_inputs(network: Network, data: Path | None = None, split: str | None = 
             place.imshow(picture, interpolation="nearest")
         for place in row:
             place.axis("off")
+            place.set_title(" ")  # room for the heading, which must not widen the first column
         heading = "original" if order == "original" else f"shuffled: {text}"
         row[0].annotate(heading, (0, 1.04), xycoords="axes fraction", annotation_clip=False).set_in_layout(False)
     return figure

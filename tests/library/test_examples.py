@@ -4,6 +4,7 @@
 """
 
 import importlib
+import json
 import os
 import runpy
 import sys
@@ -11,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +34,24 @@ def example(name: str, *packages: str) -> dict[str, Any]:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 def test_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
+
+
+def test_the_notebook_runs_and_its_figures_are_those_of_its_code() -> None:
+    """Its code cells, one after the other; what they compute is checked against numpy here."""
+    cells = json.loads((EXAMPLES / "look_inside.ipynb").read_text())["cells"]
+    space: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"]
+            exec(compile("".join(cell["source"]), "look_inside.ipynb", "exec"), space)
+    assert space["result"]["top1"] > 50
+    names, before, after = space["names"], space["before"], space["after"]
+    x, y = (side[names[0]].reshape(360, -1).astype(float) for side in (before, after))
+    x, y = x - x.mean(0), y - y.mean(0)
+    biased = np.sum((x.T @ y) ** 2) / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
+    assert abs(space["similarity"][0, 0] - biased) < 0.05
+    weight = space["weight"]
+    np.testing.assert_allclose(space["singular_values"](weight), np.linalg.svd(weight, compute_uv=False), rtol=1e-4)
 
 
 def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
