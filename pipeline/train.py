@@ -5,6 +5,7 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -32,12 +33,25 @@ if TYPE_CHECKING:  # heavy imports wait, inside the functions, until the recipe 
     from pipeline.distributed.topology import Topology
     from pipeline.engine import Engine
     from pipeline.run.run_dir import ResumeState
+    from pipeline.training.profile import Profiler
+
+Note = Callable[[str], None]  # prints a line
+Overrides = Sequence[tuple[str, str]]  # "section.key" and value, as on the command line
 
 
-def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) -> Exit:
+def train(
+    recipe: Recipe,
+    run_dir: Path | None,
+    resume: str,
+    recipe_path: Path,
+    overrides: Overrides = (),
+    verbosity: int = 0,
+) -> Exit:
     """Train a recipe on the ranks that a launcher has started; every rank calls it.
 
-    `resume` is "auto", "never" or the path of a run or checkpoint. Returns REQUEUE if the run was asked to stop.
+    `resume` is "auto", "never" or the path of a run or checkpoint. `overrides`, those that the recipe has had, name a
+    run without a folder. `verbosity` -1 prints only warnings and the last line, 1 every line of
+    metrics.jsonl. Returns REQUEUE if the run was asked to stop.
     `InputError` if recipe, data, ranks and run folder do not fit each other.
     """
     recipe = match_folder(recipe)
@@ -47,6 +61,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
     from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
+    from pipeline.estimate.utilisation import peak_share
     from pipeline.run.checkpoint import RetentionPolicy
     from pipeline.run.log import RunLog
     from pipeline.run.run_dir import acquire_run_dir, default_run_dir, write_result
@@ -54,6 +69,7 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
     from pipeline.training.evaluate import evaluate_engine
     from pipeline.training.faults import Rollback
     from pipeline.training.loop import Loop, RunContext
+    from pipeline.training.mistakes import Mistakes
     from pipeline.training.schedule import build_run_schedule
 
     topology = read_topology()
@@ -68,25 +84,38 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
         loader, eval_loader = _open_data(recipe, topology)
         schedule = build_run_schedule(recipe.schedule, recipe.optim.lr, recipe.train, loader.steps)
 
-        folder = run_dir or default_run_dir(recipe_path)
+        folder = run_dir or default_run_dir(recipe_path, overrides)
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
         if start.done and start.step >= schedule.last_step:
             _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
-        _begin(start, schedule.last_step, topology)
+        note = partial(_print, topology) if verbosity >= 0 else _silent
+        _begin(start, schedule.last_step, topology, note)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
         retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
         saver = Saver(folder, topology, store.clone(), retention)
         rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
 
-        module = _build_model(recipe, start, topology)
+        module = _build_model(recipe, start, topology, note)
         engine = _build_engine(recipe, module, start, topology)
-        evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat)
 
-        log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology))
+        log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology, verbosity=verbosity))
         log.add_description(recipe, start.environment)
+        mistakes = Mistakes(recipe.log.mistakes, eval_loader, log) if recipe.log.mistakes else None
+        observe = {"observe": mistakes.observe} if mistakes else {}
+        evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **observe)
         watchdog.beat()
-        context = RunContext(log, saver, rollback, watchdog, stop, SharedRequests(topology, store.clone()))
+        context = RunContext(
+            log,
+            saver,
+            rollback,
+            watchdog,
+            stop,
+            SharedRequests(topology, store.clone()),
+            peak_share(recipe, topology),
+            _open_profiler(recipe, folder, topology, stack),
+            mistakes,
+        )
         loop = Loop(recipe, engine, schedule, evaluate, context, start)
         result = loop.fit(loader)
         if result is None:
@@ -95,8 +124,8 @@ def train(recipe: Recipe, run_dir: Path | None, resume: str, recipe_path: Path) 
             return Exit.REQUEUE
         if topology.is_main:
             done = write_result(folder, recipe, result)
-            log.add_result(recipe, done)
-            _print(topology, f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s")
+            result_line = f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s"
+            _print(topology, f"{result_line}; see `widemix report {folder}`")
         return Exit.DONE
 
 
@@ -110,7 +139,7 @@ def _open_data(recipe: Recipe, topology: "Topology") -> tuple["TrainLoader", "Ev
     return loader, eval_loader
 
 
-def _begin(start: "ResumeState", last_step: int, topology: "Topology") -> None:
+def _begin(start: "ResumeState", last_step: int, topology: "Topology", note: Note) -> None:
     """Print where training starts, and remove the result of a run that is to continue."""
     if start.done and topology.is_main:  # it was complete: now it has more steps, or lost its last checkpoint
         (start.run_dir / "done.json").unlink()
@@ -119,10 +148,10 @@ def _begin(start: "ResumeState", last_step: int, topology: "Topology") -> None:
         _print(topology, f"warning: {problem}; {instead}")
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
     ranks = "1 rank" if topology.world == 1 else f"{topology.world} ranks"
-    _print(topology, f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")
+    note(f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")
 
 
-def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology") -> "nn.Module":
+def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology", note: Note) -> "nn.Module":
     """Build the model on its device, with new weights or those of train.init_from."""
     import torch
 
@@ -136,9 +165,9 @@ def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology") -> 
     prepare(module, section)
     if section.init_from and not start.checkpoint:
         changes = load_init_weights(module, section.init_from, section.reset_head)
-        _print(topology, f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
+        note(f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
     if section.freeze:
-        _print(topology, f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")
+        note(f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")
     return module.to(topology.device)
 
 
@@ -154,10 +183,24 @@ def _build_engine(recipe: Recipe, module: "nn.Module", start: "ResumeState", top
     return engine
 
 
+def _open_profiler(recipe: Recipe, folder: Path, topology: "Topology", stack: ExitStack) -> "Profiler | None":
+    """The profiler of rank 0, if the recipe asks for a trace."""
+    if recipe.train.profile is None or not topology.is_main:
+        return None
+    from pipeline.training.profile import Profiler
+
+    first, _, stop = recipe.train.profile.partition(":")
+    return stack.enter_context(Profiler(folder, int(first), int(stop)))
+
+
 def _print(topology: "Topology", text: str) -> None:
     """Print a line on rank 0."""
     if topology.is_main:
         print(text, file=sys.stderr, flush=True)
+
+
+def _silent(_text: str) -> None:
+    pass
 
 
 def add_arguments(parser: Parser) -> None:
@@ -171,6 +214,11 @@ def add_arguments(parser: Parser) -> None:
         help="auto: resume from the run folder's newest complete checkpoint; never: fail if the folder holds a run; "
         "PATH: start a new run folder from that checkpoint or run (default: auto)",
     )
+    loud = parser.add_mutually_exclusive_group()
+    quiet = "print only warnings and the last line"
+    loud.add_argument("-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help=quiet)
+    verbose = "print every line of metrics.jsonl"
+    loud.add_argument("-v", "--verbose", dest="verbosity", action="store_const", const=1, help=verbose)
 
 
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
@@ -178,7 +226,14 @@ def train_from_arguments(arguments: argparse.Namespace) -> Exit:
     export_torchrun_env()
     write_rank_status(None)
     recipe = load_from_arguments(arguments)
-    return train(recipe, arguments.run_dir, arguments.resume, Path(arguments.recipe))
+    return train(
+        recipe,
+        arguments.run_dir,
+        arguments.resume,
+        Path(arguments.recipe),
+        arguments.overrides,
+        arguments.verbosity,
+    )
 
 
 def main() -> None:

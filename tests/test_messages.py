@@ -34,6 +34,27 @@ MESSAGES = {
     "train recipes/studies/figure7.yaml": "is a study, not a recipe; `widemix study run recipes/studies/figure7",
     "study plan recipes/digits/mixer.yaml": "is a recipe, not a study; `widemix train recipes/digits/mixer.yaml`",
     "study plan {tmp}/none.yaml": "none.yaml: cannot be read (No such file or directory)",
+    "train {digits}": "{digits}: is a folder; name a recipe, such as digits/rp_mixer",
+    "train {tmp}/run": "{tmp}/run: is a run folder; `widemix train {tmp}/run/recipe.yaml --run-dir {tmp}/run`",
+    "train rp_mixer": "did you mean digits/rp_mixer?",
+    "train nothing_like_it": "no such recipe; recipes/README.md lists those that there are",
+    "train {tmp}/no/way": "(there is no folder {tmp}/no either)",
+    "trian digits/mixer": "did you mean train?",
+    "analyse filter": "did you mean filters?",
+    "cost digits/mixer --gpu a10": "did you mean a100?",
+    "train digits/mixer --optim.name adamm": "did you mean adamw?",
+    "train digits/mixer --train.precison bf16": "did you mean train.precision?",
+    "train digits/mixer --model.tokens 15": "pictures of 8 in patches of 2 have 16 tokens; set model.tokens to that",
+    "train digits/mixer --schedule.warmup_epochs 100": "must be shorter than train.epochs 30",
+    "train digits/mixer --engine.zero_stage 2": "engine.zero_stage is for engine.kind deepspeed",
+    "train digits/mixer --train.keep_best ema_top1": "train.keep_best ema_top1 needs train.ema_decay",
+    "train digits/mixer --data.mean '[1, 2'": "--data.mean [1, 2: not valid YAML",
+    "train digits/mixer --train.profile 30:20": "should be FIRST:STOP, two step numbers such as 20:30",
+    "train digits/mixer --train.profile 20": "train.profile 20: should be FIRST:STOP",
+    "train digits/mixer --ranks 3 --data.path {digits}": "= 48; 48 or 96 would",
+    "train digits/mixer --ranks -1": "--ranks -1: must be at least 1",
+    "train digits/mixer -q -v": "-v/--verbose: not allowed with argument -q/--quiet",
+    "train": "give a recipe, such as recipes/digits/rp_mixer.yaml",
     "train --help nothing": "--help nothing: no such section; choose from data, model",
     # data
     "train digits/mixer --data.path {tmp}/no": "/no: no such folder; `widemix prep SOURCE --from DIR --to",
@@ -43,6 +64,18 @@ MESSAGES = {
     "prep image-folder --from {pictures}/train/a --to {tmp}/o": "pictures without classes; put them into folders",
     "prep image-folder --from {digits} --to {tmp}/o": "holds none of the folders train, val and test (each with one",
     "verify {tmp}/no": "no such folder",
+    "verify {tmp}": "has no manifest.json; `widemix prep SOURCE --from DIR --to {tmp}` writes one",
+    "prep digitz --to {tmp}/o": "no source 'digitz'; did you mean digits?",
+    "prep image-folder --from {tmp}/no --to {tmp}/o": "no such file or folder to read image-folder from",
+    "train digits/mixer --data.train_split trian --data.path {digits} --run-dir {tmp}/r": "no split 'trian'; it has",
+    "train digits/mixer --data.path {digits} --run-dir {digits}": "is not empty and not a run folder; name another",
+    # networks and runs
+    "eval {tmp}/no": "no such run or checkpoint folder; give a run, a checkpoint, a folder of `widemix export`",
+    "export {tmp} --to {tmp}/x": "holds no complete checkpoint",
+    "report {pictures}": "is not a run folder, and holds none",
+    "runs {tmp}/no": "no such folder; name run folders, or a folder that holds some",
+    "runs diff {tmp}": "takes two runs, got 1",
+    "predict timm:mixer_b16_224 {digits}": "holds no pictures (.jpg",
     # outputs
     "eval {tmp}/no --json {tmp}/no/x.json": "there is no folder {tmp}/no",
     "eval {tmp}/no --json {tmp}": "is a folder; name a file",
@@ -62,6 +95,7 @@ FILES = {
     "nonsense.yaml": "extends: {root}/recipes/digits/mixer.yaml\nnonsense: 0.1\n",
     "twice.yaml": "model: {{depth: 1, depth: 2}}\n",
     "loop.yaml": "extends: loop.yaml\n",
+    "run/recipe.yaml": "extends: {root}/recipes/digits/mixer.yaml\n",
     "list.yaml": "[1, 2]\n",
 }
 
@@ -70,6 +104,7 @@ FILES = {
 def places(tmp_path_factory, digits) -> dict[str, str]:
     tmp, pictures = tmp_path_factory.mktemp("mistakes"), tmp_path_factory.mktemp("pictures")
     for name, text in FILES.items():
+        (tmp / name).parent.mkdir(exist_ok=True)
         (tmp / name).write_text(text.format(root=ROOT))
     (pictures / "train/a").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(pictures / "train/a/1.png")

@@ -22,6 +22,7 @@ from pipeline.formats.beton import open_beton
 from pipeline.recipe import Recipe
 from pipeline.recipe.data import DataSection
 from pipeline.recipe.policy import parse_policy
+from pipeline.run.progress import track
 
 
 def draw_sheets(recipe: Recipe, folder: Path, pictures: int, seed: int) -> list[Path]:
@@ -70,7 +71,7 @@ def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
             grid([picture], [""], 1),
         )
     ]
-    for comparison in all_comparisons(fill):
+    for comparison in track(all_comparisons(fill), "operations compared"):
         tiles, captions = comparison_tiles(comparison, picture)
         note = _drawn_by(comparison, recipe, set(program.table[:, 0]))
         parts.append((f"{comparison.name}{note}", grid(tiles, captions, max(3, len(comparison.arguments)))))

@@ -48,18 +48,18 @@ def as_png(figure: Figure) -> bytes:
 
 
 def add_to_tensorboard(pictures: Mapping[str, bytes], run: Path) -> Path:
-    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its TensorBoard."""
+    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files."""
     from torch.utils.tensorboard import SummaryWriter
 
     try:
         step = checkpoint.find(run).position.step
     except InputError:  # it has no checkpoint yet
         step = 0
-    with SummaryWriter(str(run / "tb")) as board:
+    with SummaryWriter(str(run)) as board:
         for name, png in pictures.items():
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
             board.add_image(f"analysis/{name}", pixels, step, dataformats="HWC")
-    return run / "tb"
+    return run
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:

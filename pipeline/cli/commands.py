@@ -1,6 +1,7 @@
 """What all commands share: exit codes, one-line errors, and recipe keys as options of the command line."""
 
 import argparse
+import difflib
 import enum
 import gc
 import os
@@ -33,6 +34,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         """Raise `InputError` with the message and the nearest recipe key, where argparse would print its usage."""
+        wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
+        if wrong:
+            close = difflib.get_close_matches(wrong[1], re.findall(r"'(.+?)'", wrong[2]), n=1, cutoff=0.5)
+            message += f"; did you mean {close[0]}?" if close else ""
         unknown = re.search(r"unrecognized arguments: (--?\S+)", message)
         hint = suggest(unknown[1].lstrip("-"), keys()) if unknown else f"; see `{self.prog} --help`"
         raise InputError(f"{message}{hint}")

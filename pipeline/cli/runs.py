@@ -5,13 +5,14 @@ import math
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
-from pipeline.recipe import check_world, match_folder
+from pipeline.recipe import Recipe, check_world, dump_recipe, match_folder
 
 EXAMPLES = """examples:
   widemix train digits/rp_mixer --run-dir runs/a                 the same command resumes
@@ -36,6 +37,8 @@ def add_train(commands) -> None:
         help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
         "GPUs, or 1). On several nodes start `python -m pipeline.train` with torchrun instead",
     )
+    dry = "print the resolved recipe, its cost and its first batch, and write nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
     parser.set_defaults(command=_train)
 
 
@@ -43,11 +46,15 @@ def _train(arguments: argparse.Namespace) -> int:
     from pipeline.train import train_from_arguments
 
     if export_torchrun_env():
+        if arguments.dry_run:
+            raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         return train_from_arguments(arguments)
     recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
     ranks = count_ranks(arguments.ranks)
     check_world(recipe, ranks)
-    match_folder(recipe)  # last, since it needs prepared data
+    recipe = match_folder(recipe)  # last, since it needs prepared data
+    if arguments.dry_run:
+        return _dry_run(recipe, arguments.recipe, ranks)
     if ranks == 1:
         return train_from_arguments(arguments)
     from launch.local import launch
@@ -56,7 +63,33 @@ def _train(arguments: argparse.Namespace) -> int:
     command = ["-m", "pipeline.train", arguments.recipe, "--resume", arguments.resume]
     if arguments.run_dir:
         command += ["--run-dir", str(arguments.run_dir)]
+    command += [] if not arguments.verbosity else ["-q" if arguments.verbosity < 0 else "-v"]
     return launch([*command, *(f"--{name}={value}" for name, value in arguments.overrides)], ranks)
+
+
+def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
+    """Print what a run would do: every key, the costs on as many A100s, and the first batch, read and augmented."""
+    import torch
+
+    from pipeline.data.loader import TrainLoader
+    from pipeline.distributed.topology import Topology
+    from pipeline.estimate.hardware import Cluster
+    from pipeline.estimate.report import estimate, show
+
+    print(dump_recipe(recipe))
+    show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
+    began = time.perf_counter()
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, Topology(0, ranks, 0, ranks, torch.device("cpu")))
+    with loader.batches(epoch=0) as batches:
+        batch = next(batches)
+    seconds = time.perf_counter() - began
+    shape = " x ".join(map(str, batch.inputs.shape))
+    print(
+        f"first batch of rank 0, in {seconds:.1f} s: {shape}, {batch.inputs.dtype}, values "
+        f"{batch.inputs.min().item():.3g} to {batch.inputs.max().item():.3g}; {loader.steps} steps an epoch"
+    )
+    print("nothing was written")
+    return Exit.DONE
 
 
 def count_ranks(asked: int) -> int:

@@ -1,5 +1,6 @@
 """What the training loop asks of an engine."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,7 @@ class StepResult:
 
     loss: torch.Tensor  # mean over the samples of this rank
     grad_norm: torch.Tensor  # over all ranks, before clipping
+    block_norms: torch.Tensor | None = None  # [blocks]: the same of each of `Engine.blocks()`, if it was asked for
 
 
 class Engine(ABC):
@@ -52,6 +54,7 @@ class Engine(ABC):
     """
 
     config: Mapping[str, Any] | None = None  # of DeepSpeed, which the run folder keeps
+    wants_block_norms = False  # whether the next step is to return them
     replica: tuple[int, int] = (0, 1)  # this rank's number among the ranks that have the same slices, and their count
 
     def __init__(
@@ -225,6 +228,10 @@ class Engine(ABC):
         dist.all_reduce(total)
         return total.sqrt().item()
 
+    def blocks(self) -> list[str]:
+        """The parts of the network whose gradients have norms of their own: stem, blocks.0, blocks.1, ... head."""
+        return list(dict.fromkeys(block_of(name) for name, _ in self.param_slots()))
+
     def read(self, name: str) -> torch.Tensor:
         """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""
         return self.module.state_dict()[name].detach().cpu().clone()
@@ -305,6 +312,11 @@ class Engine(ABC):
         for name, value in zip(self._float_buffers(), buffers, strict=True):
             value.copy_(source[name])
         ema.updates = round(state.scalars.get("ema_updates", 0))
+
+
+def block_of(name: str) -> str:
+    """The block of a parameter: blocks.3.norm.weight -> blocks.3, head.bias -> head."""
+    return ".".join(name.split(".")[: 2 if re.match(r"\w+\.\d+\.", name) else 1])
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

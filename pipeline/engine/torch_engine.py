@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import Engine, StepResult
+from pipeline.engine.contract import Engine, StepResult, block_of
 from pipeline.engine.state import State
 from pipeline.optim.build import build_optimizer
 from pipeline.optim.section import OptimSection
@@ -55,6 +55,7 @@ class TorchEngine(Engine):
                 self.scaler.scale(share).backward()
             loss += share.detach()
         self.scaler.unscale_(self.optimizer)
+        block_norms = self.block_norms() if self.wants_block_norms else None
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         if self.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
@@ -62,7 +63,17 @@ class TorchEngine(Engine):
             norm = norm.full_tensor().to(self.device)
         self.update(norm)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm.detach())
+        return StepResult(loss, norm.detach(), block_norms)
+
+    def block_norms(self) -> torch.Tensor:
+        """The L2 norms of the gradients of `blocks()`, over all ranks, on the device: [blocks]."""
+        gradients: dict[str, list[torch.Tensor]] = {name: [] for name in self.blocks()}
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                gradients[block_of(name)].append(parameter.grad)
+        norms = [nn.utils.get_total_norm(own) for own in gradients.values()]
+        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+        return torch.stack([norm.to(self.device) for norm in whole])  # of no gradient: a zero on the CPU
 
     def update(self, norm: torch.Tensor) -> None:
         """The optimizer's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.distributed.topology import read_topology
 from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, LATENCY, Cluster
+from pipeline.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
 from pipeline.estimate.measure import compare
 from pipeline.estimate.memory import state_bytes
 from pipeline.estimate.network import Pass, fake_pass
@@ -119,11 +119,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
         rows.append(Row(f"state, {name}", state, size(state), note))
     blocks = ", activation checkpointing" if recipe.train.activation_checkpointing else ""
     available = cluster.kind.memory
-    warning = (
-        ""
-        if total < available
-        else ": too much; see engine.kind fsdp, train.grad_accum_steps, train.activation_checkpointing"
-    )
+    warning = "" if total < available else f": too much; {_cures(recipe, cluster)}"
     return [
         *rows,
         Row("activations", network.peak, size(network.peak), f"a GPU, micro-batches of {micro}{blocks}"),
@@ -148,14 +144,21 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     replicated = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
     # The optimizer reads weights and gradients, reads and writes its states and writes weights, all in fp32.
     moved = 4 * (3 + 2 * recipe.optim.spec.states) * network.weights / (1 if replicated else cluster.gpus)
-    compute = train.grad_accum_steps * network.seconds(gpu) / EFFICIENCY
+    computing, launching = network.seconds(gpu) / EFFICIENCY, len(network.operators) * LAUNCH
+    compute = train.grad_accum_steps * max(computing, launching)
     update = moved / gpu.bandwidth / EFFICIENCY
     # The backward pass, which communication overlaps with, takes two thirds of the time.
     exposed_s = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
     step = compute + update + exposed_s
     share = train.grad_accum_steps * network.flops / gpu.half / step
     emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: use fp16"
-    roofline = f"operator by operator, {EFFICIENCY:.0%} of its roofline, {share:.0%} of the 16-bit peak{emulated}"
+    how = f"operator by operator, {EFFICIENCY:.0%} of its roofline"
+    if launching > computing:
+        how = (
+            f"at least: the host starts {len(network.operators)} operators, {LAUNCH * 1e6:.0f} us each "
+            f"(measured on a CPU), while the GPU computes for {1e3 * computing:.2g} ms"
+        )
+    roofline = f"{how}, {share:.0%} of the 16-bit peak{emulated}"
     return [
         *rows,
         Row("compute", compute + update, f"{1e3 * (compute + update):.1f} ms", roofline),
@@ -182,11 +185,17 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
     if count:
         steps = count // train.global_batch * train.epochs
         hours = steps * step / 3600
+        total = hours * cluster.gpus
         omitted = "without start, evaluation and checkpoints"
         rows += [
             Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin})"),
-            Row("hours", hours, f"{hours:.2f}", omitted),
-            Row("GPU hours", hours * cluster.gpus, f"{hours * cluster.gpus:,.1f}", "an estimate, not a measurement"),
+            Row("hours", hours, f"{hours:.2f}" if hours >= 0.1 else f"{hours:.1g}", omitted),
+            Row(
+                "GPU hours",
+                total,
+                f"{total:,.1f}" if total >= 1 else f"{total:.1g}",
+                "an estimate, not a measurement",
+            ),
         ]
     if count and bytes_each:
         rows.append(
@@ -258,11 +267,15 @@ def _measured(recipe: Recipe) -> list[Row]:
 
 
 def _out_of_memory(recipe: Recipe, peak: float, cluster: Cluster) -> str:
-    train = recipe.train
     reason = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
+    return f"{reason}; {_cures(recipe, cluster)}"
+
+
+def _cures(recipe: Recipe, cluster: Cluster) -> str:
+    """What makes a step take less memory: one GPU has nobody to share its state with."""
+    train = recipe.train
     cures = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
-    shards = " or engine.kind fsdp" if cluster.gpus > 1 else " or take more --gpus with engine.kind fsdp"
-    return f"{reason}; {cures}{shards}"
+    return f"{cures}{' or engine.kind fsdp' if cluster.gpus > 1 else ' or take more --gpus with engine.kind fsdp'}"
 
 
 def _sample(recipe: Recipe) -> str:

@@ -1,7 +1,15 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
 from pipeline.recipe.classes import fill_classes, match_folder
-from pipeline.recipe.files import differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, suggest
+from pipeline.recipe.files import (
+    differences,
+    dump_recipe,
+    flat_recipe,
+    load_recipe,
+    parse_recipe,
+    recipe_hash,
+    suggest,
+)
 from pipeline.recipe.identity import experiment_hash, run_differences
 from pipeline.recipe.key_table import SECTIONS, keys, tables
 from pipeline.recipe.schema import Recipe, check_world
@@ -14,6 +22,7 @@ __all__ = [
     "dump_recipe",
     "experiment_hash",
     "fill_classes",
+    "flat_recipe",
     "keys",
     "load_recipe",
     "match_folder",

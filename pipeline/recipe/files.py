@@ -23,7 +23,7 @@ SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the whe
 
 
 class _Yaml(yaml.SafeLoader):
-    """A YAML loader that reads `1e-3` as a number and refuses duplicate keys; PyYAML's (YAML 1.1) does neither."""
+    """A YAML loader that refuses duplicate keys, and reads numbers as YAML 1.2 does: 1e-3 is one, 20:30 is not."""
 
     def construct_mapping(self, node, deep=False):
         seen: set[str] = set()
@@ -36,6 +36,15 @@ class _Yaml(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Yaml.yaml_implicit_resolvers = {
+    first: [known for known in resolvers if known[0] != "tag:yaml.org,2002:int"]
+    for first, resolvers in _Yaml.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
 _Yaml.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -130,6 +139,12 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
+def flat_recipe(recipe: Recipe) -> dict[str, Any]:
+    """All `section.key` of a recipe with their values, defaults included."""
+    dump = recipe.model_dump(mode="json", exclude={"plugins"})
+    return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
+
+
 def recipe_hash(recipe: Recipe) -> str:
     """Return 16 hexadecimal digits that depend on the values of all keys."""
     canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
@@ -149,6 +164,12 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         values = read_yaml(path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such recipe{_nearby(path)}") from None
+    except IsADirectoryError:
+        if (path / "recipe.yaml").is_file():
+            raise InputError(
+                f"{path}: is a run folder; `widemix train {path}/recipe.yaml --run-dir {path}` resumes it"
+            ) from None
+        raise InputError(f"{path}: is a folder; name a recipe, such as digits/rp_mixer") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read as a recipe ({error})") from None
     except yaml.YAMLError as error:
@@ -264,13 +285,18 @@ def suggest(name: str, table: Iterable[str]) -> str:
 
 
 def _nearby(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else None
-    if folder is None:
-        shipped = [str(name.relative_to(SHIPPED).with_suffix("")) for name in SHIPPED.rglob("*.yaml")]
-        close = difflib.get_close_matches(str(path), shipped, n=1)
-        return f"; did you mean {close[0]}?" if close else f" (there is no folder {path.parent} either)"
-    close = difflib.get_close_matches(path.name, [p.name for p in folder.glob("*.yaml")], n=1, cutoff=0.4)
-    return f"; did you mean {folder / close[0]}?" if close else ""
+    """The end of the message for a recipe that is not there: the nearest in its folder, or of the shipped ones."""
+    beside = {p.name: str(p) for p in path.parent.glob("*.yaml")}
+    close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.4)
+    if close:
+        return f"; did you mean {beside[close[0]]}?"
+    shipped = [str(name.relative_to(SHIPPED).with_suffix("")) for name in sorted(SHIPPED.rglob("*.yaml"))]
+    close = difflib.get_close_matches(str(path), shipped, n=1)
+    close = close or [name for name in shipped if name.endswith(f"/{path.stem}")][:1]
+    if close:
+        return f"; did you mean {close[0]}?"
+    where = "" if path.parent.is_dir() else f" (there is no folder {path.parent} either)"
+    return f"{where}; recipes/README.md lists those that there are"
 
 
 def _yaml_complaint(error: yaml.YAMLError) -> str:

@@ -10,7 +10,7 @@ from pipeline.recipe.schema import Recipe
 # Keys that may differ between two starts of one run: they change no loss by more than rounding.
 _CHANGEABLE = re.compile(
     r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib|on_corrupt)$"
-    r"|train\.(max_steps|save_every_steps|save_minutes|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
+    r"|train\.(max_steps|profile|save_every_steps|save_minutes|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
     r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
 )
 # Of these, keys that a run may change when it continues, but that make another experiment from its start.

@@ -73,6 +73,7 @@ class Recipe(Section):
             _best_is_measured,
             _kept_steps_are_saved,
             _reset_heads_have_bodies,
+            _log_is_possible,
         ):
             check(self)
         return self
@@ -243,6 +244,21 @@ def _kept_steps_are_saved(recipe: Recipe) -> None:
 def _reset_heads_have_bodies(recipe: Recipe) -> None:
     if recipe.train.reset_head and recipe.train.init_from is None:
         raise ValueError("train.reset_head is for weights of train.init_from; without it the head is new anyway")
+
+
+MOST_CONFUSED = 2000  # classes: a confusion matrix of 32 MB on each rank
+
+
+def _log_is_possible(recipe: Recipe) -> None:
+    if recipe.log.block_norms and recipe.engine.kind == "deepspeed":
+        raise ValueError("log.block_norms true: DeepSpeed does not give its gradients; take engine.kind ddp or fsdp")
+    if recipe.log.mistakes and recipe.data.targets != "class":
+        raise ValueError(f"log.mistakes is for data.targets class, not {recipe.data.targets}; set it to 0")
+    if recipe.log.mistakes and recipe.data.num_classes > MOST_CONFUSED:
+        raise ValueError(
+            f"log.mistakes {recipe.log.mistakes}: data.num_classes {recipe.data.num_classes} are too many for a "
+            f"confusion matrix (at most {MOST_CONFUSED}); set it to 0"
+        )
 
 
 def check_world(recipe: Recipe, world: int) -> None:

@@ -2,11 +2,18 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from pipeline.section import Decay, Positive, Section, key
 
 Minutes = Annotated[float, Field(gt=0)]
+
+
+def _is_range(text: object) -> object:
+    first, _, stop = str(text).partition(":")
+    if not (first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
+        raise ValueError("should be FIRST:STOP, two step numbers such as 20:30")
+    return text
 
 
 class TrainSection(Section):
@@ -53,6 +60,10 @@ class TrainSection(Section):
         (), "name patterns of parameters that are not trained: [stem.*, blocks.0.*]; [body] is all but the head"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
+    profile: Annotated[str, BeforeValidator(_is_range)] | None = key(
+        None,
+        "FIRST:STOP, steps (from 0) of which PyTorch's profiler writes a trace to RUN/profile/; null is off",
+    )
     max_steps: Positive | None = key(None, "stop after this many steps; the schedule does not change; null is off")
     save_every_steps: Positive | None = key(
         None, "steps between checkpoints; null, and save_minutes too, saves at the end of each epoch"
@@ -119,5 +130,9 @@ class LogSection(Section):
     """What a run logs."""
 
     every: Positive = key(50, "steps between lines of metrics.jsonl")
-    tensorboard: bool = key(True, "also write the metrics for TensorBoard, under tb/")
+    tensorboard: bool = key(True, "also write the metrics for TensorBoard, into the run folder")
+    block_norms: bool = key(False, "also log the gradient norm of each block, of the last step before a line")
+    mistakes: Annotated[int, Field(ge=0, le=256)] = key(
+        0, "misclassified pictures to show after each evaluation, with the confusion matrix; 0 is off"
+    )
     images: Annotated[int, Field(ge=0)] = key(32, "pictures in the grid of the first step; 0 is off")

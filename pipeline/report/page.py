@@ -32,6 +32,7 @@ CHARTS = {
     ("train", "replaced"): "Corrupt samples replaced",
 }
 NOT_FIGURES = ("step", "epoch", "split", "time")
+BLOCKS = "grad_norm/"  # the gradient norms of blocks begin so
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))  # from so many seconds on: unit
 NAMED_CLASSES, MOST_CONFUSED = 30, 20
 
@@ -137,18 +138,17 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
         keys += [(s, n) for s in ("train", "eval") for line in run.of(s) for n in line if n not in NOT_FIGURES]
     axes = _axes(runs)
     charts = []
-    for split, name in dict.fromkeys(keys):
+    for split, name in dict.fromkeys(key for key in keys if not key[1].startswith(BLOCKS)):
         title = CHARTS.get((split, name), f"{name} ({split})")
         drawn = ""
         for axis in axes:
             series = [Series(run.name, n, axis.points(run.of(split), name, run.began)) for n, run in enumerate(runs)]
-            if max(len(one.points) for one in series) > 1:  # one point is no curve: it is in the tables
-                chart = line_chart(title, axis.label, axis.end, series)
-                drawn += chart.replace("<svg ", f'<svg class="by-{axis.name}" ', 1)
+            drawn += axis.chart(title, series)
         if drawn:
             charts.append(f"<figure><h3>{escape(title)}</h3>{drawn}</figure>")
     if not charts:
         return ""
+    charts += [_block_chart(run, axes) for run in runs]
     buttons = "".join(
         f'<label><input type="radio" name="axis" id="by-{axis.name}"{" checked" if axis is axes[0] else ""}> '
         f"{axis.name}</label>"
@@ -159,6 +159,19 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
     note = f'<p class="soft">{thinned}</p>' if max(len(run.of("train")) for run in runs) > MOST else ""
     bar = f'<div class="bar"><span class="soft">by</span>{buttons}{legend}</div>'
     return "\n".join([bar, '<div class="charts">', *charts, "</div>", note])
+
+
+def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> str:
+    """The gradient norms of a run's blocks in one chart."""
+    lines = run.of("train")
+    names = dict.fromkeys(name for line in lines for name in line if name.startswith(BLOCKS))
+    title, drawn = f"Gradient norm by block, {run.name}", ""
+    for axis in axes if names else ():
+        series = [
+            Series(name.removeprefix(BLOCKS), n, axis.points(lines, name, run.began)) for n, name in enumerate(names)
+        ]
+        drawn += axis.chart(title, series)
+    return f"<figure><h3>{escape(title)}</h3>{drawn}</figure>" if drawn else ""
 
 
 @dataclass(frozen=True)
@@ -175,6 +188,12 @@ class _Axis:
         first = began or 0 if self.name == "time" else 0
         known = [line for line in lines if is_figure(line.get(name)) and is_figure(line.get(self.name))]
         return sorted(((line[self.name] - first) / self.unit, line[name]) for line in known)
+
+    def chart(self, title: str, series: list[Series]) -> str:
+        """The chart; nothing where no curve has two points: what has one is in the tables."""
+        if max(len(one.points) for one in series) < 2:
+            return ""
+        return line_chart(title, self.label, self.end, series).replace("<svg ", f'<svg class="by-{self.name}" ', 1)
 
 
 def _axes(runs: Sequence[ReportedRun]) -> list[_Axis]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
-from pipeline.recipe import Recipe, differences, load_recipe
+from pipeline.recipe import Recipe, differences, flat_recipe, load_recipe
 from pipeline.run import checkpoint
 
 
@@ -85,12 +85,6 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[tuple[str, list[Any]]]:
     names = dict.fromkeys(name for keys in flat for name in keys)
     rows = [(name, [keys.get(name, ...) for keys in flat]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]
-
-
-def flat_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All `section.key` of a recipe with their values, defaults included."""
-    dump = recipe.model_dump(mode="json", exclude={"plugins"})
-    return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
 
 
 def _value(dump: dict[str, Any], name: str) -> Any:

@@ -14,14 +14,21 @@ from pipeline.run.run_dir import ResumeState
 class RunLog:
     """Writes lines to metrics.jsonl and TensorBoard, and prints them; does nothing on ranks other than 0.
 
-    Use it in a `with` block. With `quiet` it prints nothing. `writer` is None on ranks other than 0.
+    Use it in a `with` block. With `quiet` it prints nothing; `verbosity` is that of `Progress`. `writer` is None on
+    ranks other than 0.
     """
 
     def __init__(
-        self, section: LogSection, start: ResumeState, last_step: int, topology: Topology, quiet: bool = False
+        self,
+        section: LogSection,
+        start: ResumeState,
+        last_step: int,
+        topology: Topology,
+        quiet: bool = False,
+        verbosity: int = 0,
     ):
         self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard) if topology.is_main else None
-        self._progress = Progress(topology.is_main and not quiet, start.step, last_step)
+        self._progress = Progress(topology.is_main and not quiet, start.step, last_step, verbosity)
 
     def __enter__(self) -> "RunLog":
         return self
@@ -45,11 +52,6 @@ class RunLog:
         """Show recipe and environment in TensorBoard."""
         if self.writer:
             self.writer.add_description(recipe, environment)
-
-    def add_result(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """Add recipe and result to TensorBoard's table of runs."""
-        if self.writer:
-            self.writer.add_result(recipe, result)
 
     def rewind(self, step: int) -> None:
         """Remove the lines beyond an earlier step, and count from there."""

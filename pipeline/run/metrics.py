@@ -11,12 +11,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.figures import FIGURES
 from pipeline.files import atomic_write
-from pipeline.recipe import Recipe, dump_recipe
+from pipeline.recipe import Recipe
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from pipeline.run.tensorboard import Board
 
 _BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while the disk is full
 
@@ -24,7 +23,7 @@ _BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while t
 class MetricsWriter:
     """Appends lines to metrics.jsonl and to TensorBoard, on rank 0. Existing lines beyond `step` are removed.
 
-    Lines that do not fit on a full disk are kept in memory and written later; the curves have a gap then.
+    Lines that do not fit on a full disk are kept in memory and written later.
     """
 
     def __init__(self, run_dir: Path, step: int, tensorboard: bool):
@@ -48,60 +47,46 @@ class MetricsWriter:
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; return why it cannot be written yet, if it is the first of several that cannot."""
         before, self._failed = self._failed, False
+        if self._board and line["split"] != "event":
+            self._board.add_line(line)
         try:
             self._lines.write(f"{json.dumps(line)}\n".encode())
             self._lines.flush()
-            self._add_scalars(line)
         except OSError as error:
             self._failed = True
             return None if before else f"{self._run_dir / 'metrics.jsonl'}: cannot be written to ({error.strerror})"
         return None
 
-    def _add_scalars(self, line: dict[str, Any]) -> None:
-        if self._board is None or line["split"] == "event":
-            return
-        try:
-            for name, value in line.items():
-                if name not in ("step", "split", "epoch", "time"):
-                    self._board.add_scalar(f"{line['split']}/{name}", value, line["step"])
-        except OSError:  # its thread ended with this error, at some earlier line
-            self._board = self._open_board(None)
-
-    def _open_board(self, purge_step: int | None) -> "SummaryWriter | None":
+    def _open_board(self, purge_step: int | None) -> "Board | None":
         if not self._tensorboard:
             return None
-        from torch.utils.tensorboard import SummaryWriter
+        from pipeline.run.tensorboard import Board
 
-        return SummaryWriter(str(self._run_dir / "tb"), purge_step=purge_step)
+        return Board(self._run_dir, purge_step)
 
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Show the recipe and the environment as text in TensorBoard."""
+        """Show recipe and environment in TensorBoard."""
         if self._board:
-            self._board.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
-            self._board.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
+            self._board.add_description(recipe, environment)
 
-    def add_image(self, image: np.ndarray, step: int) -> None:
-        """Write a grid of training pictures, uint8 [height, width, 3], to images/, and show it in TensorBoard."""
+    def add_image(self, name: str, image: np.ndarray, step: int) -> None:
+        """Write a picture, uint8 [height, width, 3], to images/NAME.png, and show it in TensorBoard."""
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "PNG", optimize=True)
         with suppress(OSError):  # a full disk does not stop the run
             (self._run_dir / "images").mkdir(exist_ok=True)
-            atomic_write(self._run_dir / "images/first_batch.png", buffer.getvalue())
-        if self._board:
-            self._board.add_image("train/pictures", image, step, dataformats="HWC")
+            atomic_write(self._run_dir / f"images/{name}.png", buffer.getvalue())
+        self.show(name, image, step)
 
-    def add_result(self, recipe: Recipe, result: dict[str, Any]) -> None:
-        """Add the keys that differ from their defaults, and the result, to TensorBoard's table of runs."""
+    def show(self, name: str, image: np.ndarray, step: int) -> None:
+        """Show a picture, uint8 [height, width, 3], in TensorBoard alone."""
         if self._board:
-            settings = {
-                f"{section}.{key}": value if isinstance(value, (int, float, str, bool)) else str(value)
-                for section, values in recipe.model_dump(
-                    mode="json", exclude_defaults=True, exclude={"plugins"}
-                ).items()
-                for key, value in values.items()
-            }
-            figures = {f"result/{name}": result[name] for name in FIGURES if name in result}
-            self._board.add_hparams(settings, figures, run_name=".")
+            self._board.add_image(name, image, step)
+
+    def write_confusion(self, confusion: dict[str, Any]) -> None:
+        """Write confusion.json."""
+        with suppress(OSError):
+            atomic_write(self._run_dir / "confusion.json", json.dumps(confusion) + "\n")
 
     def close(self) -> None:
         """Close both files."""

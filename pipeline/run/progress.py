@@ -2,8 +2,9 @@
 
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -11,20 +12,25 @@ from rich.progress import Progress as Bar
 
 from pipeline.figures import FIGURES, main_figure, show_figure
 
+T = TypeVar("T")
 _INTERVAL = 5.0  # seconds between lines without a terminal
 
 
 class Progress:
-    """Prints the lines of metrics.jsonl as they are written; with `enabled` false it prints nothing."""
+    """Prints the lines of metrics.jsonl as they are written; with `enabled` false it prints nothing.
 
-    def __init__(self, enabled: bool, first_step: int, last_step: int):
+    verbosity: -1 prints warnings alone, 1 every line.
+    """
+
+    def __init__(self, enabled: bool, first_step: int, last_step: int, verbosity: int = 0):
+        self._verbosity = verbosity
         self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
         self._last = last_step
         self._began, self._first = time.perf_counter(), first_step
         self._shown = 0.0
         self._accuracy = ""
         self._bar: Bar | None = None
-        if enabled and self._console.is_terminal:
+        if enabled and verbosity == 0 and self._console.is_terminal:
             columns = (BarColumn(bar_width=24), TextColumn("{task.description}"), TimeRemainingColumn())
             self._bar = Bar(*columns, console=self._console, refresh_per_second=4)
             self._task = self._bar.add_task("starting", total=last_step, completed=first_step)
@@ -32,6 +38,8 @@ class Progress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Print a line of split train or eval."""
+        if self._verbosity < 0:
+            return
         if line["split"] == "eval":
             self._accuracy = f"  {main_figure(line)}"
             shown = [show_figure(name, line[name]) for name in FIGURES if name in line and name != "loss"]
@@ -43,11 +51,14 @@ class Progress:
         )
         if self._bar:
             self._bar.update(self._task, completed=line["step"], description=text + self._accuracy)
-        elif time.perf_counter() - self._shown > _INTERVAL or line["step"] == self._last:
+        elif self._is_due() or line["step"] == self._last:
             self._shown = time.perf_counter()
             done = line["step"] - self._first
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
             self.print(f"{text}  {_clock(left)} left")
+
+    def _is_due(self) -> bool:
+        return self._verbosity > 0 or time.perf_counter() - self._shown > _INTERVAL
 
     def rewind(self, step: int) -> None:
         """Estimate the remaining time from an earlier step on, after a rollback."""
@@ -64,6 +75,19 @@ class Progress:
         """Remove the progress bar."""
         if self._bar:
             self._bar.stop()
+
+
+def track(items: Sequence[T], what: str, after: float = 2.0) -> Iterator[T]:
+    """Yield the items; from `after` seconds on say on stderr how many are done, every few seconds."""
+    shown = time.perf_counter() - _INTERVAL + after
+    said = False
+    for number, item in enumerate(items):
+        if time.perf_counter() - shown > _INTERVAL:
+            shown, said = time.perf_counter(), True
+            print(f"{what}: {number} of {len(items)}", file=sys.stderr, flush=True)
+        yield item
+    if said:
+        print(f"{what}: {len(items)} of {len(items)}", file=sys.stderr, flush=True)
 
 
 def _clock(seconds: float) -> str:

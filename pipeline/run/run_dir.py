@@ -1,4 +1,4 @@
-"""The run folder (recipe, environment, metrics, tb/, checkpoints/, done.json), its lock, and resuming from it."""
+"""The run folder (recipe, environment, metrics, checkpoints/, done.json), its lock, and resuming from it."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -67,9 +67,12 @@ class ResumeState:
         return self.checkpoint.position.seconds if self.checkpoint else 0.0
 
 
-def default_run_dir(recipe_path: Path) -> Path:
-    """Return runs/<recipe>-<time>."""
-    return Path("runs") / f"{recipe_path.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+def default_run_dir(recipe_path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Path:
+    """Return runs/<recipe>-<key>-<value>-...-<time>, with the overrides but for data.path and log."""
+    own = [(name, text) for name, text in overrides if name != "data.path" and not name.startswith("log.")]
+    words = [f"{name.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', text).strip('_.')}" for name, text in own]
+    named = "-".join([recipe_path.stem, *words])[:100]
+    return Path("runs") / f"{named}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 @contextmanager

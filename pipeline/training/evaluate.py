@@ -14,18 +14,29 @@ from pipeline.data.loader import EvalLoader
 from pipeline.engine import Engine
 from pipeline.errors import InputError
 
+Observe = Callable[[torch.Tensor, Batch], None]
+
+
+def _ignore(_logits: torch.Tensor, _batch: Batch) -> None:
+    pass
+
 
 def evaluate_engine(
-    engine: Engine, loader: EvalLoader, classes: int, beat: Callable[[], None] = lambda: None
+    engine: Engine,
+    loader: EvalLoader,
+    classes: int,
+    beat: Callable[[], None] = lambda: None,
+    observe: Observe = _ignore,
 ) -> dict[str, float]:
     """Return the figures of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
 
-    Every rank calls it; `beat` is called after each batch.
+    Every rank calls it; `beat` is called after each batch, and `observe` as in `evaluate`, of the trained weights.
     """
     result: dict[str, float] = {}
     for prefix, weights in engine.weights().items():
         with weights:
-            figures = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat)
+            seen = _ignore if prefix else observe
+            figures = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
         result |= {f"{prefix}{name}": value for name, value in figures.items()}
     return result
 
@@ -37,7 +48,7 @@ def evaluate(
     loader: EvalLoader,
     classes: int,
     beat: Callable[[], None] = lambda: None,
-    observe: Callable[[torch.Tensor, Batch], None] = lambda logits, batch: None,
+    observe: Observe = _ignore,
 ) -> dict[str, float]:
     """Return the figures of the whole split, the same on every rank, by `data.targets`:
 

@@ -27,6 +27,7 @@ class LogInterval:
     began: float = field(default_factory=time.perf_counter)
     waited: float = 0.0  # seconds spent waiting for batches
     paused: float = 0.0  # seconds of evaluation and saving, which are not training time
+    block_norms: list[float] = field(default_factory=list)  # of the last step's gradient, if the engine was asked
 
     def __post_init__(self) -> None:
         self._before = len(self.steps.losses)  # steps of an earlier start, which took none of this one's time
@@ -40,6 +41,8 @@ class LogInterval:
         *values, counts = mean_over_ranks(torch.stack([losses, norms, counts]))
         columns = (column.tolist() for column in values)
         metrics = [StepMetrics(*row) for row in zip(numbers, data_steps, *columns, strict=True)]
+        if (norms := results[-1].block_norms) is not None:
+            self.block_norms = norms.tolist()
         self.pending.clear()
         finite = [step for step in metrics if math.isfinite(step.loss)]
         self.steps = UnloggedSteps(

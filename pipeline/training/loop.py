@@ -28,6 +28,8 @@ from pipeline.run.saving import Saver
 from pipeline.training.cadence import Cadence
 from pipeline.training.faults import Diverged, HealthMonitor, Rollback
 from pipeline.training.log_interval import LogInterval
+from pipeline.training.mistakes import Mistakes
+from pipeline.training.profile import Profiler
 from pipeline.training.schedule import Schedule
 
 
@@ -41,6 +43,9 @@ class RunContext:
     watchdog: Watchdog
     stop: StopRequest
     requests: SharedRequests
+    peak_share: float | None = None  # FLOPs of training on a sample, over the FLOP/s of all GPUs at their peak
+    profiler: Profiler | None = None
+    mistakes: Mistakes | None = None
 
 
 class Loop:
@@ -128,9 +133,12 @@ class Loop:
         self._interval.waited += time.perf_counter() - asked
         data, images = self.recipe.data, self.recipe.log.images
         if self.step == 0 and log.writer and images and isinstance(data, DataSection):
-            log.writer.add_image(training_grid(batches[0], images, data), step=1)
+            log.writer.add_image("first_batch", training_grid(batches[0], images, data), step=1)
         seed = key(section.seed, self.step, dist.get_rank(), DROPOUT)
         seed_device(self.engine.device, int(seed))  # for dropout in timm's networks
+        if self.context.profiler:
+            self.context.profiler.before(self.step)
+        self.engine.wants_block_norms = self.recipe.log.block_norms and self._logs_after(self.step + 1)
         result = self.engine.step(batches, self.schedule.lr(self.step))
         self.step += 1
         self._interval.pending.append((self.step, self.data_step, result, sum(b.replaced for b in batches)))
@@ -147,7 +155,7 @@ class Loop:
         evaluating = ending or (ends_epoch and self._cadence.evaluates(epoch, self._requests))
         due = self._cadence.saves(self.step, ends_epoch, self._requests)
         saving = stopping or ending or due or (evaluating and section.keep_best is not None)
-        logging = ending or self.step % self.recipe.log.every == 0
+        logging = self._logs_after(self.step)
         if saving or logging:  # no step is saved that has not been checked
             for event in self.health.check_steps(self._interval.collect()):
                 self.context.log.report_event(event)
@@ -168,18 +176,28 @@ class Loop:
         self._interval.paused += time.perf_counter() - paused
         return stopping
 
+    def _logs_after(self, step: int) -> bool:
+        """Whether a line is written after this many steps."""
+        return step == self.schedule.last_step or step % self.recipe.log.every == 0
+
     def _log_interval(self) -> None:
         """Write a line for the interval's steps, and start the next interval."""
         line = self._interval.summary(self.recipe.train.global_batch)
+        norms = dict(zip(self.engine.blocks(), self._interval.block_norms, strict=False))
         self._interval = LogInterval()
         norm, memory = self.engine.weight_norm(), peak_memory(self.engine.device)
         if line is not None:
+            if self.context.peak_share:
+                line["mfu"] = line["images_per_s"] * self.context.peak_share
+            line |= {f"grad_norm/{name}": value for name, value in norms.items()}
             lr = self.schedule.lr(self.step - 1)
             self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gb": memory})
 
     def _evaluate_and_log(self) -> None:
         """Evaluate, and write the line; figures that are not finite are an event, and null in the result."""
         figures = self._evaluate()
+        if self.context.mistakes:
+            self.context.mistakes.write(self.step)
         self._result = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         self._evaluation_due = False
         bad = {name: str(value) for name, value in figures.items() if not math.isfinite(value)}

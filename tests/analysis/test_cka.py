@@ -179,7 +179,7 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
     }
     assert (tmp_path / "cka_diagonal.csv").read_text().splitlines()[1].split(",")[1] == str(point["mean"])
     assert {path.name for path in tmp_path.glob("*.png")} == {"cka_diagonal.png"}
-    board = EventAccumulator(str(run / "tb"))
+    board = EventAccumulator(str(run))
     board.Reload()
     assert board.Tags()["images"] == ["analysis/cka_diagonal"]
     shown = Image.open(io.BytesIO(board.Images("analysis/cka_diagonal")[0].encoded_image_string))

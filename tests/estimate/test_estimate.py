@@ -10,7 +10,7 @@ from pipeline.cli.commands import Parser, run_command
 from pipeline.cli.machine import add_cost
 from pipeline.engine.loss import softmax_loss
 from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, GPUS, Cluster, network_bandwidth
+from pipeline.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from pipeline.estimate.network import fake_pass
 from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
@@ -45,6 +45,19 @@ def test_counts_hours_and_memory_of_mixer_b16():
     assert found["state, FSDP"] == 16 * 59_880_472 / 128
     assert found["memory"] == found["state, DDP"] + found["activations"]
     assert found["read rate"] == pytest.approx(4096 / found["step"] / 32 * 102_000)
+
+
+def test_a_small_network_takes_the_time_of_its_launches():
+    small = load_recipe("digits/mixer")
+    operators = len(fake_pass(small, 64).operators)
+    found = {row.name: row for row in estimate(small, Cluster(1), 1437)}
+    assert found["step"].value == pytest.approx(operators * LAUNCH, rel=0.02)  # and the optimizer's memory traffic
+    assert f"the host starts {operators} operators" in found["compute"].note
+    halves = load_recipe("digits/mixer", [("train.grad_accum_steps", "2")])
+    twice = {row.name: row.value for row in estimate(halves, Cluster(1), 1437)}
+    assert twice["step"] == pytest.approx(2 * found["step"].value, rel=0.02)
+    large = {row.name: row for row in estimate(load_recipe(B16), Cluster(8), 10_000)}
+    assert "host" not in large["compute"].note
 
 
 def test_memory_follows_the_recipes_engine():

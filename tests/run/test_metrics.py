@@ -4,9 +4,14 @@ import json
 import resource
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
-from torch.utils.tensorboard import SummaryWriter
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import metadata
 
+from pipeline.recipe import flat_recipe, load_recipe
 from pipeline.run.metrics import MetricsWriter
 
 
@@ -42,21 +47,26 @@ def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(step) for step in range(1, 604)]
 
 
-def test_curves_continue_after_tensorboards_writer_has_failed(tmp_path, monkeypatch):
-    writer, drawn = MetricsWriter(tmp_path, 0, tensorboard=True), []
-    broken, add = writer._board, SummaryWriter.add_scalar
-
-    def adds(self, name, value, step):
-        if self is broken and step > 1:
-            raise OSError(28, "No space left on device")  # as its thread had met before
-        drawn.append((name, step))
-        add(self, name, value, step)
-
-    monkeypatch.setattr(SummaryWriter, "add_scalar", adds)
-    assert [writer.write(line(step)) for step in (1, 2, 3)] == [None] * 3
+def test_curves_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer.write(line(1))
+    with full(max(path.stat().st_size for path in tmp_path.iterdir()) + 10):
+        for step in range(2, 100):
+            writer.write(line(step))
+    writer.write(line(100))
     writer.close()
-    assert drawn == [("train/loss", 1), ("train/loss", 3)]
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    board = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == list(range(1, 101))
+
+
+def test_curves_beyond_the_checkpoint_are_left_out(tmp_path):
+    for begin in (0, 3):
+        writer = MetricsWriter(tmp_path, begin, tensorboard=True)
+        for step in range(begin + 1, 6):
+            writer.write(line(step) | {"loss": float(begin)})
+        writer.close()
+    board = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in board.Scalars("train/loss")] == [0, 0, 0, 3, 3]
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"step": 3, "spl', b"\0\0\0", b"\xff\xfe", b"3"])
@@ -69,3 +79,41 @@ def test_a_resumed_run_removes_the_lines_beyond_its_checkpoint(tmp_path, rest):
     writer.write(line(2))
     writer.close()
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(1), line(2)]
+
+
+def test_tensorboard_has_what_the_lines_say(tmp_path):
+    recipe = load_recipe("digits/mixer")
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer.add_description(recipe, {"host": "here"})
+    figures = {"train": ("loss", "lr", "images_per_s"), "eval": ("loss", "top1", "top5")}
+    lines = [
+        {"step": step, "epoch": step / 8, "split": split, "time": 1e9 + step} | dict.fromkeys(names, step / 3)
+        for step in (2, 4, 6)
+        for split, names in figures.items()
+    ]
+    picture = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
+    for each in lines:
+        writer.write(each)
+    writer.add_image("first_batch", picture, 1)
+    writer.write({"step": 6, "split": "event", "event": "save_failed", "reason": "none", "time": 1.0})
+    writer.close()
+
+    board = EventAccumulator(str(tmp_path)).Reload()
+    by_step = {f"{split}/{name}" for split, names in figures.items() for name in names}
+    by_epoch = {f"over_epochs_x100/{name}" for name in ("train_loss", "eval_loss", "eval_top1")}
+    assert set(board.Tags()["scalars"]) == by_step | by_epoch  # nothing that has one point
+    for tag in by_step | by_epoch:
+        found = [(event.step, event.value, event.wall_time) for event in board.Scalars(tag)]
+        steps = [25, 50, 75] if tag in by_epoch else [2, 4, 6]
+        expected = zip(steps, (2, 4, 6), strict=True)
+        assert found == [(at, pytest.approx(step / 3), 1e9 + step) for at, step in expected]
+    (content,) = board.PluginTagToContent("hparams").values()
+    start = metadata.parse_session_start_info_plugin_data(content)
+    assert set(start.hparams) == set(flat_recipe(recipe))
+    assert start.hparams["optim.lr"].number_value == recipe.optim.lr
+    layout = layout_pb2.Layout()
+    (tag,) = board.PluginTagToContent("custom_scalars")
+    layout.ParseFromString(board.Tensors(tag)[0].tensor_proto.string_val[0])
+    drawn = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
+    assert by_step | by_epoch <= drawn
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "images/first_batch.png")), picture)

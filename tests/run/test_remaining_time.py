@@ -1,6 +1,10 @@
 """The lines that a run prints."""
 
-from pipeline.run.progress import Progress
+import time
+
+from pipeline.run.progress import Progress, track
+
+LINE = {"split": "train", "loss": 1.0, "epoch": 1.0, "images_per_s": 100.0, "data_wait": 0.0}
 
 
 def test_the_remaining_time_is_counted_from_where_a_rollback_leads(capsys):
@@ -13,3 +17,26 @@ def test_the_remaining_time_is_counted_from_where_a_rollback_leads(capsys):
     said = capsys.readouterr().err
     assert "step 100/100" in said
     assert "-" not in said
+
+
+def test_quiet_leaves_the_warnings_and_verbose_says_every_line(capsys):
+    for verbosity, steps in ((-1, []), (0, [1, 9]), (1, [1, 2, 3, 9])):
+        progress = Progress(True, first_step=0, last_step=9, verbosity=verbosity)
+        for step in (1, 2, 3, 9):
+            progress.show(LINE | {"step": step})
+        progress.show({"split": "eval", "step": 9, "loss": 1.0, "top1": 2.0, "top5": 3.0})
+        progress.print("warning: it is late")
+        said = capsys.readouterr().err
+        assert [step for step in range(1, 10) if f"step {step}/9" in said] == steps
+        assert ("eval loss" in said) == (verbosity >= 0)
+        assert "warning: it is late" in said
+
+
+def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
+    now = iter(range(0, 1000, 3))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    assert list(track("abcd", "letters")) == list("abcd")
+    assert capsys.readouterr().err.splitlines() == ["letters: 0 of 4", "letters: 2 of 4", "letters: 4 of 4"]
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert list(track("abcd", "letters")) == list("abcd")
+    assert capsys.readouterr().err == ""

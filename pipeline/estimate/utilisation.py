@@ -1,0 +1,37 @@
+"""Model FLOPs utilisation (MFU): the FLOPs of the model that a run computes, as a share of the GPUs' peak."""
+
+import torch
+
+from pipeline.distributed.topology import Topology
+from pipeline.estimate.hardware import GPUS, Gpu
+from pipeline.models.cost import model_cost
+from pipeline.recipe import Recipe
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU of `GPUS` that CUDA calls so, such as "NVIDIA A100-SXM4-80GB"; None for others.
+
+    Only the forms whose peaks are in the table: no PCIe cards of the same chip, which are slower.
+    """
+    words = name.lower().replace("geforce ", "").replace("rtx ", "rtx").replace("-", " ").split()
+    return None if "pcie" in words else next((gpu for kind, gpu in GPUS.items() if kind in words), None)
+
+
+def peak_share(recipe: Recipe, topology: Topology) -> float | None:
+    """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
+
+    None on CPUs, on GPUs whose peak is not known, and for fp32 by TF32. FLOPs are those of `model_cost`, forward and
+    backward; what activation checkpointing computes again does not count.
+    """
+    if topology.device.type != "cuda":
+        return None
+    return share_of(recipe, torch.cuda.get_device_name(topology.device), topology.world)
+
+
+def share_of(recipe: Recipe, device: str, world: int) -> float | None:
+    """`peak_share` of so many GPUs of this name."""
+    gpu, train = find_gpu(device), recipe.train
+    if gpu is None or (train.precision == "fp32" and train.matmul_precision == "high"):
+        return None
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    return cost.training_flops / (world * gpu.peak(train.precision))

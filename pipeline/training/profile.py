@@ -1,0 +1,43 @@
+"""A trace of some steps by PyTorch's profiler, for Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard."""
+
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+class Profiler:
+    """Traces the steps from `first` up to, but not including, `stop`, to RUN/profile/. Use it in a `with` block.
+
+    A run that starts within the range traces the rest of it. Tracing makes these steps slower.
+    """
+
+    def __init__(self, run_dir: Path, first: int, stop: int):
+        self._folder, self._first, self._stop = run_dir / "profile", first, stop
+        self._trace: profile | None = None
+        self._began = 0
+        self._step = 0
+
+    def __enter__(self) -> "Profiler":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._trace:
+            self._finish(self._step + 1)
+
+    def before(self, step: int) -> None:
+        """Start or end the trace, before the step after `step` steps."""
+        self._step = step
+        if self._trace and step >= self._stop:
+            self._finish(step)
+        elif not self._trace and self._first <= step < self._stop:
+            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+            self._trace, self._began = profile(activities=activities, record_shapes=True), step
+            self._trace.start()
+
+    def _finish(self, step: int) -> None:
+        assert self._trace
+        self._trace.stop()
+        self._folder.mkdir(exist_ok=True)
+        self._trace.export_chrome_trace(str(self._folder / f"steps-{self._began}-{step}.pt.trace.json.gz"))
+        self._trace = None

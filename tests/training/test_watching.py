@@ -1,0 +1,126 @@
+"""What a run shows on request: misclassified pictures, confusions, gradients by block, a trace; on any ranks."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import InputError
+from pipeline.estimate.utilisation import find_gpu, share_of
+from pipeline.models.cost import model_cost
+from pipeline.recipe import load_recipe
+from pipeline.run.run_dir import default_run_dir
+from pipeline.training.mistakes import confusion_image
+from tests.conftest import ROOT, SMALL, Fork
+
+WATCHED = (
+    *("--log.mistakes", "9", "--log.block_norms", "true", "--train.profile", "3:5", "--log.images", "0"),
+    *("--train.max_steps", "6", "--log.every", "2", "--eval.batch_size", "50", "--data.workers", "1"),
+)
+
+
+@pytest.fixture(scope="module")
+def watched(digits, tmp_path_factory):
+    """The same run on one rank with DDP, and on two with FSDP."""
+    folder = tmp_path_factory.mktemp("watched")
+    runs = {"one": (0, "ddp"), "two": (2, "fsdp")}
+    started = []
+    for name, (world, kind) in runs.items():
+        words = (ROOT / "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", folder / name, *SMALL)
+        words = (*words, *WATCHED, "--engine.kind", kind)
+        started.append(Fork(*(words if world else ("train", *words)), log=folder / f"{name}.log", world=world))
+    for one in started:
+        code, output = one.wait()
+        assert code == 0, output
+    return folder
+
+
+def lines(run):
+    return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_confusions_are_those_of_the_evaluation(watched):
+    found = json.loads((watched / "one/confusion.json").read_text())
+    counts = np.array(found["counts"])
+    assert counts.sum() == 360
+    assert 100 * counts.trace() / 360 == pytest.approx(lines(watched / "one")[-1]["top1"])
+    assert found["step"] == 6
+    assert found["classes"] == [str(digit) for digit in range(10)]
+
+
+def test_the_mistakes_do_not_depend_on_the_ranks(watched):
+    for name in ("images/mistakes.png", "confusion.json"):
+        assert (watched / "one" / name).read_bytes() == (watched / "two" / name).read_bytes()
+
+
+def test_norms_of_blocks_are_parts_of_the_gradients_norm(watched):
+    """The norm of a line is the mean over its steps: with two steps the last one's is not above twice that."""
+    for run in ("one", "two"):
+        trained = [line for line in lines(watched / run) if line["split"] == "train"]
+        assert [line["step"] for line in trained] == [2, 4, 6]
+        for line, reference in zip(trained, lines(watched / "one"), strict=False):
+            norms = {name: value for name, value in line.items() if name.startswith("grad_norm/")}
+            expected = {name: value for name, value in reference.items() if name.startswith("grad_norm/")}
+            assert list(norms) == [f"grad_norm/{part}" for part in ("stem", "blocks.0", "blocks.1", "norm", "head")]
+            assert norms == pytest.approx(expected, rel=1e-4)
+            whole = sum(value**2 for value in norms.values()) ** 0.5
+            assert 0.5 * line["grad_norm"] < whole < 2 * line["grad_norm"]
+
+
+def test_the_trace_is_of_the_asked_steps(watched):
+    (trace,) = (watched / "one/profile").iterdir()
+    assert trace.name == "steps-3-5.pt.trace.json.gz"
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    steps = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
+    assert len(steps) == 2
+    assert len(list((watched / "two/profile").iterdir())) == 1  # of rank 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ([("train.profile", "30:20")], "should be FIRST:STOP, two step numbers such as 20:30"),
+        ([("train.profile", "20")], "train.profile 20: "),
+        ([("log.mistakes", "8"), ("data.num_classes", "21841")], "too many for a confusion matrix"),
+        ([("log.block_norms", "true"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
+    ],
+)
+def test_what_cannot_be_watched(overrides, complaint):
+    with pytest.raises(InputError, match=complaint):
+        load_recipe("digits/mixer", overrides)
+
+
+def test_utilisation_is_flops_over_the_peak():
+    assert find_gpu("NVIDIA A100-SXM4-80GB").half == 312e12
+    assert find_gpu("NVIDIA H200").half == 989e12
+    assert find_gpu("NVIDIA GeForce RTX 3090").half == 71e12
+    assert find_gpu("Tesla V100-SXM2-32GB").single == 15.7e12
+    assert find_gpu("NVIDIA A100-PCIE-40GB") is None
+    assert find_gpu("NVIDIA H100 PCIe") is None
+    assert find_gpu("NVIDIA L4") is None
+    recipe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16")])
+    flops = model_cost(recipe.model, 224, 1000).training_flops
+    # 1,000 pictures/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
+    assert 1000 * share_of(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
+    fp32 = load_recipe("imagenet/mixer_b16", [("train.precision", "fp32"), ("train.matmul_precision", "high")])
+    assert share_of(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
+
+
+def test_the_picture_of_confusions_has_a_cell_for_each_pair():
+    image = confusion_image([[3, 1], [0, 4]], ["a", "b"])
+    corners = [image[2, 122], image[2, 158], image[38, 122], image[38, 158]]  # beside the counts
+    share = np.array([0.75, 0.25, 0, 1])[:, None]
+    expected = np.array([255, 255, 255]) + share * (np.array([0, 90, 160]) - 255)
+    assert np.abs(np.array(corners) - expected).max() <= 1
+    assert confusion_image(torch.eye(1000, dtype=torch.int64).tolist(), []).shape == (1018, 1000, 3)
+
+
+def test_a_run_without_a_folder_is_named_by_what_is_changed():
+    overrides = [("data.path", "/x"), ("optim.lr", "1e-3"), ("data.mean", "[0, 1]"), ("log.every", "5")]
+
+    assert str(default_run_dir(Path("recipes/digits/mixer.yaml"), overrides)).startswith(
+        "runs/mixer-lr-1e-3-mean-0_1-2"
+    )
