@@ -128,6 +128,15 @@ def mnli(folder: Path) -> None:
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
 
 
+def table(folder: Path) -> None:
+    """Pictures with two numbers each to predict, in a table."""
+    rows = ["path,split,one,other"]
+    for i in range(TRAIN + TEST):
+        Image.fromarray(noise(40, 50, 3)).save(folder / f"{i}.jpg")
+        rows.append(f"{i}.jpg,{'train' if i < TRAIN else 'test'},{i / 7},{i * i}")
+    (folder / "table.csv").write_text("\n".join(rows) + "\n")
+
+
 # By the name of the prepared folder in recipes: the source for `widemix prep`, and what writes its input.
 LAYOUTS: dict[str, tuple[str, Callable[[Path], None] | None]] = {
     "digits": ("digits", None),

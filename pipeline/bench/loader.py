@@ -21,6 +21,7 @@ from pipeline.data.loader import TrainLoader
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
+from pipeline.formats.checksums import open_checksums
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
@@ -29,6 +30,7 @@ VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 SIDE, BATCH = 224, 50
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 FFCV = "FFCV, original bytes, uint8"
+UNCHECKED = ", without checksums"  # ends the name of a contestant
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -40,17 +42,22 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         links = link_repeatedly(files, folder / "pictures", arguments.samples)
-        for kind, markers in (("original", "--no-restart-markers"), ("segments", "--restart-markers")):
-            prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", markers)
-        return compare_loaders(_contestants(links, folder), arguments.rounds, peer=FFCV)
+        for kind, option in (
+            ("original", "--no-restart-markers"),
+            ("segments", "--restart-markers"),
+            ("raw", "--raw"),
+        ):
+            prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", option)
+        return compare_loaders(_contestants(links, folder), arguments.rounds, peer=FFCV, without=UNCHECKED)
 
 
 def _contestants(links: Sequence[Path], folder: Path) -> dict[str, Contestant]:
     original, segments = folder / "original", folder / "segments"
     contestants = {
         FFCV: _ffcv(original / "train.beton"),
-        "ours, original bytes, uint8": _decoder(original),
-        "ours, restart markers, uint8": _decoder(segments),
+        **_decoders("ours, original bytes, uint8", original),
+        **_decoders("ours, restart markers, uint8", segments),
+        **_decoders("ours, pixels, uint8", folder / "raw"),
         "timm's create_loader, original files": _timm(folder / "pictures" / "train"),
         "torchvision v2 and its decoder, original files": _torchvision(links),
         "ours, original bytes": _loader(original),
@@ -66,8 +73,14 @@ def _count(batches: Iterable[Any]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-def _decoder(folder: Path) -> Contestant:
-    decoder = Decoder(open_beton(folder / "train.beton"))
+def _decoders(name: str, folder: Path) -> dict[str, Contestant]:
+    """With and without checksums, next to each other in every round."""
+    beton = open_beton(folder / "train.beton")
+    checked, unchecked = Decoder(beton, open_checksums(beton)), Decoder(beton)
+    return {name: _decoder(checked), f"{name}{UNCHECKED}": _decoder(unchecked)}
+
+
+def _decoder(decoder: Decoder) -> Contestant:
     beton, pictures = decoder.beton, np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
 
     def process(number: int) -> int:

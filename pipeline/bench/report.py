@@ -15,7 +15,8 @@ def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | Non
     figures = [name for name in rows[0] if name != "name"]
     print("  ".join(f"{name:>18}" for name in figures))
     for row in rows:
-        print("  ".join(f"{row[name]:>18,.6g}" for name in figures) + f"  {row['name']}")
+        shown = ["-" if row[name] is None else f"{row[name]:,.6g}" for name in figures]
+        print("  ".join(f"{value:>18}" for value in shown) + f"  {row['name']}")
     if file:
         file.write_text(json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
 

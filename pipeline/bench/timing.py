@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,17 +56,28 @@ def time_in_turns(
     return seconds
 
 
-def compare_loaders(contestants: Mapping[str, Contestant], rounds: int, peer: str) -> list[dict[str, Any]]:
+def compare_loaders(
+    contestants: Mapping[str, Contestant], rounds: int, peer: str, without: str | None = None
+) -> list[dict[str, Any]]:
     """Return a row for each contestant: `images_per_cpu_s`, and its `ratio` to the peer's.
 
-    Both are medians over rounds, by CPU time of all threads of the process.
+    Both are medians over rounds, by CPU time of all threads of the process. A contestant of whose name there is
+    another with `without` at its end gets `checksums_percent`: by how much it takes longer than that one.
     """
     seconds = time_in_turns(contestants, rounds, time.process_time)
-    return [
-        {
+    rows = []
+    for name, own in seconds.items():
+        row: dict[str, Any] = {
             "name": name,
             "images_per_cpu_s": round(statistics.median(1 / value for value in own), 1),
-            "ratio": round(statistics.median(b / a for a, b in zip(own, seconds[peer], strict=True)), 3),
+            "ratio": round(_median_ratio(seconds[peer], own), 3),
         }
-        for name, own in seconds.items()
-    ]
+        if without is not None:
+            twin = seconds.get(f"{name}{without}")
+            row["checksums_percent"] = None if twin is None else round(100 * (_median_ratio(own, twin) - 1), 2)
+        rows.append(row)
+    return rows
+
+
+def _median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(one, other, strict=True))

@@ -61,11 +61,11 @@ static bool has_checksum(const struct sample *sample, const uint32_t *blocks, si
     return false;
 }
 
-/* Read the rows from `top` on, of which there are `height`, of a sample of pixels, and the others of their bands. Returns
- * the first of them, or NULL with `message`. */
-static const uint8_t *read_rows(struct scratch *scratch, const struct sample *sample, int top, int height,
-                                char *message) {
-    const size_t row = 3 * (size_t)sample->width;
+/* Read a rectangle of a sample of pixels, and the rest of the bands of rows that it lies in. A band is checked just before
+ * its pixels are used, while it is in the cache. Returns false with `message` if it is damaged. */
+static bool read_pixels(struct scratch *scratch, const struct sample *sample, int top, int left, int height, int width,
+                        struct pixels *pixels, char *message) {
+    const size_t row = 3 * (size_t)sample->width, stride = 4 * (size_t)width;
     const int rows = (int)((BAND + row - 1) / row), bands = (sample->height + rows - 1) / rows;
     int first = top, end = top + height;
     if (sample->checksum) {
@@ -74,19 +74,24 @@ static const uint8_t *read_rows(struct scratch *scratch, const struct sample *sa
         end = end < sample->height ? end : sample->height;
     }
     const size_t size = row * (size_t)(end - first);
+    uint8_t *to = ensure_capacity(&scratch->pixels, stride * (size_t)height);
     uint8_t *bytes = ensure_capacity(&scratch->bytes, size);
-    if (!bytes || !read_bytes(sample, bytes, size, sample->offset + (off_t)(row * (size_t)first), message))
-        return NULL;
+    if (!to || !bytes || !read_bytes(sample, bytes, size, sample->offset + (off_t)(row * (size_t)first), message))
+        return false;
     if (sample->checksum && !has_checksum(sample, sample->bands, (size_t)bands, message))
-        return NULL;
-    for (int y = first; sample->checksum && y < end; y += rows) {
-        const int count = end - y < rows ? end - y : rows;
-        if (crc32c(0, bytes + row * (size_t)(y - first), row * (size_t)count) != sample->bands[y / rows]) {
+        return false;
+    *pixels = (struct pixels){to, stride, height, width};
+    for (int y = first, stop; y < end; y = stop) {
+        stop = sample->checksum && end - y > rows ? y + rows : end;
+        const uint8_t *band = bytes + row * (size_t)(y - first);
+        if (sample->checksum && crc32c(0, band, row * (size_t)(stop - y)) != sample->bands[y / rows]) {
             snprintf(message, MESSAGE, MISMATCH);
-            return NULL;
+            return false;
         }
+        for (int r = y > top ? y : top; r < stop && r < top + height; r++)
+            spread_row(band + row * (size_t)(r - y) + 3 * (size_t)left, width, to + stride * (size_t)(r - top));
     }
-    return bytes + row * (size_t)(top - first);
+    return true;
 }
 
 /* Decode a rectangle of a sample; returns false with `message` if it is damaged. */
@@ -110,15 +115,7 @@ static bool decode_crop(struct scratch *scratch, const struct sample *sample, in
         snprintf(message, MESSAGE, "%s", scratch->message);
         return false;
     }
-    size_t row = 3 * (size_t)sample->width;
-    uint8_t *to = ensure_capacity(&scratch->pixels, 4 * (size_t)width * (size_t)height);
-    const uint8_t *bytes = to ? read_rows(scratch, sample, top, height, message) : NULL;
-    if (!bytes)
-        return false;
-    *pixels = (struct pixels){to, 4 * (size_t)width, height, width};
-    for (int y = 0; y < height; y++)
-        spread_row(bytes + (size_t)y * row + 3 * (size_t)left, width, to + 4 * (size_t)y * (size_t)width);
-    return true;
+    return read_pixels(scratch, sample, top, left, height, width, pixels, message);
 }
 
 /* A rectangle of pixels of an image: rows from `top` up to `bottom`, columns from `left` up to `right`. */

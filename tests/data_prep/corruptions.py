@@ -2,9 +2,9 @@
 
     python -m tests.data_prep.corruptions --count 1000
 
-For each kind of file (JPEGs with restart markers, JPEGs with their own bytes, pixels, text) and each seed one file of
-the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a lost, inserted or cut end. Then every
-sample is read as in training and in evaluation. Each corruption is one of:
+For each kind of file (JPEGs with restart markers, JPEGs with their own bytes, pixels, text, JPEGs with targets) and
+each seed one file of the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a lost, inserted
+or cut end. Then every sample is read as in training and in evaluation. Each corruption is one of:
 
     refused    the folder is not opened, with one line
     named      the samples that differ are named, with the command that tells the cure; the others are right
@@ -25,6 +25,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,9 @@ SETTINGS = {
     "own bytes": PrepSettings(restart_markers=False),
     "raw": PrepSettings(raw=True),
     "text": PrepSettings(length=32),
+    "targets": PrepSettings(targets="*"),
 }
+SOURCES = {"text": ("mnli", "pairs"), "targets": ("csv", "pictures/table.csv")}
 BAD = ("SILENT", "CRASH", "NOT VERIFIED")
 PLACE = Topology(0, 1, 0, 1, torch.device("cpu"))
 EPOCHS = 2
@@ -61,19 +64,27 @@ def prepare_all(folder: Path) -> dict[str, Path]:
     (folder / "pairs").mkdir()
     rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat {i}\tpeople eat {i * i}" for i in range(60)]
     (folder / "pairs/train.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
+    rows = [f"train/{'ab'[i % 2]}/{i}.jpg,{i / 7},{i * i}" for i in range(20)]
+    (folder / "pictures/table.csv").write_text("\n".join(["path,one,other", *rows]) + "\n")
     for kind, settings in SETTINGS.items():
-        source, origin = ("mnli", "pairs") if kind == "text" else ("image-folder", "pictures")
+        source, origin = SOURCES.get(kind, ("image-folder", "pictures"))
         prepare(source, folder / origin, folder / kind, settings, processes=1)
     return {kind: folder / kind for kind in SETTINGS}
 
 
 def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, bytes | str]]:
-    """Each sample in each way of reading: its pixels or tokens and label, or the error. Raises as opening does."""
+    """Each sample in each way of reading: its pixels or tokens and label or targets, or the error.
+
+    Raises as opening does.
+    """
     if kind == "text":
         section = TextDataSection(kind="text", path=str(folder), num_classes=3, checksums=checksums)
         sources = {"text": Tokens(section, "train", PLACE)}
     else:
-        data = DataSection(path=str(folder), num_classes=2, image_size=24, workers=1, checksums=checksums)
+        targets: Any = "regression" if kind == "targets" else "class"
+        data = DataSection(
+            path=str(folder), num_classes=2, image_size=24, workers=1, checksums=checksums, targets=targets
+        )
         sources = {"pictures": AugmentedPictures(data, AugmentSection(), 0, PLACE)}
     for name, source in sources.items():
         for epoch in range(EPOCHS):
@@ -81,7 +92,7 @@ def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, by
                 view = np.array([sample])
                 try:
                     read, _ = source.read(view, view, epoch)
-                    yield f"{name} {epoch} {sample}", read.numpy().tobytes() + bytes(source.file.label[view])
+                    yield f"{name} {epoch} {sample}", read.numpy().tobytes() + source.labels(view).numpy().tobytes()
                 except InputError as error:
                     named = f"sample {sample} " in str(error) and "`widemix verify" in str(error)
                     yield f"{name} {epoch} {sample}", "named" if named else f"CRASH: {error}"

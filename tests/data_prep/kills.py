@@ -30,12 +30,17 @@ from data_prep import write
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.errors import InputError
-from tests.layouts import LAYOUTS
+from tests import layouts
 
 BAD = ("WRONG", "CRASH")
 SHARD = 4_000  # bytes of data between two journal entries: of few small samples
 KILLED, DONE, REFUSED, CRASHED = range(4)
-SETTINGS = {"imagenet21k": PrepSettings(raw=True), "mnli": PrepSettings(length=16)}
+SETTINGS = {
+    "imagenet21k": PrepSettings(raw=True),
+    "mnli": PrepSettings(length=16),
+    "table": PrepSettings(targets="one,other"),
+}
+LAYOUTS = layouts.LAYOUTS | {"table": ("csv", layouts.table)}
 
 
 class Job:
@@ -48,6 +53,7 @@ class Job:
         if make and self.origin:
             self.origin.mkdir()
             make(self.origin)
+            self.origin = self.origin / "table.csv" if name == "table" else self.origin
         self.root, self.name = root, name
         whole = root / f"{name}.whole"
         status, self.lines = self.child(whole)
