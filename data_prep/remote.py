@@ -40,6 +40,7 @@ class Remote(NamedTuple):
             except PermissionError as error:
                 raise InputError(f"{where}: cannot be read ({error})") from None
             except Exception as error:  # each file system has its own types for a line that was cut
+                _check_credentials(where, error)
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 continue
             if end is None or len(data) == end - begin:
@@ -70,6 +71,7 @@ def download(url: str, to: Path) -> Path:
     try:
         found = remote.files.find(remote.root, detail=True)
     except Exception as error:  # each file system has its own
+        _check_credentials(url, error)
         raise InputError(f"{url}: cannot be listed ({type(error).__name__}: {error})") from None
     files = [path for path, info in found.items() if info.get("type", "file") == "file"]
     if not files:
@@ -80,8 +82,18 @@ def download(url: str, to: Path) -> Path:
         if ".." in Path(name).parts or os.path.isabs(name):
             raise InputError(f"{url}: lists {path}, which lies outside of it")
         file = Remote(remote.files.unstrip_protocol(path), remote.files, path)
-        _download(file, remote.files.info(path), to / name)  # the listings of web servers have no sizes
+        stated = found[path].get("size") is not None  # web servers' listings have no sizes
+        _download(file, found[path] if stated else remote.files.info(path), to / name)
     return to / Path(files[0]).name if single else to
+
+
+def _check_credentials(url: str, error: Exception) -> None:
+    """Raise `InputError` for an error of a store's client that trying again does not cure; each has its own type."""
+    if "Credential" in type(error).__name__:
+        raise InputError(
+            f"{url}: needs credentials ({error}); set those of its client, such as AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY for s3://"
+        ) from None
 
 
 def _download(remote: Remote, info: dict[str, Any], to: Path) -> None:

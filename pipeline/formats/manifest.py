@@ -63,6 +63,9 @@ class Manifest(BaseModel):
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder. Raises `InputError` if there is none, or it cannot be read."""
     path = folder / NAME
+    if folder.parts[:1] and folder.parts[0].endswith(":"):  # what Path makes of a URL
+        url = str(folder).replace(":/", "://", 1)
+        raise InputError(f"{url}: is a URL; `widemix stage {url} --to DIR` copies it to this machine")
     if path.exists() and not path.is_file():  # reading a FIFO would wait forever
         raise InputError(f"{path}: is not a regular file; prepare the folder again")
     try:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from pipeline.section import Positive, Section, Triple, key
 
@@ -12,6 +12,16 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 class PreparedSection(Section):
     """Keys that pictures and text have in common."""
+
+    @field_validator("path")
+    @classmethod
+    def path_is_a_folder(cls, path: str) -> str:
+        """Samples are read from a disk; a URL is copied there first."""
+        if "://" in path:
+            raise ValueError(
+                f"{path} is a URL; `widemix stage {path} --to DIR` copies it to a disk, and prints where"
+            )
+        return path
 
     path: str = key(..., "folder written by `widemix prep` (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
