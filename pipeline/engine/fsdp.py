@@ -20,7 +20,7 @@ from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
-from pipeline.engine.torch_versions import set_timeout
+from pipeline.engine.torch_versions import check_fsdp, set_timeout
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -34,6 +34,7 @@ class FSDPEngine(TorchEngine):
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
+        check_fsdp()
         nodes = topology.world // topology.local_world if section.sharding == "hybrid" else 1
         mesh = (
             _hybrid_mesh(section, topology)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from pipeline.errors import InputError
+
 
 class MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon for the groups marked "matrices", torch's AdamW for the others, as one optimizer.
@@ -19,6 +21,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: list[dict[str, Any]], adam: dict[str, Any], momentum: float):
+        if not hasattr(torch.optim, "Muon"):
+            raise InputError(f"optim.name muon: torch {torch.__version__} does not have it; take a newer one")
         super().__init__(groups, {"fused": adam["fused"]})
         self._optimizers: list[torch.optim.Optimizer] = []
         matrices = [group for group in self.param_groups if group["matrices"]]

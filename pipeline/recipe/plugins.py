@@ -1,17 +1,37 @@
-"""The key `plugins` of a recipe: modules of other people, which register their parts when they are imported."""
+"""Modules of other people, which register their parts when they are imported.
+
+A recipe names them in its key `plugins`; an installed package may name its own as an entry point of the group
+`widemix.plugins`, and recipes then use its parts without naming it.
+"""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any
 
 from pipeline.errors import InputError
 
+GROUP = "widemix.plugins"
+
+
+@cache
+def _import_installed() -> None:
+    """Import the modules that installed packages name; `InputError` where one names a module that is not there."""
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except ModuleNotFoundError as error:
+            package = entry.dist.name if entry.dist else entry.name
+            raise InputError(f"{package}: its plugin {entry.value} cannot be imported ({error}); repair it") from None
+
 
 def import_plugins(values: Mapping[str, Any], origin: str) -> None:
-    """Import the modules that a recipe's plain values name; `InputError` where there is no such module.
+    """Import installed plugins and the modules that a recipe's plain values name; `InputError` where one is missing.
 
     Only modules that Python finds by itself: a recipe or checkpoint of a stranger brings no code.
     """
+    _import_installed()
     names = values.get("plugins") or ()
     for name in names if isinstance(names, list | tuple) else ():
         try:

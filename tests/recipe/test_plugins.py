@@ -10,7 +10,7 @@ import widemix
 from pipeline.errors import InputError
 from pipeline.models.export import loading_line
 from pipeline.models.families import KINDS
-from pipeline.recipe import dump_recipe, load_recipe
+from pipeline.recipe import dump_recipe, load_recipe, plugins
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -53,6 +53,21 @@ def test_a_plugins_network_is_built_by_its_name(recipe: Path) -> None:
     again = recipe.with_name("again.yaml")
     again.write_text(dump_recipe(loaded))
     assert load_recipe(again) == loaded
+
+
+def test_an_installed_packages_plugin_needs_no_key(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "lab_networks-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-networks\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[widemix.plugins]\nlinear = my_plugin\n")
+    monkeypatch.setattr(plugins, "_import_installed", plugins._import_installed.__wrapped__)
+    recipe.write_text(recipe.read_text().replace("plugins: [my_plugin]\n", ""))
+    assert type(widemix.build_model(recipe)).__name__ == "Linear"
+    (package / "entry_points.txt").write_text("[widemix.plugins]\nlinear = my_plugni\n")
+    with pytest.raises(InputError, match="lab-networks: its plugin my_plugni cannot be imported"):
+        load_recipe(recipe)
 
 
 def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, digits: Path) -> None:
