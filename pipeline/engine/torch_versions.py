@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.errors import InputError
 
-
 FSDP_FROM = "2.15"  # of torch; on 2.8 gradients over ranks are not the mean, those between were not tried
 
 
@@ -19,8 +18,8 @@ def check_fsdp() -> None:
     """`InputError` where FSDP of this torch would compute other gradients."""
     if Version(torch.__version__).release < Version(FSDP_FROM).release:
         raise InputError(
-            f"engine.kind fsdp: needs torch {FSDP_FROM}, found {torch.__version__}, with which gradients would be wrong; "
-            "ddp and deepspeed run on it"
+            f"engine.kind fsdp: needs torch {FSDP_FROM}; gradients may be wrong with {torch.__version__}, on which ddp "
+            "and deepspeed run"
         )
 
 
