@@ -43,7 +43,7 @@ def _signature(thing: Any) -> str:
         if argument.kind is argument.KEYWORD_ONLY and not is_named:
             words, is_named = [*words, "*"], True
         default = "" if argument.default is argument.empty else f"={argument.default!r}"
-        stars = {argument.VAR_KEYWORD: "**", argument.VAR_POSITIONAL: "*"}.get(argument.kind, "")
+        stars = "**" if argument.kind is argument.VAR_KEYWORD else ""
         words.append(f"{stars}{argument.name}{default}")
     return f"({', '.join(words)})"
 

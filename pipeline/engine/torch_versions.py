@@ -18,8 +18,8 @@ def check_fsdp() -> None:
     """`InputError` where FSDP of this torch would compute other gradients."""
     if Version(torch.__version__).release < Version(FSDP_FROM).release:
         raise InputError(
-            f"engine.kind fsdp: needs torch {FSDP_FROM}; gradients may be wrong with {torch.__version__}, on which ddp "
-            "and deepspeed run"
+            f"engine.kind fsdp: needs torch {FSDP_FROM}; gradients may be wrong with {torch.__version__}, on which "
+            "ddp and deepspeed run"
         )
 
 
