@@ -38,7 +38,8 @@ def _signature(thing: Any) -> str:
     """The arguments with their defaults; without types, which the package has for editors and type checkers."""
     if inspect.isclass(thing) and "__init__" not in vars(thing):  # a section or an exception
         return ""
-    words, is_named = [], False
+    words: list[str] = []
+    is_named = False
     for argument in inspect.signature(thing).parameters.values():
         if argument.kind is argument.KEYWORD_ONLY and not is_named:
             words, is_named = [*words, "*"], True
