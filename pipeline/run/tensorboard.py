@@ -101,7 +101,7 @@ class Board:
         """
         self._writer.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
         self._writer.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
-        self._writer.add_custom_scalars(_layout(recipe))
+        self._writer.add_custom_scalars(_layout())
         settings = {name: _plain(value) for name, value in flat_recipe(recipe).items()}
         _, start, _ = hparams(settings, {})
         self._writer._get_file_writer().add_summary(start)
@@ -117,34 +117,30 @@ def _plain(value: Any) -> float | str | bool:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else str(value)
 
 
-def _layout(recipe: Recipe) -> dict[str, dict[str, list[Any]]]:
-    """The charts of the tab "custom scalars"."""
+def _layout() -> dict[str, dict[str, list[Any]]]:
+    """The charts of the tab "custom scalars": the same for all runs, since TensorBoard adds up what differs."""
 
     def chart(*tags: str) -> list[Any]:
         return ["Multiline", list(tags)]
 
-    averaged = recipe.train.ema_decay is not None
-
-    def evaluated(name: str) -> list[Any]:
-        return chart(f"eval/{name}", *([f"eval/ema_{name}"] if averaged else []))
-
-    blocks = {"gradient norm by block": chart("train/grad_norm/.*")} if recipe.log.block_norms else {}
     return {
         "training": {"loss": chart("train/loss"), "learning rate": chart("train/lr")},
-        "evaluation": {"top-1": evaluated("top1"), "top-5": evaluated("top5"), "loss": evaluated("loss")},
+        "evaluation": {
+            "top-1": chart("eval/top1", "eval/ema_top1"),
+            "top-5": chart("eval/top5", "eval/ema_top5"),
+            "loss": chart("eval/loss", "eval/ema_loss"),
+        },
         "by epoch (in hundredths)": {
             "loss": chart("over_epochs_x100/train_loss", "over_epochs_x100/eval_loss"),
             "top-1": chart("over_epochs_x100/eval_top1"),
         },
         "speed": {
             "samples per second": chart("train/images_per_s"),
-            "share of the time waiting for data": chart("train/data_wait"),
-            "model FLOPs utilisation": chart("train/mfu"),
+            "share of the time waiting for data, and of the peak FLOP/s (mfu)": chart("train/data_wait", "train/mfu"),
         },
         "memory": {"peak of rank 0, GiB": chart("train/memory_gb")},
         "gradients and weights": {
-            "gradient norm": chart("train/grad_norm"),
-            **blocks,
+            "gradient norm, also by block": chart("train/grad_norm", "train/grad_norm/.*"),
             "weight norm": chart("train/weight_norm"),
         },
     }
