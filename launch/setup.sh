@@ -1,6 +1,6 @@
 #!/bin/sh
 # Sets up .venv: the Debian packages that FFCV is built against, the packages of pyproject.toml, and pipeline/native.
-# FFCV is left out where its Debian packages are missing and cannot be installed: only benchmarks against it need it.
+# FFCV is left out where its Debian packages are missing and cannot be installed: only widemix.ffcv and benchmarks need it.
 # Does nothing if that was done before with this pyproject.toml, this Python and this folder.
 # Rebuilds the environment if it has no .venv/stamp (an interrupted set-up), was moved, or its Python is gone.
 set -eu
@@ -123,7 +123,7 @@ if [ -n "$missing" ]; then
     else
         needed=$(missing_packages "$python" needed)
         [ -z "$needed" ] || fail "a system package is missing; as root: apt-get install $needed; then again"
-        say "without FFCV, which only benchmarks need: $missing missing, which root can install; then .venv/bin/pip install -e '.[ffcv]'"
+        say "without FFCV, which only widemix.ffcv and benchmarks need: $missing missing, which root can install; then .venv/bin/pip install -e '.[ffcv]'"
         extras=dev
         missing=
     fi

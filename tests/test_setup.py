@@ -247,7 +247,8 @@ def test_without_root_and_sudo_ffcv_is_left_out_in_one_line(nobody: Project) -> 
     done = nobody.set_up()
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == (
-        "set-up: without FFCV, which only benchmarks need: libturbojpeg0-dev missing, which root can install; "
+        "set-up: without FFCV, which only widemix.ffcv and benchmarks need: "
+        "libturbojpeg0-dev missing, which root can install; "
         "then .venv/bin/pip install -e '.[ffcv]'"
     )
     assert nobody.calls("pip") == ["install --use-pep517 --editable .[dev]"]

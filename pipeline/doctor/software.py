@@ -24,7 +24,7 @@ GIB = 1 << 30
 ABSENT = "not installed"
 # PyPI's builds for CUDA 12.8 run on sm_70, the V100; those for CUDA 13 from sm_75 on.
 OLDER_TORCH = "torch==2.8.0", "torchvision==0.23.0"
-FOR_FFCV = "only the benchmarks against FFCV need it"
+FOR_FFCV = "only widemix.ffcv and the benchmarks against FFCV need it"
 
 
 def check_python() -> Finding:

@@ -227,7 +227,7 @@ def test_ffcv_whose_library_is_of_no_use(
     monkeypatch.syspath_prepend(tmp_path)
     finding = look("FFCV")
     assert finding.state == "note"
-    assert re.fullmatch(f"{says}; only the benchmarks against FFCV need it", finding.text)
+    assert re.fullmatch(f"{says}; only widemix.ffcv and the benchmarks against FFCV need it", finding.text)
     assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'ffcv>=[0-9.]+'", finding.fix)
 
 
