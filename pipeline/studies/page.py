@@ -88,7 +88,7 @@ def _text(point: Point | None) -> str:
     if not point.count:
         return "missing"
     value = f"{point.mean:,.4g}"
-    if not math.isnan(point.std):
+    if point.std > 0:  # not of one seed, nor of a size that has none
         value = f"{point.mean:.2f} ± {point.std:.2f}"
     short = f" ({point.count} of {point.wanted})" if point.count < point.wanted else f" ({point.count})"
     return value + (short if point.wanted > 1 else "")

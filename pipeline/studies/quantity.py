@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import InputError
@@ -69,6 +70,8 @@ def value_of(name: str, recipe: Recipe) -> float | str:
 
         cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
         return COMPUTED[name][1](recipe, cost)
+    if name == "data.path":
+        return Path(recipe.data.path).name
     section, _, leaf = name.partition(".")
     value = getattr(recipe, section).model_dump().get(leaf)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -80,6 +83,8 @@ def label_of(name: str) -> str:
     """Return the text of a quantity's axis."""
     if name in COMPUTED:
         return COMPUTED[name][0]
+    if name == "data.path":
+        return "data"
     return MEASURED.get(name) or name.rpartition(".")[2].replace("_", " ")
 
 
