@@ -161,8 +161,13 @@ def test_shards_at_a_url_are_prepared(tmp_path, jpeg, memory, capsys):
 def test_a_hash_that_the_store_states_is_compared(tmp_path, memory, monkeypatch):
     memory.pipe_file("/bucket/a.tar", b"abc")
     stated = {"lfs": {"sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}
-    info = type(memory).info
-    monkeypatch.setattr(type(memory), "info", lambda *words, **more: info(*words, **more) | stated)
+    find = type(memory).find
+
+    def with_hashes(*words, **more):
+        found = find(*words, **more)
+        return {path: info | stated for path, info in found.items()} if more.get("detail") else found
+
+    monkeypatch.setattr(type(memory), "find", with_hashes)
     assert download("memory://bucket/a.tar", tmp_path).read_bytes() == b"abc"
     stated["lfs"]["sha256"] = "0" * 64
     (tmp_path / "a.tar").unlink()

@@ -22,12 +22,22 @@ SHIPPED = shipped(ROOT / "recipes")
 SMALLER = {
     "mixer": {"depth": 1, "channels": 8, "token_hidden": 8, "channel_hidden": 8},
     "s_mixer": {"depth": 1, "channels": 8},
+    "ff_only": {"depth": 1, "channels": 8},
+    "permutator": {"depth": 1, "channels": 8},
+    "repmlp": {"depth": 1, "channels": 8},
     "sw_mlp": {"depth": 1, "width": 64, "channels": 1},
     "shallow": {"width": 16},
     "s_fc": {"base_channels": 1},
     "text_mixer": {"depth": 1, "channels": 8},
     "text_transformer": {"depth": 1, "channels": 8},
 }
+# What the runs that others start from are trained by, and on, where their names do not say it.
+STARTS = {"runs/cifar10": ("cifar10/mixer_small", "cifar10")}
+
+
+def layout(name: str):
+    """The source of a prepared folder, and what writes it: of few-shot data, that of all."""
+    return LAYOUTS[re.sub(r"-\d+-shot$", "", name)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +47,7 @@ def prepared(tmp_path_factory):
 
     def of(name: str) -> Path:
         if name not in folders:
-            source, write = LAYOUTS[name]
+            source, write = layout(name)
             target = tmp_path_factory.mktemp("prepared")
             origin = tmp_path_factory.mktemp(name) if write else None
             if write:
@@ -57,9 +67,10 @@ def pretrained(tmp_path_factory, prepared):
 
     def of(name: str) -> Path:
         if name not in runs:
-            path = ROOT / f"recipes/imagenet/{Path(name).name.replace('-', '_')}.yaml"
+            place, data = STARTS.get(name, (f"imagenet/{Path(name).name.replace('-', '_')}", "imagenet21k"))
+            path = ROOT / f"recipes/{place}.yaml"
             whole = load_recipe(path)
-            overrides = [*tiny(whole), ("data.path", str(prepared("imagenet21k"))), ("train.max_steps", "1")]
+            overrides = [*tiny(whole), ("data.path", str(prepared(data))), ("train.max_steps", "1")]
             runs[name] = tmp_path_factory.mktemp("pretrained") / "run"
             assert train(load_recipe(path, overrides), runs[name], "auto", path) == Exit.DONE
         return runs[name]
@@ -110,8 +121,11 @@ def test_a_recipes_header_says_how_and_what(path):
     fields = header(path)
     name, recipe = path.relative_to(ROOT), load_recipe(path)
     assert re.match(
-        rf"widemix prep {LAYOUTS[Path(recipe.data.path).name][0]} .*--to {recipe.data.path}\b", fields["prepare"]
+        rf"widemix prep {layout(Path(recipe.data.path).name)[0]} .*--to {recipe.data.path}\b", fields["prepare"]
     )
-    assert fields["command"] == f"widemix train {name}"
+    assert fields["command"].split(" --")[0] in (
+        f"widemix train {name}",
+        f"widemix train {path.parent.name}/{path.stem}",
+    )
     assert f"widemix cost {name}" in fields["cost"]
     assert not any(re.search(r"MEASURED|TODO", line) for line in fields.values())
