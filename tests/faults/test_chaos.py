@@ -34,8 +34,9 @@ def events(run: Path) -> list[dict]:
 def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
     for name in ("ddp", "ZeRO-1"):
         said = (chaos / f"{name}.log").read_text()
-        for number, step in (("4 ranks", 8), ("1 rank", 12), ("3 ranks", 26)):
-            assert f"at step {step} to 36 steps on {number}" in said
+        # The stop comes while the save of step 24 is being written, beside which training goes on.
+        for number, step in (("4 ranks", "8"), ("1 rank", "12"), ("3 ranks", "2[5-9]")):
+            assert re.search(f"at step {step} to 36 steps on {number}", said)
         assert re.search(r"00000016/(model|optimizer)\.safetensors: is damaged .*; an older checkpoint is used", said)
         assert "No space left on device" in said
         assert "stopped with a checkpoint" in said
