@@ -191,7 +191,7 @@ def main() -> None:
     print(f"seed {arguments.seed}, {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory() as name:
         write_pictures(Path(name) / "jpegs")
-        prepare("image-folder", Path(name) / "jpegs", Path(name) / "data", PrepSettings())
+        prepare("image-folder", Path(name) / "jpegs", Path(name) / "data", PrepSettings(shuffle=True))
         for order in ("random", "paged"):
             found = soak(str(Path(name) / "data"), order, arguments.seed, arguments.minutes / 2, arguments.groups)
             print(f"{order}: {found}", flush=True)
