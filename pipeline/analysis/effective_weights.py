@@ -22,6 +22,11 @@ from pipeline.models.pk import MixingLayer, weigh
 from pipeline.models.sw_mlp.network import SwMlp, SwMlpBlock
 from pipeline.models.sw_mlp.sparse import SparseLinear
 
+
+class TooLargeError(InputError):
+    """Effective weights that are too large to be made."""
+
+
 LARGEST = 8192  # side of a matrix that is made
 PIXELS = 512  # side of a drawn matrix
 
@@ -30,7 +35,7 @@ def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...])
     """Return the matrix of each layer of a block on its flattened input features: float32 [outputs, inputs].
 
     `features` is the shape of one sample of the block's input, (S, C) or (m,). Permutations that no activation
-    separates from a layer belong to it. `InputError` for matrices that are too large.
+    separates from a layer belong to it. `TooLargeError` for matrices that are not made.
     """
     layers = [
         (name, function, shape)
@@ -39,7 +44,7 @@ def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...])
     ]
     largest = max(int(np.prod(shape)) for _, _, shape in layers)
     if largest > LARGEST:
-        raise InputError(f"effective weights of {largest} columns: at most {LARGEST} are made")
+        raise TooLargeError(f"effective weights of {largest:,} columns: at most {LARGEST:,} are made")
     with torch.no_grad():
         return {name: _matrix(function, shape) for name, function, shape in layers}
 

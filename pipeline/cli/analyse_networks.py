@@ -1,6 +1,8 @@
 """widemix analyse cka, spectrum, weights: figures of networks."""
 
 import argparse
+import math
+import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit
@@ -130,7 +132,14 @@ def add_weights(analyses) -> None:
 
 
 def _weights(arguments: argparse.Namespace) -> Exit:
-    from pipeline.analysis.effective_weights import block_weights, draw_fields, draw_weights, receptive_fields
+    from pipeline.analysis.effective_weights import (
+        TooLargeError,
+        block_weights,
+        draw_fields,
+        draw_weights,
+        input_features,
+        receptive_fields,
+    )
     from pipeline.training.networks import load_network
 
     if arguments.units < 1:
@@ -140,14 +149,18 @@ def _weights(arguments: argparse.Namespace) -> Exit:
         network = load_network(name)
         module, side = network.module, network.data.image_size
         fields = [receptive_fields(module, side, arguments.units, skips) for skips in (False, True)]
-        matrices[name], features = block_weights(module, side, arguments.block)
-        layers = {layer: [*matrix.shape, float((matrix != 0).mean())] for layer, matrix in matrices[name].items()}
+        features = math.prod(input_features(module, side))
+        try:
+            matrices[name] = block_weights(module, side, arguments.block)[0]
+        except TooLargeError as error:
+            print(f"{name}: {error}, so its receptive fields alone are drawn", file=sys.stderr)
+        own = matrices.get(name, {})
+        layers = {layer: [*matrix.shape, float((matrix != 0).mean())] for layer, matrix in own.items()}
         entry = {"network": name, "features": features, "block": arguments.block, "layers": layers}
         numbers.append(entry | {"fields": fields[0], "fields_with_skips": fields[1]})
         shares = ", ".join(f"{field['mean']:.3f}" for field in fields[0][:4])
         print(f"{name}: m {features}; of the features reach a unit after 1, 2, ... mixings: {shares}")
-    figures = {
-        "weights.png": lambda: draw_weights(matrices, arguments.values),
-        "receptive_fields.png": lambda: draw_fields(numbers),
-    }
+    figures = {"receptive_fields.png": lambda: draw_fields(numbers)}
+    if matrices:
+        figures["weights.png"] = lambda: draw_weights(matrices, arguments.values)
     return write_outputs(arguments, numbers, figures)

@@ -128,5 +128,12 @@ def test_the_command(tmp_path, capsys):
     content = json.loads((tmp_path / "weights.json").read_text())
     assert content[1]["fields"][0]["mean"] == pytest.approx(1 / content[1]["layers"]["mlp_tokens"][1] * 16)
     assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "receptive_fields.png"}
+    large = tmp_path / "large"
+    options = ["--to", str(large), "--units", "2", "--json", str(tmp_path / "large.json")]
+    assert run_command(make_parser(), argv=["analyse", "weights", "recipes/cifar10/figure7.yaml", *options]) == 0
+    assert "effective weights of 16,384 columns: at most 8,192 are made" in capsys.readouterr().err
+    assert [path.name for path in large.iterdir()] == ["receptive_fields.png"]
+    (content,) = json.loads((tmp_path / "large.json").read_text())
+    assert (content["features"], content["layers"]) == (128 * 64, {})
     assert run_command(make_parser(), argv=["analyse", "weights", recipes[0], "--block", "9"]) == 2
     assert "--block 9: the network has blocks 0 to 3" in capsys.readouterr().err
