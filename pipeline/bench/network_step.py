@@ -2,8 +2,8 @@
 
 All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
 in memory, no engine and no data. They take turns of one step in one process. The share of the peak (model FLOPs
-utilisation, MFU) compares the FLOPs of the products, counted by hand, with what a product of two square matrices of
-this precision reaches on this device in the same process.
+utilisation, MFU) compares the FLOPs of the products, as PyTorch counts those that this device computes, with what a
+product of two square matrices of this precision reaches on it in the same process.
 """
 
 import statistics
@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from timm.models.mlp_mixer import MlpMixer
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.bench.timing import compute_clock
 from pipeline.errors import InputError
-from pipeline.models.cost import model_cost
 from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe
@@ -48,14 +48,17 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
     contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]
     inputs, targets = _batch(recipe, batch, device)
+    with FlopCounterMode(display=False) as counter:
+        _step(contestants[0], inputs, targets, recipe.train.precision)
     for number in range(rounds + 1):
         for contestant in contestants:
             _step(contestant, inputs, targets, recipe.train.precision)
             if number == 0:  # compiles and allocates
                 contestant.seconds = {part: [] for part in PARTS}
-    flops = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes).training_flops * batch
     peak = measure_peak(recipe.train.precision, device)
-    return [_row(contestant, contestants[0], batch, flops, peak, device) for contestant in contestants]
+    return [
+        _row(contestant, contestants[0], batch, counter.get_total_flops(), peak, device) for contestant in contestants
+    ]
 
 
 def _networks(recipe: Recipe, compiled: bool) -> dict[str, Callable[[], nn.Module]]:

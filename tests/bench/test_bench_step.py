@@ -59,7 +59,12 @@ def test_the_rows_of_a_recipe_add_up():
         assert abs(row["tflop_per_s"] * 1e12 - flops / seconds) < 0.05 * flops / seconds + 1e8
     assert rows[0]["time_ratio"] == 1
     assert measure_peak("fp32", torch.device("cpu")) > 1e9
-    other = load_recipe(ROOT / "recipes/cifar10/sw_mlp.yaml", [("model.width", "32"), ("model.depth", "1")])
-    assert [row["name"] for row in measure_networks(other, 2, 1, False, torch.device("cpu"))] == ["network"]
+    sizes = [("model.width", "2048"), ("model.density", "0.02"), ("model.depth", "1")]
+    other = load_recipe(ROOT / "recipes/cifar10/sw_mlp.yaml", sizes)
+    (row,) = measure_networks(other, 64, 3, False, torch.device("cpu"))
+    assert row["name"] == "network"
+    layers = other.model.layer_costs(32, 10).layers  # a CPU multiplies by the weights that the masks leave
+    flops = 64 * sum(2 * layer.connections * (1 + layer.backward_products) for layer in layers)
+    assert row["tflop_per_s"] * 64e12 / row["images_per_cpu_s"] == pytest.approx(flops, rel=0.05)
     with pytest.raises(InputError, match="takes no pictures"):
         measure_networks(load_recipe(ROOT / "recipes/mnli/mixer_gelu.yaml"), 2, 1, False, torch.device("cpu"))
