@@ -162,7 +162,7 @@ def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str) ->
     free = shutil.disk_usage(unfinished).free
     if needed > free:
         sizes = f"{free / 2**20:,.0f} MiB free, a copy of {_where(source)} needs {needed / 2**20:,.0f}"
-        others = any(_COPY.match(path.name) for path in copy.parent.iterdir() if path != unfinished)
+        others = any(_COPY.fullmatch(path.name) for path in copy.parent.iterdir() if path != unfinished)
         cure = f"; `widemix stage --to {copy.parent} --clean 7` removes copies not used for 7 days" if others else ""
         raise InputError(f"{copy.parent}: has {sizes}{cure}")
     print_status(f"{copy}: copying from {_where(source)}")

@@ -36,8 +36,12 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n, I] -> [B, n, O]."""
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor) -> Tensor:
+        """`forward` with another bias [G, 1, O]: [B, n, I] -> [B, n, O]."""
         grouped = x.unflatten(1, (self.groups, -1)).transpose(0, 1)  # [G, B, n/G, I]
-        y = torch.baddbmm(self.bias, grouped.flatten(1, 2), self.weight.transpose(1, 2))
+        y = torch.baddbmm(bias, grouped.flatten(1, 2), self.weight.transpose(1, 2))
         return y.unflatten(1, (len(x), -1)).transpose(0, 1).flatten(1, 2)
 
     def extra_repr(self) -> str:

@@ -112,7 +112,7 @@ def weigh(layer: nn.Linear | GroupedLinear, x: Tensor) -> Tensor:
     """A mixing's layer on rows [B, n, I] without its bias: [B, n, O]."""
     if isinstance(layer, nn.Linear):
         return x @ layer.weight.T
-    return layer(x) - layer(torch.zeros_like(x))
+    return layer.product(x, torch.zeros_like(layer.bias))
 
 
 def _rows(x: Tensor) -> Tensor:
