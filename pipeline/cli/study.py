@@ -150,9 +150,9 @@ def _run(arguments: argparse.Namespace) -> Exit:
     study, cells, folder = _trained(arguments)
     if table := _earlier(arguments):
         cells = _without_known(cells, study, table)
-    runner = _runner(arguments, cells, folder)
-    done = sum(cell.is_done(folder) for cell in cells)
-    print(f"{folder}: {done} of {len(cells)} cells are done", flush=True)
+    missing = [cell for cell in cells if not cell.is_done(folder)]
+    runner = _runner(arguments, cells, missing, folder)
+    print(f"{folder}: {len(cells) - len(missing)} of {len(cells)} cells are done", flush=True)
     return runner().run(cells)
 
 
@@ -165,7 +165,7 @@ def _search(arguments: argparse.Namespace) -> Exit:
         raise InputError(f"--trials {arguments.trials}: must be at least 1")
     _, cells, folder = _trained(arguments)
     span = Range(arguments.key, arguments.low, arguments.high, log=not arguments.linear)
-    runner = _runner(arguments, cells, folder)
+    runner = _runner(arguments, cells, cells, folder)
     journal = folder / "search"
     journal.mkdir(exist_ok=True)
     with hold(journal):
@@ -182,8 +182,10 @@ def _search(arguments: argparse.Namespace) -> Exit:
     return Exit.DONE
 
 
-def _runner(arguments: argparse.Namespace, cells: "list[Cell]", folder: Path) -> "Callable[[], Runner]":
-    """Check what the cells need; returns what makes a runner of them."""
+def _runner(
+    arguments: argparse.Namespace, cells: "list[Cell]", missing: "list[Cell]", folder: Path
+) -> "Callable[[], Runner]":
+    """Check what the cells need, and the data of those that are missing; returns what makes a runner."""
     from pipeline.formats.manifest import read_manifest
     from pipeline.recipe import check_world
     from pipeline.studies.runner import Runner
@@ -193,7 +195,7 @@ def _runner(arguments: argparse.Namespace, cells: "list[Cell]", folder: Path) ->
             raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
     for cell in cells:
         check_world(cell.recipe, arguments.ranks)
-    for path in {cell.recipe.data.path for cell in cells if not cell.is_done(folder)}:
+    for path in {cell.recipe.data.path for cell in missing}:
         read_manifest(Path(path))
     folder.mkdir(parents=True, exist_ok=True)
     return lambda: Runner(folder, arguments.at_once, arguments.ranks, _gpus())
