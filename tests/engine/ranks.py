@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
 
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
-from pipeline.engine import State, build_engine, prepare
+from pipeline.engine import Engine, State, build_engine, prepare
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
 from pipeline.run.saving import assembled
@@ -117,6 +118,15 @@ SHARING = {1: [("muon", "ddp"), ("schedule_free", "ddp")]}  # by world size: on 
 SHARING[2] = [("muon", "fsdp"), ("schedule_free", "fsdp"), ("schedule_free", "deepspeed 2")]
 
 
+def _collectives(engine: Engine) -> int:
+    """How many collectives the optimizer alone takes in a step."""
+    for tensor in engine.optimizer_tensors():
+        tensor.grad = torch.zeros_like(tensor)
+    with CommDebugMode() as communication:
+        engine.optimizer.step()
+    return communication.get_total_counts()
+
+
 def optimizers(data: Path) -> dict[tuple[str, str], Any]:
     """Losses and final weights of each optimizer on engines that can, resumed after four steps."""
     results = {}
@@ -127,7 +137,12 @@ def optimizers(data: Path) -> dict[tuple[str, str], Any]:
         other = setting.engine()
         other.load(_everywhere(engine.state()))
         whole, resumed = setting.run(engine, range(4, STEPS)), setting.run(other, range(4, STEPS))
-        results[name, kind] = {"losses": losses + whole, "resumed": losses + resumed, "model": other.state().model}
+        results[name, kind] = {
+            "losses": losses + whole,
+            "resumed": losses + resumed,
+            "model": other.state().model,
+            "collectives": _collectives(other),
+        }
     return results
 
 

@@ -12,6 +12,7 @@ import pipeline.models.timm_registry  # noqa: F401 - registers our names
 from pipeline.errors import InputError
 from pipeline.optim.build import build_optimizer, set_rate
 from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed
+from pipeline.optim.muon import Muon
 from pipeline.optim.section import OptimSection
 from pipeline.recipe import load_recipe
 from pipeline.recipe.schedule import ScheduleSection
@@ -83,6 +84,25 @@ def test_muon_takes_the_matrices_of_the_blocks():
     assert inner_matrices(model) == {
         f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim has no Muon before 2.9")
+@pytest.mark.parametrize("shape", [(5, 5), (12, 7), (7, 12), (1, 9)], ids=str)
+def test_muon_is_torchs_bit_by_bit(shape):
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    muon = Muon([{"params": [ours], "weight_decay": 0.3}], 0.1, 0.9)
+    expected = torch.optim.Muon([theirs], 0.1, 0.3, 0.9, adjust_lr_fn="match_rms_adamw")
+    for step in range(4):
+        for optimizer in (muon, expected):
+            optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        ours.grad = torch.randn(shape, generator=generator)
+        theirs.grad = ours.grad.clone()
+        muon.step()
+        expected.step()
+        assert torch.equal(ours, theirs)
+    (buffer,) = muon.state[ours].values()
+    assert torch.equal(buffer, expected.state[theirs]["momentum_buffer"])
 
 
 def test_the_schedule_of_the_paper():
