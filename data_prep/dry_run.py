@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from data_prep.encoding import Encoding, encoding_for
 from data_prep.prep_dir import check_outside, translate_errors
-from data_prep.prepare import check_grown, find_prepared, select
+from data_prep.prepare import find_prepared, is_outdated, select
 from data_prep.settings import PrepSettings
 from data_prep.sources import check_origin, read_source
 from data_prep.subset import Subset
@@ -50,7 +50,7 @@ def dry_run(
     free = shutil.disk_usage(existing).free
     done = find_prepared(source, origin, to, settings, force)
     dataset = select(read_source(source, origin, settings), settings)
-    if done is not None and not check_grown(to, done, dataset, extend):
+    if done is not None and not is_outdated(to, done, dataset, extend):
         return [], free
     encoding = encoding_for(dataset, origin, settings, processes=1)  # more would mostly measure their start
     workers = (processes or usable_cpus()) if encoding.parallel else 1

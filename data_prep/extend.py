@@ -1,6 +1,6 @@
 """What a source has gained since it was prepared, and samples that are prepared already and not encoded again."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +11,87 @@ from data_prep.encoding import Encoding
 from data_prep.picture import Encoded
 from data_prep.samples import Dataset, Origin
 from data_prep.subset import Subset
+from data_prep.verify import open_prepared
 from pipeline.errors import InputError
-from pipeline.formats.beton import RAW, Beton, open_beton
+from pipeline.formats.beton import RAW, TARGET, Beton, open_beton
 from pipeline.formats.checksums import compute_checksums, crc32c, open_checksums
 from pipeline.formats.manifest import Manifest
 from pipeline.formats.sources import SUFFIX, read_sources
 
 
-def find_new(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
-    """The names of the samples in the source that were not there when the folder `to` was prepared.
+def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
+    """What the source has gained since the folder `to` was prepared, or says otherwise of samples: a phrase for each.
 
-    Raises `InputError` if some that were there are gone. Nothing is known of folders without names of samples.
+    Samples are compared by name, class and targets, not by content; the train split's with those of `holdout`. Raises
+    `InputError` if some are gone. Of folders without names of samples only the classes are compared.
     """
+    phrases = _changed_classes(manifest.classes, dataset.classes)
     if any(Path(split.file).with_suffix(SUFFIX).name not in manifest.files for split in manifest.splits.values()):
-        return []
-    prepared = {name for split in manifest.splits.values() for name in read_sources(to / split.file)}
+        return phrases
+    then = {name: where for split in manifest.splits for name, where in _prepared(to, manifest, split)}
     left_out = {entry["file"] for entry in manifest.exceptions if entry["rule"].startswith("left out")}
-    listed = [sample.name for samples in dataset.splits.values() for sample in samples]
-    gone = sorted(prepared - set(listed))
+    now, listed = {}, 0
+    for split in dataset.splits:
+        for sample, where in _listed(dataset, split):
+            now[sample.name] = where
+            listed += sample.name not in left_out
+    new = sorted(now.keys() - then.keys() - left_out)
+    gone = sorted(then.keys() - now.keys())
     if gone:
+        others = f", which now has {name_some(new)}" if new else ""
         raise InputError(
-            f"{to}: holds {name_some(gone)}, no longer in {manifest.origin}; add --force to prepare what is there now"
+            f"{to}: holds {name_some(gone)}, no longer in {manifest.origin}{others}; add --force to prepare what is "
+            "there now"
         )
-    return sorted(name for name in listed if name not in prepared and name not in left_out)
+    moved = [name for name in sorted(then.keys() & now.keys()) if then[name] != now[name]]
+    if moved:
+        first = moved[0]
+        phrases.append(f"{name_some(moved)} changed ({first}: {then[first]} became {now[first]})")
+    if new:
+        phrases.append(f"it had {name_some(new)}")
+    stored = sum(split.samples for split in manifest.splits.values())
+    if not phrases and listed != stored:  # a table may list an image several times
+        phrases.append(f"it listed {listed:,} samples, not {stored:,}")
+    return phrases
+
+
+def _changed_classes(then: Sequence[str], now: Sequence[str]) -> list[str]:
+    new, gone = sorted(set(now) - set(then)), sorted(set(then) - set(now))
+    phrases = [f"it had the classes {name_some(new)}"] if new else []
+    phrases += [f"it lost the classes {name_some(gone)}"] if gone else []
+    if not phrases and tuple(then) != tuple(now):
+        first = next(label for label, (a, b) in enumerate(zip(then, now, strict=True)) if a != b)
+        phrases = [f"the order of its classes changed (class {first} was {then[first]}, and is {now[first]})"]
+    return phrases
+
+
+def _prepared(to: Path, manifest: Manifest, split: str) -> Iterator[tuple[str, str]]:
+    """Name, and split with class or targets, of the samples of a prepared split."""
+    beton = open_prepared(to, manifest, manifest.splits[split])
+    places, targets = _places(split, manifest.classes), np.zeros(0)
+    for name, (number, _) in read_sources(beton.path).items():
+        if isinstance(beton, Beton) and beton.target_count:
+            start = int(beton.targets[number])
+            targets = beton.bytes[start : start + beton.target_count * TARGET.itemsize].view(TARGET)
+        yield name, _describe(places[beton.label[number]], targets)
+
+
+def _listed(dataset: Dataset, split: str) -> Iterator[tuple[Any, str]]:
+    """The samples of a split of the source, each with its split and class or targets."""
+    places = _places(split, dataset.classes)
+    for sample in dataset.splits[split]:
+        targets = np.frombuffer(sample.targets, TARGET) if dataset.targets else np.zeros(0)
+        yield sample, _describe(places[sample.label], targets)
+
+
+def _places(split: str, classes: Sequence[str]) -> list[str]:
+    """What is said of the samples of a split with each label; the last is that of those without one, -1."""
+    whole = "train" if split == "holdout" else split  # which samples it takes depends on all of them
+    return [*(f"{name} of {whole}" for name in classes), whole]
+
+
+def _describe(place: str, targets: np.ndarray) -> str:
+    return f"{', '.join(f'{value:.6g}' for value in targets.tolist())} of {place}" if len(targets) else place
 
 
 class Prepared:

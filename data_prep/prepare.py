@@ -7,9 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data_prep.changes import name_some
 from data_prep.encoding import Encoding, encoding_for
-from data_prep.extend import Prepared, find_new
+from data_prep.extend import Prepared, find_changes
 from data_prep.from_python import SOURCE
 from data_prep.prep_dir import (
     check_outside,
@@ -49,9 +48,9 @@ def prepare(
     source: the name of one in `data_prep.sources`, or what `data_prep.from_python.collect` gives, with no `origin`.
 
     If the folder already holds the same preparation, it is left unchanged; with `force` it is prepared again. If it
-    holds anything else, `InputError` is raised, unless `force`; if the source has grown since, unless `extend`: the
-    result is that of preparing all of it, but only what is new is encoded. Images are encoded by `processes`
-    processes, by default one per usable CPU.
+    holds anything else, `InputError` is raised, unless `force`; if the source has grown or its classes have changed
+    since, unless `extend`: the result is that of preparing what is there now, but only new images are encoded. Images
+    are encoded by `processes` processes, by default one per usable CPU.
 
     Raises `InputError` for what the user can correct (paths, images, a full disk), and `RunError` if a process is
     killed, or if more than the share `max_bad` of a split's images, or all of a class, cannot be decoded. After an
@@ -64,7 +63,7 @@ def prepare(
     check_outside(to, origin)
     done = find_prepared(name, origin, to, settings, force)
     dataset = select(read_source(source, origin, settings) if isinstance(source, str) else source, settings)
-    if done is not None and not check_grown(to, done, dataset, extend):
+    if done is not None and not is_outdated(to, done, dataset, extend):
         clear_leftovers(to)
         print_status(f"{to}: already prepared from {done.origin} with these settings")
         return done
@@ -76,14 +75,15 @@ def prepare(
         return write_dataset(Job(plan, to, settings, dataset, encoding, max_bad, force))
 
 
-def check_grown(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> bool:
-    """Whether the source has samples that the prepared folder lacks; `InputError` unless `extend` adds them."""
-    new = find_new(to, done, dataset)
-    if new and not extend:
+def is_outdated(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> bool:
+    """Whether the source has other samples or classes than the prepared folder; `InputError` unless `extend`."""
+    changes = find_changes(to, done, dataset)
+    if changes and not extend:
         raise InputError(
-            f"{to}: was prepared from {done.origin} before it had {name_some(new)}; add --extend to add what is new"
+            f"{to}: was prepared from {done.origin} before {' and '.join(changes)}; add --extend to prepare what "
+            "is there now (only new images are encoded)"
         )
-    return bool(new)
+    return bool(changes)
 
 
 def select(dataset: Dataset, settings: PrepSettings) -> Dataset:

@@ -57,7 +57,11 @@ def add_prep(commands) -> None:
     part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
     add("--part", default="", metavar="K/N", help=part)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
-    add("--extend", action="store_true", help="add what the source has gained since; only that is encoded")
+    add(
+        "--extend",
+        action="store_true",
+        help="take over what the source gained or changed; only new images are encoded",
+    )
     _add_image_options(parser)
     _add_subset_options(parser)
     _add_text_options(parser)

@@ -33,9 +33,9 @@ def test_what_is_new_is_told_and_added(tmp_path, folder, picture, settings, monk
     prepare("image-folder", folder, out, settings, processes=1)
     before = contents(out)
     grow(folder, picture)
-    new = r"train/aardvark/0\.jpg, .*\(4 in all\)"
+    new = r"it had the classes aardvark and it had train/aardvark/0\.jpg, .*\(4 in all\)"
     for function in (prepare, dry_run):
-        with pytest.raises(InputError, match=rf"out: was prepared from .*pictures before it had {new}; add --extend"):
+        with pytest.raises(InputError, match=rf"out: was prepared from .*pictures before {new}; add --extend"):
             function("image-folder", folder, out, settings, processes=1)
     assert contents(out) == before
     encoded = []
@@ -59,7 +59,8 @@ def test_what_is_gone_or_changed_is_told(tmp_path, folder, picture):
     with pytest.raises(InputError, match=r"^train/bee/3\.JPEG: changed since it was prepared; add --force"):
         prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
     (folder / "train/bee/3.JPEG").unlink()
-    with pytest.raises(InputError, match=r"out: holds train/bee/3\.JPEG, no longer in .*pictures; add --force"):
+    told = r"out: holds train/bee/3\.JPEG, no longer in .*pictures, which now has .*\(4 in all\); add --force"
+    with pytest.raises(InputError, match=told):
         prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
     assert {name: data for name, data in contents(out).items() if not name.endswith(".unfinished")} == before
     prepare("image-folder", folder, out, PrepSettings(), processes=1, force=True)
@@ -87,3 +88,68 @@ def test_text_and_pixels_grow_too(tmp_path):
         prepare(source, origin, out, settings, extend=True)
         prepare(source, origin, tmp_path / f"{name}.fresh", settings)
         assert contents(out) == contents(tmp_path / f"{name}.fresh")
+
+
+CLASSES = "path,split,label\na.jpg,train,ant\nb.jpg,train,bee\nc.jpg,val,ant\nd.jpg,val,bee\n"
+NUMBERS = "path,split,one,other\na.jpg,train,1,2\nb.jpg,train,3,4\n"
+LISTS = "path,labels\na.jpg,ant|bee\nb.jpg,\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "old", "new", "words"),
+    [
+        (
+            CLASSES,
+            {},
+            "b.jpg,train,bee",
+            "b.jpg,train,ant",
+            r"b\.jpg changed \(b\.jpg: bee of train became ant of train\)",
+        ),
+        (CLASSES, {}, "b.jpg,train", "b.jpg,val", r"b\.jpg changed \(b\.jpg: bee of train became bee of val\)"),
+        (CLASSES, {}, "bee", "cow", "it had the classes cow and it lost the classes bee and b"),
+        (CLASSES, {"splits": "train"}, "c.jpg,val,ant", "c.jpg,val,aardvark", "it had the classes aardvark"),
+        (CLASSES, {"raw": True}, "c.jpg,val,ant\n", "c.jpg,val,ant\n" * 2, "it listed 5 samples, not 4"),
+        (NUMBERS, {"targets": "*"}, "1,2", "1,7", r"a\.jpg changed \(a\.jpg: 1, 2 of train became 1, 7 of train\)"),
+        (NUMBERS, {"targets": "*"}, "one,other", "other,one", "the order of its classes changed"),
+        (LISTS, {}, "b.jpg,", "b.jpg,ant", r"b\.jpg changed \(b\.jpg: 0, 0 of train became 1, 0 of train\)"),
+    ],
+)
+def test_other_classes_and_targets_are_told_and_taken_over(
+    tmp_path, picture, monkeypatch, table, settings, old, new, words
+):
+    for seed, name in enumerate("abcd"):
+        picture(seed).save(tmp_path / f"{name}.jpg")
+    origin, out, fresh = tmp_path / "table.csv", tmp_path / "out", tmp_path / "fresh"
+    origin.write_text(table)
+    prepare("csv", origin, out, PrepSettings(**settings), processes=1)
+    before = contents(out)
+    prepare("csv", origin, out, PrepSettings(**settings), processes=1)
+    assert contents(out) == before
+    origin.write_text(table.replace(old, new))
+    for function in (prepare, dry_run):
+        with pytest.raises(InputError, match=rf"out: was prepared from .* before .*{words}.*; add --extend"):
+            function("csv", origin, out, PrepSettings(**settings), processes=1)
+    assert contents(out) == before
+    prepare("csv", origin, fresh, PrepSettings(**settings), processes=1)
+    monkeypatch.setattr(encode, "encode", None)  # no image is encoded again
+    prepare("csv", origin, out, PrepSettings(**settings), processes=1, extend=True)
+    assert contents(out) == contents(fresh) != before
+
+
+def test_another_order_of_classes_and_labels_of_pairs_are_told(tmp_path, jpeg):
+    origin, out = tmp_path / "origin", tmp_path / "out"
+    for wnid in ("n00000001", "n00000002"):
+        (origin / "train" / wnid).mkdir(parents=True)
+        (origin / "train" / wnid / "0.JPEG").write_bytes(jpeg(0))
+    prepare("imagenet", origin, out, PrepSettings(), processes=1)
+    (origin / "wnids.txt").write_text("n00000002\nn00000001\n")
+    with pytest.raises(InputError, match=r"order of its classes changed \(class 0 was n00000001, and is n00000002\)"):
+        prepare("imagenet", origin, out, PrepSettings(), processes=1)
+    pairs, lines = tmp_path / "pairs", ["gold_label\tsentence1\tsentence2", "neutral\tsome eat\tthey eat"]
+    pairs.mkdir()
+    (pairs / "train.tsv").write_text("\n".join(lines))
+    prepare("mnli", pairs, tmp_path / "text", PrepSettings(length=16))
+    (pairs / "train.tsv").write_text("\n".join(lines).replace("neutral", "entailment"))
+    told = r"train\.tsv:2 changed \(train\.tsv:2: neutral of train became entailment of train\)"
+    with pytest.raises(InputError, match=told):
+        prepare("mnli", pairs, tmp_path / "text", PrepSettings(length=16))
