@@ -143,6 +143,18 @@ def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     return False
 
 
+def check_cpu() -> Finding:
+    """Check whether the CPU multiplies bf16 at a speed that one can train with."""
+    from pipeline.data.precision import SLOW, bf16_slowdown
+
+    slowdown = bf16_slowdown()
+    if slowdown > SLOW:
+        return Finding(
+            f"a linear layer in bf16 takes {slowdown:.0f} times as long as in fp32", "note", "train there in fp32"
+        )
+    return Finding(f"a linear layer in bf16 takes {slowdown:.1f} times as long as in fp32")
+
+
 def check_nccl() -> Finding:
     """Check that torch has NCCL."""
     import torch
@@ -219,6 +231,7 @@ CHECKS = {
     "torch": Check(check_torch, "torch"),
     "torchvision": Check(check_torchvision, "torchvision"),
     "GPUs": Check(check_gpus, "torch"),
+    "CPU": Check(check_cpu, "torch"),
     "NCCL": Check(check_nccl, "torch"),
     "FFCV": Check(check_ffcv, "ffcv", FOR_FFCV),
     "OpenCV": Check(check_opencv, "opencv-python", FOR_FFCV),

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import time
 from collections import namedtuple
 from pathlib import Path
 
@@ -136,6 +137,22 @@ def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPat
     assert look("GPUs") == Finding(
         "the driver supports CUDA 13.2, torch is built without CUDA", "missing", look("torch").fix
     )
+
+
+def test_a_cpu_on_which_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from pipeline.data import precision
+
+    seconds = {torch.float32: 0.001, torch.bfloat16: 0.012}
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: time.sleep(seconds[a.dtype]))
+    threads = torch.get_num_threads()
+    assert 4 < precision.bf16_slowdown() <= 12
+    assert torch.get_num_threads() == threads
+    assert look("CPU").state == "note"
+    assert look("CPU").fix == "train there in fp32"
+    seconds[torch.bfloat16] = 0.001
+    assert look("CPU").state == "ok"
 
 
 def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
