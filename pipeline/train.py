@@ -57,6 +57,7 @@ def train(
     recipe = match_folder(recipe)
     import torch
 
+    from pipeline.data.precision import SLOW, bf16_slowdown
     from pipeline.distributed.requests import SharedRequests
     from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
     from pipeline.distributed.watchdog import Watchdog
@@ -90,6 +91,13 @@ def train(
             _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
         note = partial(_print, topology) if verbosity >= 0 else _silent
+        if (
+            recipe.train.precision == "bf16"
+            and topology.device.type == "cpu"
+            and (slowdown := bf16_slowdown()) > SLOW
+        ):
+            cure = "set train.precision fp32"
+            _print(topology, f"warning: bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; {cure}")
         _begin(start, schedule.last_step, topology, note)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
         retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
@@ -152,23 +160,27 @@ def _begin(start: "ResumeState", last_step: int, topology: "Topology", note: Not
 
 
 def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology", note: Note) -> "nn.Module":
-    """Build the model on its device, with new weights or those of train.init_from."""
+    """Build the model, with new weights or those of train.init_from, or without where the engine gives it some."""
     import torch
 
-    from pipeline.engine import prepare
-    from pipeline.models.registry import build_model
+    from pipeline.distributed.topology import on_main
+    from pipeline.engine import hands_out_weights, prepare
+    from pipeline.models.registry import build_hollow, build_model
     from pipeline.training.finetune import freeze, load_init_weights
 
     section = recipe.train
     torch.manual_seed(section.seed)
-    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    from_main = hands_out_weights(recipe.engine)
+    hollow = from_main and not topology.is_main
+    module = (build_hollow if hollow else build_model)(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, section)
     if section.init_from and not start.checkpoint:
-        changes = load_init_weights(module, section.init_from, section.reset_head)
+        load = partial(load_init_weights, module, section.init_from, section.reset_head)
+        changes = on_main(topology, load) if from_main else load()
         note(f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
     if section.freeze:
         note(f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")
-    return module.to(topology.device)
+    return module if hollow else module.to(topology.device)
 
 
 def _build_engine(recipe: Recipe, module: "nn.Module", start: "ResumeState", topology: "Topology") -> "Engine":

@@ -20,7 +20,11 @@ from pipeline.recipe.train import EngineSection, TrainSection
 def build_engine(
     section: EngineSection, module: nn.Module, optim: OptimSection, train: TrainSection, topology: Topology
 ) -> Engine:
-    """The engine of `engine.kind`, with its optimizer. Every rank calls it, with the module on its device."""
+    """The engine of `engine.kind`, with its optimizer.
+
+    Every rank calls it, with the module on its device. Where `hands_out_weights`, all ranks but 0 may call it with a
+    module on the meta device.
+    """
     if section.kind == "deepspeed":
         from pipeline.engine.deepspeed import DeepSpeedEngine
 
@@ -32,6 +36,14 @@ def build_engine(
     from pipeline.engine.ddp import DDPEngine
 
     return DDPEngine(module, section, optim, train, topology)
+
+
+def hands_out_weights(section: EngineSection) -> bool:
+    """Whether the engine gives all ranks the first weights of rank 0, so that the others' module needs none.
+
+    DDP and DeepSpeed do too, but need memory for all weights on every rank anyway.
+    """
+    return section.kind == "fsdp" and not section.cpu_offload
 
 
 def prepare(module: nn.Module, train: TrainSection) -> None:
@@ -67,4 +79,4 @@ def check_engine(section: EngineSection, optim: OptimSection, train: TrainSectio
         )
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine", "check_engine", "prepare"]
+__all__ = ["Engine", "State", "StepResult", "build_engine", "check_engine", "hands_out_weights", "prepare"]

@@ -1,9 +1,11 @@
 """PyTorch's FSDP2 (`fully_shard`): weights, gradients and optimizer state sharded over the ranks, block by block."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
@@ -28,7 +30,8 @@ from pipeline.recipe.train import EngineSection, TrainSection
 class FSDPEngine(TorchEngine):
     """See `contract.Engine`. Weights stay in fp32 shards; each block is gathered and computed in bf16 or fp16.
 
-    The optimizer tensors are the parameters, each a DTensor of which every rank has some rows.
+    The optimizer tensors are the parameters, each a DTensor of which every rank has some rows. The first weights are
+    rank 0's; unless they are offloaded to the CPU, the other ranks' module may be on the meta device.
     """
 
     def __init__(
@@ -46,9 +49,12 @@ class FSDPEngine(TorchEngine):
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=DTYPES[section.reduce_dtype])
         pinned = topology.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
+        whole = dict(module.named_parameters())  # until they are sharded
         for block in getattr(module, "blocks", ()):
             fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
         fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        if not section.cpu_offload:
+            _hand_out(module, whole, topology)
         super().__init__(module, optim, train, topology)
 
     @override
@@ -82,6 +88,19 @@ class FSDPEngine(TorchEngine):
 
     def _parameter(self, name: str) -> DTensor:
         return cast(DTensor, self.parameters[name])
+
+
+@torch.no_grad()
+def _hand_out(module: nn.Module, whole: Mapping[str, torch.Tensor], topology: Topology) -> None:
+    """Give all ranks their shards of rank 0's whole parameters, and its buffers; others may be on the meta device."""
+    if any(tensor.is_meta for tensor in whole.values()):
+        module.to_empty(device=topology.device)
+    for name, parameter in module.named_parameters():
+        mine = cast(DTensor, parameter)
+        full = whole[name] if topology.is_main else torch.empty(mine.shape, dtype=mine.dtype, device=topology.device)
+        mine.copy_(distribute_tensor(full.detach(), mine.device_mesh, mine.placements))
+    for buffer in module.buffers():
+        dist.broadcast(buffer, 0)
 
 
 def _hybrid_mesh(section: EngineSection, topology: Topology) -> DeviceMesh:

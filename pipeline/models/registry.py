@@ -26,6 +26,19 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     return network
 
 
+def build_hollow(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
+    """Return the network of `build_model` on the meta device, without weights; with them if it must be a real one."""
+    try:
+        with torch.device("meta"):
+            network = build_model(section, image_size, num_classes)
+    except (RuntimeError, ValueError):  # it computes with what is on the meta device; its own errors come again below
+        return build_model(section, image_size, num_classes)
+    held = (value for part in network.modules() for value in vars(part).values())
+    if any(isinstance(value, torch.Tensor) for value in held):  # it would stay there
+        return build_model(section, image_size, num_classes)
+    return network
+
+
 def empty_inputs(section: ModelSection, batch: int, image_size: int) -> torch.Tensor:
     """Return zeros of the shape and type of the network's inputs: float32 [batch, 3, H, W] or int64 [batch, T]."""
     dtype = torch.long if section.takes == "text" else torch.float32

@@ -19,8 +19,8 @@ from torch.distributed.tensor.debug import CommDebugMode
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
-from pipeline.engine import Engine, State, build_engine, prepare
-from pipeline.models.registry import build_model
+from pipeline.engine import Engine, State, build_engine, hands_out_weights, prepare
+from pipeline.models.registry import build_hollow, build_model
 from pipeline.recipe import load_recipe
 from pipeline.run.saving import assembled
 from pipeline.training.evaluate import evaluate_engine
@@ -38,6 +38,7 @@ GOLDEN = [
 SUPPORTED = [(engine, precision) for engine in ENGINES for precision in ("fp32", "bf16")]
 SUPPORTED.remove(("deepspeed 0", "bf16"))  # refused
 STEPS = 10
+REPMLP = ROOT / "tests/engine/repmlp.yaml"
 
 
 def overrides_for(engine: str) -> list[tuple[str, str]]:
@@ -63,12 +64,16 @@ class Setting:
         schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, loader.steps, train.epochs)
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
 
-    def model(self) -> torch.nn.Module:
+    @property
+    def hollow(self) -> bool:
+        return hands_out_weights(self.recipe.engine) and not self.topology.is_main
+
+    def model(self, build: Callable[..., torch.nn.Module] = build_model) -> torch.nn.Module:
         torch.manual_seed(self.recipe.train.seed)
-        return build_model(self.recipe.model, self.data.image_size, self.data.num_classes)
+        return build(self.recipe.model, self.data.image_size, self.data.num_classes)
 
     def engine(self) -> Any:
-        module = self.model()
+        module = self.model(build_hollow if self.hollow else build_model)
         prepare(module, self.recipe.train)
         freeze(module, self.recipe.train.freeze)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
@@ -182,6 +187,25 @@ def hybrid(data: Path) -> dict[str, Any]:
     }
 
 
+def handed_out(data: Path) -> dict[str, Any]:
+    """Of FSDP's first weights: which ranks' modules had some, what they should be, what is saved, and all buffers."""
+    results = {}
+    for recipe in (REPMLP, "rp_mixer"):
+        setting = Setting(recipe, data, *overrides_for("fsdp"))
+        engine, world = setting.engine(), dist.get_world_size()
+        had, buffers = [None] * world, [None] * world
+        dist.all_gather_object(had, not setting.hollow)
+        dist.all_gather_object(buffers, dict(engine.module.named_buffers()))
+        results[setting.recipe.model.kind] = {
+            "had": had,
+            "hollow": {tensor.is_meta for tensor in setting.model(build_hollow).parameters()},
+            "drawn": setting.model().state_dict(),
+            "saved": engine.state().model,
+            "buffers": buffers,
+        }
+    return results
+
+
 REDUCED = ["ddp", "fsdp", "deepspeed 1", "deepspeed 2", "deepspeed 3"]
 
 
@@ -247,9 +271,6 @@ def shards(data: Path) -> dict[str, Any]:
         sizes = [sum(len(shard.values) for shard in mine) for mine in every]
         states[name] = vars(saved), vars(engine.state()), sizes
     return states
-
-
-REPMLP = ROOT / "tests/engine/repmlp.yaml"
 
 
 def drawn_and_normed(data: Path) -> dict[str, Any]:
@@ -343,6 +364,7 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         optimizers,
         compressed,
         hybrid,
+        handed_out,
         summed,
         overflowing,
         drawn_and_normed,

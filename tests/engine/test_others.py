@@ -29,6 +29,20 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
     assert max(sizes) < 1.5 * min(sizes)  # the ranks have about as much to write each
 
 
+@pytest.mark.parametrize("kind", ["repmlp", "mixer"])
+def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_drew_none(ranks, kind):
+    found = ranks(2, "handed_out")[kind]
+    assert found["had"] == [True, False]
+    assert found["hollow"] == {True}
+    assert found["saved"].keys() == found["drawn"].keys()
+    for name, tensor in found["drawn"].items():
+        assert torch.equal(found["saved"][name], tensor)
+    for buffers in found["buffers"]:
+        assert buffers
+        for name, tensor in buffers.items():
+            assert torch.equal(tensor, found["drawn"][name])
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeeds_zero_to_fp32_finds_the_weights_that_our_checkpoint_has(ranks, digits, stage):
     theirs, ours = ranks(2, "deepspeeds_own")[stage]

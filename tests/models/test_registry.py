@@ -5,7 +5,7 @@ import timm
 import torch
 
 from pipeline.models.families import named_networks
-from pipeline.models.registry import build_model
+from pipeline.models.registry import build_hollow, build_model
 from pipeline.models.timm_registry import default_cfgs
 
 NAMED = named_networks()
@@ -76,3 +76,22 @@ def test_timms_weights_load_into_an_rp_mixer_but_for_the_permutations():
     missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
     assert not unexpected
     assert {key.rsplit(".", 1)[-1] for key in missing} == {"index"}
+
+
+class Odd(torch.nn.Linear):
+    """A network that computes with its weights when it is made, or has a tensor that is neither weight nor buffer."""
+
+    def __init__(self, num_classes, computes):
+        super().__init__(3, num_classes)
+        self.offset = self.weight.sum().item() if computes else torch.ones(3)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_network_that_needs_weights_is_never_hollow(computes, monkeypatch):
+    section = NAMED["mixer_s32_224"][0]
+    assert all(tensor.is_meta for tensor in build_hollow(section, 224, 10).state_dict().values())
+    monkeypatch.setattr(type(section), "model_spec", lambda self, image_size: (Odd, {"computes": computes}))
+    torch.manual_seed(0)
+    network = build_hollow(section, 224, 10)
+    torch.manual_seed(0)
+    assert torch.equal(network.weight, torch.nn.Linear(3, 10).weight)
