@@ -20,8 +20,9 @@ from pipeline.cli.commands import (
     tune_garbage_collector,
 )
 from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.distributed.rank_status import write_rank_status
+from pipeline.distributed.rank_status import has_rank_status, write_rank_status
 from pipeline.distributed.signals import StopRequest
+from pipeline.distributed.start_times import StartTimes, note_process
 from pipeline.figures import main_figure
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world, match_folder
@@ -54,6 +55,7 @@ def train(
     metrics.jsonl. Returns REQUEUE if the run was asked to stop.
     `InputError` if recipe, data, ranks and run folder do not fit each other.
     """
+    times = StartTimes()
     recipe = match_folder(recipe)
     import torch
 
@@ -67,18 +69,21 @@ def train(
     from pipeline.run.log import RunLog
     from pipeline.run.run_dir import acquire_run_dir, default_run_dir, write_result
     from pipeline.run.saving import Saver
+    from pipeline.run.starts import StartRecord
     from pipeline.training.evaluate import evaluate_engine
     from pipeline.training.faults import Rollback
     from pipeline.training.loop import Loop, RunContext
     from pipeline.training.mistakes import Mistakes
     from pipeline.training.schedule import build_run_schedule
 
+    times.end("imports")
     topology = read_topology()
     check_world(recipe, topology.world)
     check_engine(recipe.engine, recipe.optim, recipe.train, topology)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
+        times.end("rendezvous")
         torch.set_num_threads(share_cpus(topology))
         set_matmul_precision(recipe.train.matmul_precision)
 
@@ -91,6 +96,7 @@ def train(
             _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
         note = partial(_print, topology) if verbosity >= 0 else _silent
+        times.end("data and run folder")
         if (
             recipe.train.precision == "bf16"
             and topology.device.type == "cpu"
@@ -106,6 +112,7 @@ def train(
 
         module = _build_model(recipe, start, topology, note)
         engine = _build_engine(recipe, module, start, topology)
+        times.end("network and checkpoint")
 
         log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology, verbosity=verbosity))
         log.add_description(recipe, start.environment)
@@ -123,6 +130,7 @@ def train(
             peak_share(recipe, topology),
             _open_profiler(recipe, folder, topology, stack),
             mistakes,
+            StartRecord(folder, times, topology, recipe.train.compile),
         )
         loop = Loop(recipe, engine, schedule, evaluate, context, start)
         result = loop.fit(loader)
@@ -236,6 +244,7 @@ def add_arguments(parser: Parser) -> None:
 def train_from_arguments(arguments: argparse.Namespace) -> Exit:
     """Train as one rank, with the variables of the launcher that started this process."""
     export_torchrun_env()
+    note_process(restarted=has_rank_status())
     write_rank_status(None)
     recipe = load_from_arguments(arguments)
     return train(

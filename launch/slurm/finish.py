@@ -13,6 +13,7 @@ from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.figures import main_figure
 from pipeline.files import atomic_write
+from pipeline.run.starts import read_starts
 
 # In the folder of logs, one name a line:
 FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named
@@ -134,9 +135,11 @@ def _finish(arguments: argparse.Namespace) -> Exit:
         verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
+    first_step = next((line["seconds"] for line in read_starts(folder) if line.get("logs") == logs.name), None)
     hosts = sorted({status.host for status in statuses})
     summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts}
     summary |= {"new_steps": max(0, new_steps) if trained else None, "minutes": round(minutes, 2), **result}
+    summary |= {"first_step": first_step} if first_step else {}
     try:
         atomic_write(logs / "summary.json", json.dumps(summary, indent=1) + "\n")
     except OSError as error:  # the verdict counts all the same
@@ -144,6 +147,9 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
     print(f"{logs.name}: step {step}, {minutes:.1f} min on {', '.join(hosts) or 'no node'}", end="")
     print(f", {main_figure(result)}" if result else "", flush=True)
+    if first_step:
+        parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in first_step.items())
+        print(f"{logs.name}: first step after {sum(first_step.values()):.1f} s: {parts}", flush=True)
     return verdict.code
 
 

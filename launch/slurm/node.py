@@ -18,6 +18,7 @@ from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
+from pipeline.distributed.start_times import note_part
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
@@ -94,10 +95,15 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 
 def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
+    note_part("batch script")
     data = data_for(train, arguments.stage)
+    note_part("staging")
     _store = wait_for_all_nodes(arguments, os.environ)
-    if arguments.preflight != "no" and _can_exclude(_preflight(arguments, data), os.environ):
-        return Exit.FAILED
+    note_part("waiting for nodes")
+    if arguments.preflight != "no":
+        if _can_exclude(_preflight(arguments, data), os.environ):
+            return Exit.FAILED
+        note_part("preflight")
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     run_torchrun(command)

@@ -41,17 +41,27 @@ def write_rank_status(code: int | None, message: str = "") -> int:
 
     `code` is None at the start of a run. Where no status can be written the code is returned as it is.
     """
-    folder, rank = os.environ.get(STATUS_DIR_VARIABLE), os.environ.get("RANK")
-    if not folder or not rank:
+    path = _own_path()
+    if path is None:
         return code or 0
-    status = RankStatus(int(rank), node_name(), code, message, time.time())
-    path = Path(folder) / f"rank-{rank}.json"
+    status = RankStatus(int(os.environ["RANK"]), node_name(), code, message, time.time())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, json.dumps(asdict(status)) + "\n")
     except OSError:  # then the exit code itself has to tell the launcher
         return code or 0
     return 0 if code in _NO_RESTART else code or 0
+
+
+def has_rank_status() -> bool:
+    """Whether this rank, or a rank of its number before a restart, has written a status."""
+    path = _own_path()
+    return path is not None and path.exists()
+
+
+def _own_path() -> Path | None:
+    folder, rank = os.environ.get(STATUS_DIR_VARIABLE), os.environ.get("RANK")
+    return Path(folder) / f"rank-{rank}.json" if folder and rank else None
 
 
 def read_rank_statuses(folder: Path) -> list[RankStatus]:

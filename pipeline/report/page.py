@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.chart import MOST, STYLES, Series, line_chart
+from pipeline.report.chart import MOST, Series, line_chart
+from pipeline.report.parts import formatted, named, section, table
 from pipeline.report.run import ReportedRun, is_figure
 from pipeline.run.listing import differing_keys
 
@@ -52,48 +53,19 @@ def page(runs: Sequence[ReportedRun]) -> str:
             f"<title>{escape(title)} · widemix</title>\n<style>\n{style.read_text()}</style>\n</head>\n<body>",
             f"<h1>{escape(title)}</h1>",
             f'<p class="soft">{model}Written by widemix report on {written}.</p>',
-            _section("", _summary(runs)),
-            _section("What differs", "" if one else _differences(runs)),
-            _section("Curves", _curves(runs)),
-            _section("Evaluations", _evaluations(runs)),
-            _section("Events", _events(runs)),
-            _section("Pictures", _pictures(runs)),
-            _section("Confusions", "".join(_confusions(runs))),
-            _section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
-            _section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
+            section("", _summary(runs)),
+            section("What differs", "" if one else _differences(runs)),
+            section("Curves", _curves(runs)),
+            section("Evaluations", _evaluations(runs)),
+            section("Events", _events(runs)),
+            section("Starts, in seconds to the first step", _starts(runs)),
+            section("Pictures", _pictures(runs)),
+            section("Confusions", "".join(_confusions(runs))),
+            section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
+            section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
             f"<script>\n{script.read_text()}</script>\n</body>\n</html>\n",
         ]
     )
-
-
-def _section(title: str, content: str) -> str:
-    if not content:
-        return ""
-    return f"<section>\n<h2>{title}</h2>\n{content}\n</section>" if title else content
-
-
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are HTML already; the columns `numbers` are aligned to the right."""
-
-    def cells(tag: str, row: Iterable[str]) -> str:
-        opened = (f'<{tag} class="n">' if place in numbers else f"<{tag}>" for place in range(10**6))
-        return "".join(f"{start}{cell}</{tag}>" for start, cell in zip(opened, row, strict=False))
-
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
-    return f'<div class="scroll"><table>\n{top}\n<tbody>{body}</tbody></table></div>'
-
-
-def _chip(number: int) -> str:
-    return f'<span class="chip s{number % STYLES}{" dashed" if number // STYLES % 2 else ""}"></span>'
-
-
-def _named(runs: Sequence[ReportedRun], number: int) -> str:
-    return f"{_chip(number) if len(runs) > 1 else ''}{escape(runs[number].name)}"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _summary(runs: Sequence[ReportedRun]) -> str:
@@ -104,19 +76,19 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
         epoch = max((line["epoch"] for line in run.lines if "epoch" in line), default=None)
         rows.append(
             (
-                _named(runs, number),
+                named(runs, number),
                 summary.state if summary.state == "done" else f"not done, last line {summary.state}",
-                _number(summary.top1, ".2f"),
+                formatted(summary.top1, ".2f"),
                 f"{summary.step:,}",
-                f"{_number(epoch, '.4g')} of {run.recipe.train.epochs}",
-                _number(summary.images_per_s, ",.0f"),
-                _number(summary.hours, ".2f"),
+                f"{formatted(epoch, '.4g')} of {run.recipe.train.epochs}",
+                formatted(summary.images_per_s, ",.0f"),
+                formatted(summary.hours, ".2f"),
                 escape(str(environment.get("ranks", "–"))),
                 escape(str(environment.get("device", "–"))),
                 escape(str(environment.get("commit") or "–")[:10]),
             )
         )
-    return _table(head, rows, numbers=(2, 3, 5, 6, 7))
+    return table(head, rows, numbers=(2, 3, 5, 6, 7))
 
 
 def _differences(runs: Sequence[ReportedRun]) -> str:
@@ -128,7 +100,7 @@ def _differences(runs: Sequence[ReportedRun]) -> str:
         (f"<code>{escape(name)}</code>", *("–" if value is ... else escape(str(value)) for value in values))
         for name, values in keys
     )
-    return _table(("", *(_named(runs, number) for number in range(len(runs)))), rows)
+    return table(("", *(named(runs, number) for number in range(len(runs)))), rows)
 
 
 def _curves(runs: Sequence[ReportedRun]) -> str:
@@ -154,7 +126,7 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
         f"{axis.name}</label>"
         for axis in axes
     )
-    legend = "".join(f"<span>{_named(runs, number)}</span>" for number in range(len(runs))) if len(runs) > 1 else ""
+    legend = "".join(f"<span>{named(runs, number)}</span>" for number in range(len(runs))) if len(runs) > 1 else ""
     thinned = f"Of curves with more than {MOST} points the extremes of {MOST // 2} stretches are drawn."
     note = f'<p class="soft">{thinned}</p>' if max(len(run.of("train")) for run in runs) > MOST else ""
     bar = f'<div class="bar"><span class="soft">by</span>{buttons}{legend}</div>'
@@ -219,9 +191,9 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
             (f"{line['step']:,}", f"{line.get('epoch', 0):g}", *(_figure(name, line.get(name)) for name in names))
             for line in lines
         ]
-        shown = _table(("step", "epoch", *map(escape, names)), rows, numbers=range(len(names) + 2))
+        shown = table(("step", "epoch", *map(escape, names)), rows, numbers=range(len(names) + 2))
         last = ", ".join(f"{escape(name)} {_figure(name, lines[-1].get(name))}" for name in names)
-        summary = f"{_named(runs, number)}: {len(lines)} evaluations, the last {last}"
+        summary = f"{named(runs, number)}: {len(lines)} evaluations, the last {last}"
         parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
     return "\n".join(parts)
 
@@ -237,8 +209,22 @@ def _events(runs: Sequence[ReportedRun]) -> str:
     for number, run in enumerate(runs):
         for step, at, text in run.events():
             when = "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-            rows.append((_named(runs, number), f"{step:,}", when, escape(text)))
-    return _table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else "<p>None.</p>"
+            rows.append((named(runs, number), f"{step:,}", when, escape(text)))
+    return table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else "<p>None.</p>"
+
+
+def _starts(runs: Sequence[ReportedRun]) -> str:
+    """A row for each start: the seconds to its first step, and of each part."""
+    starts = [(number, start) for number, run in enumerate(runs) for start in run.starts]
+    parts = list(dict.fromkeys(part for _, start in starts for part in start["seconds"]))
+    rows = []
+    for number, start in starts:
+        seconds = start["seconds"]
+        shown = (formatted(seconds.get(part), ",.1f") for part in parts)
+        total = formatted(sum(seconds.values()), ",.1f")
+        rows.append((named(runs, number), f"{start['step']:,}", f"{start['ranks']}", total, *shown))
+    head = ("run", "step", "ranks", "all", *map(escape, parts))
+    return table(head, rows, numbers=range(1, len(head))) if rows else ""
 
 
 def _pictures(runs: Sequence[ReportedRun]) -> str:
@@ -246,7 +232,7 @@ def _pictures(runs: Sequence[ReportedRun]) -> str:
     for number, run in enumerate(runs):
         for title, png in run.images():
             data = base64.b64encode(png).decode()
-            caption = f"{_named(runs, number)}: {title}" if len(runs) > 1 else title
+            caption = f"{named(runs, number)}: {title}" if len(runs) > 1 else title
             figures.append(
                 f'<figure><img src="data:image/png;base64,{data}" alt="{escape(title)}">'
                 f"<figcaption>{caption}</figcaption></figure>"
@@ -262,7 +248,7 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:
             continue
         counts, classes = found["counts"], [escape(str(name)) for name in found["classes"]]
         classes += [str(label) for label in range(len(classes), len(counts))]
-        yield f"<h3>{_named(runs, number)} at step {found['step']:,}</h3>"
+        yield f"<h3>{named(runs, number)} at step {found['step']:,}</h3>"
         if len(counts) > NAMED_CLASSES:
             pairs = sorted(
                 (
@@ -274,7 +260,7 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:
                 reverse=True,
             )[:MOST_CONFUSED]
             rows = [(classes[true], classes[guess], f"{n:,}", f"{sum(counts[true]):,}") for n, true, guess in pairs]
-            yield _table(("true class", "predicted", "samples", "of"), rows, numbers=(2, 3))
+            yield table(("true class", "predicted", "samples", "of"), rows, numbers=(2, 3))
             continue
         head = "".join(f"<th>{name}</th>" for name in classes)
         rows_html = []

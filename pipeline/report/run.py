@@ -13,6 +13,7 @@ from pipeline.errors import InputError
 from pipeline.recipe import Recipe, dump_recipe
 from pipeline.run.listing import RunSummary, metrics, summarise
 from pipeline.run.log import describe_event
+from pipeline.run.starts import read_starts
 
 IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}
 
@@ -25,6 +26,7 @@ class ReportedRun:
     summary: RunSummary
     lines: list[dict[str, Any]]  # of metrics.jsonl
     environment: dict[str, Any]
+    starts: list[dict[str, Any]]  # of starts.jsonl
 
     @property
     def path(self) -> Path:
@@ -79,6 +81,7 @@ def read_run(path: Path, name: str) -> ReportedRun:
         summarise(path),
         metrics(path),
         json.loads(environment.read_text()) if environment.is_file() else {},
+        read_starts(path),
     )
 
 

@@ -25,6 +25,7 @@ from pipeline.run.log import RunLog
 from pipeline.run.metrics import peak_memory
 from pipeline.run.run_dir import ResumeState
 from pipeline.run.saving import Saver
+from pipeline.run.starts import StartRecord
 from pipeline.training.cadence import Cadence
 from pipeline.training.faults import Diverged, HealthMonitor, Rollback
 from pipeline.training.log_interval import LogInterval
@@ -46,6 +47,7 @@ class RunContext:
     peak_share: float | None = None  # FLOPs of training on a sample, over the FLOP/s of all GPUs at their peak
     profiler: Profiler | None = None
     mistakes: Mistakes | None = None
+    start: StartRecord | None = None
 
 
 class Loop:
@@ -131,6 +133,8 @@ class Loop:
         asked = time.perf_counter()
         batches = list(islice(iterator, section.grad_accum_steps))
         self._interval.waited += time.perf_counter() - asked
+        if self.context.start:
+            self.context.start.got_batch()
         data, images = self.recipe.data, self.recipe.log.images
         if self.step == 0 and log.writer and images and isinstance(data, DataSection):
             log.writer.add_image("first_batch", training_grid(batches[0], images, data), step=1)
@@ -141,6 +145,8 @@ class Loop:
         self.engine.wants_block_norms = self.recipe.log.block_norms and self._logs_after(self.step + 1)
         result = self.engine.step(batches, self.schedule.lr(self.step))
         self.step += 1
+        if self.context.start:
+            self.context.start.stepped(self.step)
         self._interval.pending.append((self.step, self.data_step, result, sum(b.replaced for b in batches)))
         self.data_step = self.context.rollback.next_used(self.data_step + 1)
         self.context.watchdog.beat()

@@ -89,6 +89,11 @@ def test_two_nodes_run_what_the_dry_run_said(slurm, submit, undisturbed, tmp_pat
     assert summary["why"] == ["done"]
     assert summary["hosts"] == ["n0", "n1"]
     assert f"top-1 {summary['top1']:.2f} %" in log_of(run)
+    parts = ["queue", "batch script", "staging", "waiting for nodes", "ranks", "imports", "rendezvous"]
+    parts += ["data and run folder", "network and checkpoint", "first batch", "first step"]
+    assert list(summary["first_step"]) == parts
+    assert 0 < sum(summary["first_step"].values()) < 60 * summary["minutes"] + summary["first_step"]["queue"]
+    assert "s: queue " in log_of(run)
     logs = sorted(run.glob("slurm/*/node-*/*/attempt_0/*/stderr.log"))
     assert len(logs) == 2
     assert sum("done, top-1" in log.read_text() for log in logs) == 1  # rank 0's

@@ -1,6 +1,7 @@
 """The page of runs: it shows what the run folder says, needs nothing else, and lets nobody's words become HTML."""
 
 import base64
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -73,6 +74,9 @@ def write_run(folder, name: str, seed: int, rows: int = 40):
     lines.insert(20, {"step": 15, "split": "event", "event": "save_failed", "reason": EVIL, "time": 1e9 + 15})
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (run / "metrics.jsonl").write_text(text + '{"step": 41, "spl')  # killed while writing
+    starts = [{"time": 1e9, "step": 1, "ranks": 2, "seconds": {EVIL: 2000.25, "first step": 1.5}}]
+    starts.append({"time": 2e9, "step": 31, "ranks": 2, "seconds": {"imports": 3.0, "first step": 0.5}})
+    (run / "starts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts[: 3 - seed]))
     Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run / "images/first_batch.png")
     counts = [[5, 1], [2, 7]]
     (run / "confusion.json").write_text(json.dumps({"step": 10, "classes": [EVIL, "b"], "counts": counts}))
@@ -112,6 +116,18 @@ def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
     assert "Top-1" not in page.text.replace("top-1 %", "")  # one evaluation is no curve
     assert "train.seed" in page.text
     assert "model.depth" not in page.text  # it does not differ
+
+
+def test_each_start_has_its_seconds_by_part(runs, tmp_path):
+    cells = written(tmp_path, *runs).partition("Starts, in seconds")[2].partition("</table>")[0]
+    rows = [re.findall(r'<td class="n">(.*?)</td>', row) for row in cells.split("<tr>")[2:]]
+    assert rows == [
+        ["1", "2", "2,001.8", "2,000.2", "1.5", "–"],
+        ["31", "2", "3.5", "–", "0.5", "3.0"],
+        ["1", "2", "2,001.8", "2,000.2", "1.5", "–"],
+    ]
+    heads = [html.unescape(head) for head in re.findall(r'<th class="n">(.*?)</th>', cells)]
+    assert heads == ["step", "ranks", "all", EVIL, "first step", "imports"]
 
 
 def test_nothing_that_a_run_folder_says_becomes_html(runs, tmp_path):

@@ -1,0 +1,61 @@
+"""starts.jsonl: a line for each start of a run that completed a step, with the seconds until then by part."""
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE
+from pipeline.distributed.start_times import StartTimes
+
+if TYPE_CHECKING:  # a job's end is judged without torch
+    from pipeline.distributed.topology import Topology
+
+NAME = "starts.jsonl"
+
+
+class StartRecord:
+    """Writes the line of this start after its first step, on rank 0."""
+
+    def __init__(self, run_dir: Path, times: StartTimes, topology: "Topology", compiled: bool):
+        self._path, self._topology = run_dir / NAME, topology
+        self._last = "compiling and first step" if compiled else "first step"
+        self._times: StartTimes | None = times
+
+    def got_batch(self) -> None:
+        """Note a batch; only the first one counts."""
+        if self._times:
+            self._times.end("first batch")
+
+    def stepped(self, step: int) -> None:
+        """Note a step, `step` with those of earlier starts; only the first one counts, and is waited for."""
+        if self._times is None:
+            return
+        if self._topology.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._topology.device)
+        self._times.end(self._last)
+        times, self._times = self._times, None
+        if not self._topology.is_main:
+            return
+        logs = os.environ.get(STATUS_DIR_VARIABLE)
+        line: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "ranks": self._topology.world}
+        line |= {"logs": Path(logs).name} if logs else {}
+        with suppress(OSError), self._path.open("a") as file:  # a full disk does not stop the run
+            file.write(json.dumps(line | {"seconds": times.seconds()}) + "\n")
+
+
+def read_starts(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the lines of starts.jsonl, without those that a full disk or a crash has torn.
+
+    Keys: time (of the first step, s since 1970), step, ranks, seconds by part, and logs, the folder that the launcher
+    keeps the ranks' status in, if there is one.
+    """
+    path, found = run_dir / NAME, []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found

@@ -1,0 +1,89 @@
+"""The seconds to a run's first step, by part."""
+
+import json
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE
+from pipeline.distributed.start_times import VARIABLE, StartTimes, note_part, note_process
+from pipeline.run.starts import StartRecord, read_starts
+
+OWN = ["imports", "rendezvous", "data and run folder", "network and checkpoint", "first batch", "first step"]
+
+
+def test_the_parts_are_the_times_between_what_was_noted():
+    environ: dict[str, str] = {}
+    for part, at in (("submitted", 100.0), ("queue", 160.5), ("staging", 161.0)):
+        note_part(part, at, environ)
+    times = StartTimes(environ)
+    assert environ == {}  # another run of this process begins anew
+    times.end("imports")
+    seconds = times.seconds()
+    assert list(seconds) == ["queue", "staging", "imports"]
+    assert (seconds["queue"], seconds["staging"]) == (60.5, 0.5)
+    assert sum(seconds.values()) == pytest.approx(time.time() - 100, abs=5)
+
+
+def test_what_was_before_a_restart_is_not_counted():
+    for restarted, parts in ((False, ["ranks", "imports"]), (True, ["imports"])):
+        environ = {VARIABLE: f"submitted={time.time() - 50}"}
+        note_process(restarted, environ)
+        times = StartTimes(environ)
+        times.end("imports")
+        assert list(times.seconds()) == parts
+
+
+def test_a_process_knows_when_it_was_created():
+    """To better than psutil, which rounds the time of the boot to seconds."""
+    program = "from pipeline.distributed.start_times import _process_start; print(_process_start())"
+    for _ in range(3):
+        before = time.time()
+        created = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+        assert before - 0.05 < created < time.time()
+
+
+def test_a_clock_that_was_set_back_makes_no_negative_part():
+    assert StartTimes({VARIABLE: "submitted=100 queue=90 staging=95"}).seconds() == {"queue": 0, "staging": 5}
+
+
+def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypatch):
+    monkeypatch.setenv(STATUS_DIR_VARIABLE, "/runs/slurm/7.1")
+    for rank in (0, 1):
+        topology = SimpleNamespace(is_main=rank == 0, world=2, device=torch.device("cpu"))
+        record = StartRecord(tmp_path, StartTimes({VARIABLE: "submitted=100 queue=103"}), topology, compiled=True)
+        for step in (5, 6):
+            record.got_batch()
+            record.stepped(step)
+    (line,) = read_starts(tmp_path)
+    assert (line["step"], line["ranks"], line["logs"]) == (5, 2, "7.1")
+    assert list(line["seconds"]) == ["queue", "first batch", "compiling and first step"]
+    with (tmp_path / "starts.jsonl").open("a") as file:
+        file.write('{"time": 1, "st')
+    assert read_starts(tmp_path) == [line]
+
+
+def test_a_disk_that_is_full_does_not_stop_a_run(tmp_path):
+    topology = SimpleNamespace(is_main=True, world=1, device=torch.device("cpu"))
+    StartRecord(tmp_path / "none", StartTimes({}), topology, compiled=False).stepped(1)
+    assert read_starts(tmp_path / "none") == []
+
+
+def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):
+    began = time.time()
+    for steps, world in (("3", 2), ("5", 0)):
+        code, output = train("run", "--train.max_steps", steps, world=world).wait()
+        assert code == 0, output
+    first, second = read_starts(tmp_path / "run")
+    assert (first["step"], first["ranks"]) == (1, 2)
+    assert (second["step"], second["ranks"]) == (4, 1)
+    assert list(first["seconds"]) == list(second["seconds"]) == OWN
+    for start in (first, second):
+        assert all(seconds > 0 for seconds in start["seconds"].values())
+        assert sum(start["seconds"].values()) < time.time() - began
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert first["time"] <= next(line["time"] for line in steps if line["step"] == 1)
