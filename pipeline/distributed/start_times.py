@@ -5,17 +5,18 @@ inherit; a rank goes on from there.
 """
 
 import os
+import re
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-VARIABLE = "WIDEMIX_START_TIMES"  # words PART=TIME, s since 1970; at the first one the start began
+VARIABLE = "WIDEMIX_START_TIMES"  # PART=TIME;PART=TIME ..., s since 1970; at the first one the start began
 
 
 def note_part(part: str, at: float | None = None, environ: MutableMapping[str, str] = os.environ) -> None:
     """Note for the ranks to come that a part of the start has ended, by default now."""
-    word = f"{part}={time.time() if at is None else at:.3f}"
-    environ[VARIABLE] = f"{environ.get(VARIABLE, '')} {word}".strip()
+    own = f"{part}={time.time() if at is None else at:.3f}"
+    environ[VARIABLE] = ";".join(filter(None, (environ.get(VARIABLE), own)))
 
 
 def note_process(restarted: bool, environ: MutableMapping[str, str] = os.environ) -> None:
@@ -39,8 +40,8 @@ class StartTimes:
     """The parts of this rank's start. Takes over what launchers have noted; without that the start begins now."""
 
     def __init__(self, environ: MutableMapping[str, str] = os.environ):
-        words = [word.partition("=") for word in environ.pop(VARIABLE, "").split()]
-        self._ends = [(part, float(at)) for part, _, at in words] or [("began", time.time())]
+        noted = re.findall(r"([^;=]+)=(\d+\.?\d*)(?:;|$)", environ.pop(VARIABLE, ""))
+        self._ends = [(part, float(at)) for part, at in noted] or [("began", time.time())]
 
     def end(self, part: str) -> None:
         """Note that a part has ended."""

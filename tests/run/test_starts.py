@@ -18,14 +18,14 @@ OWN = ["imports", "rendezvous", "data and run folder", "network and checkpoint",
 
 def test_the_parts_are_the_times_between_what_was_noted():
     environ: dict[str, str] = {}
-    for part, at in (("submitted", 100.0), ("queue", 160.5), ("staging", 161.0)):
+    for part, at in (("submitted", 100.0), ("queue", 160.5), ("batch script", 161.0)):
         note_part(part, at, environ)
     times = StartTimes(environ)
     assert environ == {}  # another run of this process begins anew
     times.end("imports")
     seconds = times.seconds()
-    assert list(seconds) == ["queue", "staging", "imports"]
-    assert (seconds["queue"], seconds["staging"]) == (60.5, 0.5)
+    assert list(seconds) == ["queue", "batch script", "imports"]
+    assert (seconds["queue"], seconds["batch script"]) == (60.5, 0.5)
     assert sum(seconds.values()) == pytest.approx(time.time() - 100, abs=5)
 
 
@@ -48,14 +48,18 @@ def test_a_process_knows_when_it_was_created():
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_part():
-    assert StartTimes({VARIABLE: "submitted=100 queue=90 staging=95"}).seconds() == {"queue": 0, "staging": 5}
+    assert StartTimes({VARIABLE: "submitted=100;queue=90;staging=95"}).seconds() == {"queue": 0, "staging": 5}
+
+
+def test_a_time_that_the_batch_script_did_not_find_is_left_out():
+    assert StartTimes({VARIABLE: "submitted=;queue=90;staging=95;;x"}).seconds() == {"staging": 5}
 
 
 def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypatch):
     monkeypatch.setenv(STATUS_DIR_VARIABLE, "/runs/slurm/7.1")
     for rank in (0, 1):
         topology = SimpleNamespace(is_main=rank == 0, world=2, device=torch.device("cpu"))
-        record = StartRecord(tmp_path, StartTimes({VARIABLE: "submitted=100 queue=103"}), topology, compiled=True)
+        record = StartRecord(tmp_path, StartTimes({VARIABLE: "submitted=100;queue=103"}), topology, compiled=True)
         for step in (5, 6):
             record.got_batch()
             record.stepped(step)
