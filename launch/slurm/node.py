@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES
 from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
@@ -20,6 +21,8 @@ from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.distributed.start_times import note_part
 from pipeline.errors import InputError
+
+JOIN_S = 120  # for the nodes of an attempt to start torchrun
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
     from torch.distributed import Store
@@ -40,10 +43,9 @@ def torchrun_command(
     own = route_from(arguments.head if node else arguments.second)
     if own is None:
         raise InputError(f"node {node}: no route to {arguments.head if node else arguments.second}")
-    host = f"[{head}]" if ":" in head else head
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{arguments.ports[use]}"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_bracketed(head)}:{arguments.ports[use]}"),
         *("--rdzv-id", f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
         *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
         *("--max-restarts", str(arguments.restarts if use == "train" else 0)),
@@ -63,15 +65,26 @@ def wait_for_all_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]
 
     Keep the returned store alive: on the first node it is the server of the others. If a node fails, srun ends all.
     """
-    from torch.distributed import TCPStore
-
-    node, nodes = int(environ["SLURM_NODEID"]), int(environ["SLURM_STEP_NUM_NODES"])
-    port = arguments.ports["rendezvous"]
-    store = TCPStore(_numeric_address(arguments.head), port, nodes, is_master=node == 0, timeout=timedelta(days=1))
-    if node == 0:  # TCPStore returns here when all nodes have connected
+    nodes = int(environ["SLURM_STEP_NUM_NODES"])
+    store = _open_store(arguments, environ, nodes)
+    if environ["SLURM_NODEID"] == "0":  # the store is open here when all nodes have connected
         store.set("all", "here")
     store.wait(["all"])
     return store
+
+
+def _open_store(arguments: argparse.Namespace, environ: Mapping[str, str], wait_for: int | None = None) -> "Store":
+    """The first node's store, when it is open and, on that node, so many nodes have connected."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        _numeric_address(arguments.head),
+        arguments.ports["rendezvous"],
+        wait_for,
+        is_master=environ["SLURM_NODEID"] == "0",
+        timeout=timedelta(days=1),
+        wait_for_workers=wait_for is not None,
+    )
 
 
 def _numeric_address(host: str) -> str:
@@ -85,6 +98,10 @@ def _numeric_address(host: str) -> str:
     raise InputError(f"{host}: this node cannot resolve the first node's address ({failure.strerror})")
 
 
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     """Run this node's part of the job; writes an `InputError` to the logs, where finish.py reads it."""
     try:
@@ -96,6 +113,8 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     note_part("batch script")
+    if arguments.sizes:
+        return _run_elastic(arguments, train)
     data = data_for(train, arguments.stage)
     note_part("staging")
     _store = wait_for_all_nodes(arguments, os.environ)
@@ -107,6 +126,31 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     run_torchrun(command)
+    return Exit.DONE
+
+
+def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
+    """The same for a job that goes on without nodes that fail."""
+    # The nodes meet in this one before they stage: a client could not tell a server that has failed from a late one.
+    store, node = _open_store(arguments, os.environ), int(os.environ["SLURM_NODEID"])
+    data = data_for(train, arguments.stage)
+    note_part("staging")
+    program = ["pipeline.train", *train, f"--data.path={data}"]
+
+    def attempt(number: int, size: int) -> None:
+        if number == 0:
+            note_part("waiting for nodes")
+        command = torchrun_command(arguments, program, os.environ | {"SLURM_STEP_NUM_NODES": str(size)})
+        place = {"--max-restarts": "0", "--rdzv-conf": f"is_host=0,join_timeout={JOIN_S}"}
+        place["--rdzv-endpoint"] = f"{_bracketed(_numeric_address(arguments.head))}:{arguments.ports['rendezvous']}"
+        place["--rdzv-id"] = f"{command[command.index('--rdzv-id') + 1]}-{number}"
+        for option, value in place.items():
+            command[command.index(option) + 1] = value
+        (arguments.logs / f"node-{node}.json").write_text(json.dumps(command) + "\n")
+        run_torchrun(command)
+
+    nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
+    train_elastic(Meeting(store, node, nodes, arguments.sizes), node, attempt, arguments.restarts)
     return Exit.DONE
 
 
@@ -155,6 +199,10 @@ def _ports(text: str) -> dict[str, int]:
     return dict(zip(USES, map(int, text.split(",")), strict=True))
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
 def main() -> None:
     """Run as a task of srun; the words after `--` are the arguments of `pipeline.train`."""
     parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
@@ -163,6 +211,7 @@ def main() -> None:
     for name in ("ranks", "restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--ports", type=_ports, required=True, metavar=",".join(USES))
+    parser.add_argument("--sizes", type=_numbers, required=True, metavar="N,N", help="see train.sbatch")
     parser.add_argument("--logs", type=Path, required=True)
     separator = sys.argv.index("--")
     train = sys.argv[separator + 1 :]

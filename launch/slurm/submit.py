@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
-from launch.slurm.finish import NOTICE_MIN
+from launch.slurm.options import check_options, elastic_sizes
 from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
@@ -30,7 +30,6 @@ _NEVER = re.compile(
     r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
 )
 _CLOSED = ("PartitionDown", "PartitionInactive")
-_RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch: --sbatch=--mem=64G"
     )
+    elastic = "go on with fewer nodes, at least MIN, after some have failed: the most by which the batch divides"
+    add("--elastic", type=int, metavar="MIN", help=elastic)
     add("--container", type=Path, metavar="IMAGE", help="run in this Apptainer image")
     stage = "first copy the data to this folder on each node's own disk, such as '$TMPDIR'"
     add("--stage-to", default="", metavar="DIR", help=stage)
@@ -94,20 +95,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan(arguments: argparse.Namespace) -> Submission:
     """Check options, recipe and data, and return the sbatch command; raises `InputError`."""
-    _check(arguments)
+    check_options(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
     cells = _study_cells(arguments)
     folder = _folder(arguments, bool(cells))
-    data = set()
-    for recipe in [cell.recipe for cell in cells] if cells else [load_from_arguments(arguments)]:
+    recipes = [cell.recipe for cell in cells] if cells else [load_from_arguments(arguments)]
+    for recipe in recipes:
         check_world(recipe, arguments.nodes * ranks)
-        data.add(Path(recipe.data.path))
+    data = {Path(recipe.data.path) for recipe in recipes}
     for path in sorted(data):
         read_manifest(path)
     table, numbers = _open_cells(cells, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]
-    command += [arguments.preflight, arguments.stage_to]
+    command += [arguments.preflight, arguments.stage_to, elastic_sizes(arguments, recipes, ranks)]
     command += [*_python(arguments, folder, data), "--"]
     if not cells:
         command += [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
@@ -117,6 +118,7 @@ def plan(arguments: argparse.Namespace) -> Submission:
 def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[int]) -> list[str]:
     options = ["--job-name", f"widemix-{folder.name}", "--nodes", str(arguments.nodes)]
     options += ["--output", f"{folder}/slurm/{'%A_%a' if numbers else '%j'}.log"]
+    options += ["--no-kill"] if arguments.elastic else []
     options += ["--gpus-per-node", str(arguments.gpus_per_node)] if arguments.gpus_per_node else []
     cpus = arguments.cpus_per_node
     options += ["--cpus-per-task", str(cpus)] if cpus else ["--exclusive", "--mem", "0"]
@@ -126,50 +128,6 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     if numbers:
         options += ["--array", ranges(numbers) + (f"%{arguments.at_once}" if arguments.at_once else "")]
     return [*options, *arguments.sbatch]
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    """Raise `InputError` for options that are wrong whatever the recipe is."""
-    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0}
-    least |= {"restarts": 0, "requeues": 0}
-    for name, lowest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and value < lowest:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
-    if arguments.time and (minutes := _minutes(arguments.time)) <= NOTICE_MIN:
-        raise InputError(
-            f"--time {arguments.time}: is {minutes:g} minutes, and {NOTICE_MIN} minutes before its end a job is told "
-            "to save: ask for more"
-        )
-    for path in (arguments.script, arguments.container):
-        if path is not None and not path.is_file():
-            raise InputError(f"{path}: no such file")
-    if arguments.stage_to and arguments.stage_to[0] not in "/$":
-        raise InputError(
-            f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, such as '$TMPDIR'"
-        )
-    for option in arguments.sbatch:
-        if not option.startswith("-"):
-            raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
-        if option.partition("=")[0] in _RESERVED:
-            raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
-    study = arguments.recipe is not None and is_study(Path(arguments.recipe))
-    if arguments.at_once and not arguments.vary and not study:
-        raise InputError("--at-once limits the cells of a study: give it with a study file or --vary")
-    if arguments.vary and study:
-        raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
-
-
-def _minutes(text: str) -> float:
-    """Minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
-    days = r"(?:(?P<d>\d+)-)?"
-    clock = r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)" if "-" not in text else r"(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"
-    match = re.fullmatch(days + clock, text) or re.fullmatch(r"(?P<m>\d+)(?::(?P<s>\d+))?", text)
-    if match is None:
-        forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes:seconds"
-        raise InputError(f"--time {text}: should be {forms}, such as 24:00:00 or 1-12")
-    d, h, m, s = (int(match.groupdict().get(name) or 0) for name in "dhms")
-    return 60 * (24 * d + h) + m + s / 60
 
 
 def _folder(arguments: argparse.Namespace, study: bool) -> Path:

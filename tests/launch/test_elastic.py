@@ -85,7 +85,7 @@ class Training:
         logs.mkdir()
         addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
         options = ("--ranks", "1", "--restarts", "0", "--preflight", "report", "--stage", "", "--logs", str(logs))
-        options += ("--ports", "20001,20002,20003")  # of hosts of our own
+        options += ("--sizes", "", "--ports", "20001,20002,20003")  # of hosts of our own
         recipe, *rest = train
         pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]
         given = [recipe, *map("=".join, pairs), "--run-dir", str(self.run)]  # as train.sbatch does

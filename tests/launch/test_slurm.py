@@ -206,6 +206,20 @@ def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_an_elastic_job_goes_on_without_a_node_that_fails(slurm, submit, undisturbed, tmp_path):
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "4", "--elastic", "2"))
+    wait_for_step(slurm, run, 12)
+    killed = slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split()[3]
+    slurm.kill_node(killed)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert slurm.job(job, "Restarts") == "0"
+    assert "3 of 4 nodes are left; 2 of them train" in log_of(run)  # the batch of 64 does not divide by 3
+    assert re.search(rf"at step \d+ to {LAST} steps on 2 ranks", log_of(run))
+    assert [summary["why"] for summary in summaries(run)] == [["done"]]
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
 @pytest.fixture
 def make_faulty(slurm):
     """Makes a node faulty for a test: make_faulty("n4")."""

@@ -55,6 +55,18 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
     assert not folder.exists()
 
 
+def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(dry_run, tmp_path):
+    words = shlex.split(
+        dry_run(tmp_path / "run", "--nodes", "4", "--gpus-per-node", "1", "--elastic", "1").partition("\n")[0]
+    )
+    script = words.index(str(module.SCRIPT))
+    assert "--no-kill" in words[:script]
+    assert words[script + 7] == "4,2,1"
+    words = shlex.split(dry_run(tmp_path / "run", "--nodes", "4", "--gpus-per-node", "1").partition("\n")[0])
+    assert "--no-kill" not in words
+    assert words[words.index(str(module.SCRIPT)) + 7] == ""
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -65,6 +77,13 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
         (("--time", "0-0:5"), "is 5 minutes"),
         (("--time", "tomorrow"), "--time tomorrow: should be minutes, minutes:seconds"),
         (("--requeues", "-1"), "--requeues -1: must be at least 0"),
+        (("--elastic", "0"), "--elastic 0: must be at least 1"),
+        (("--elastic", "2", "--nodes", "2"), "--elastic 2: should be less than --nodes, which is 2"),
+        (("--elastic", "1", "--nodes", "2", "--preflight", "report"), "cannot be combined with --preflight"),
+        (
+            ("--elastic", "3", "--nodes", "4", "--gpus-per-node", "1"),
+            "divides by the ranks of no number of nodes from 3 to 3",
+        ),
         (("--ranks-per-node", "0"), "--ranks-per-node 0: must be at least 1"),
         (("--cpus-per-node", "0"), "--cpus-per-node 0: must be at least 1"),
         (("--restarts", "-1"), "--restarts -1: must be at least 0"),
@@ -183,7 +202,7 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digit
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     logs = tmp_path / "slurm" / "7.0"
     logs.mkdir(parents=True)
-    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs)
+    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[])
     for node in ("0", "1"):
         monkeypatch.setenv("SLURM_NODEID", node)
         monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")

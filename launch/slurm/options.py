@@ -1,0 +1,80 @@
+"""Checks of `widemix submit`'s options, apart from the recipe and the run folder."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from launch.slurm.finish import NOTICE_MIN
+from pipeline.errors import InputError
+from pipeline.recipe import Recipe, check_world
+from pipeline.studies.study import is_study
+
+_RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
+
+
+def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], ranks: int) -> str:
+    """Return the numbers of nodes that may train, the largest first, with commas; empty without --elastic."""
+    if arguments.elastic is None:
+        return ""
+    sizes = []
+    for size in range(arguments.nodes, arguments.elastic - 1, -1):
+        with suppress(InputError):
+            for recipe in recipes:
+                check_world(recipe, size * ranks)
+            sizes.append(str(size))
+    if len(sizes) == 1:
+        raise InputError(
+            f"--elastic {arguments.elastic}: the batch divides by the ranks of no number of nodes from "
+            f"{arguments.elastic} to {arguments.nodes - 1}; allow fewer, or change train.global_batch"
+        )
+    return ",".join(sizes)
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise `InputError` for options that are wrong whatever the recipe is."""
+    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0, "elastic": 1}
+    least |= {"restarts": 0, "requeues": 0}
+    for name, lowest in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < lowest:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
+    if arguments.time and (minutes := _minutes(arguments.time)) <= NOTICE_MIN:
+        raise InputError(
+            f"--time {arguments.time}: is {minutes:g} minutes, and {NOTICE_MIN} minutes before its end a job is told "
+            "to save: ask for more"
+        )
+    if arguments.elastic is not None and arguments.elastic >= arguments.nodes:
+        raise InputError(f"--elastic {arguments.elastic}: should be less than --nodes, which is {arguments.nodes}")
+    if arguments.elastic is not None and arguments.preflight != "no":
+        raise InputError("--elastic: cannot be combined with --preflight, which needs all nodes")
+    for path in (arguments.script, arguments.container):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path}: no such file")
+    if arguments.stage_to and arguments.stage_to[0] not in "/$":
+        raise InputError(
+            f"--stage-to {arguments.stage_to}: should begin with / or a variable of the nodes, such as '$TMPDIR'"
+        )
+    for option in arguments.sbatch:
+        if not option.startswith("-"):
+            raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
+        if option.partition("=")[0] in _RESERVED:
+            raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
+    study = arguments.recipe is not None and is_study(Path(arguments.recipe))
+    if arguments.at_once and not arguments.vary and not study:
+        raise InputError("--at-once limits the cells of a study: give it with a study file or --vary")
+    if arguments.vary and study:
+        raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
+
+
+def _minutes(text: str) -> float:
+    """Minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
+    days = r"(?:(?P<d>\d+)-)?"
+    clock = r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)" if "-" not in text else r"(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"
+    match = re.fullmatch(days + clock, text) or re.fullmatch(r"(?P<m>\d+)(?::(?P<s>\d+))?", text)
+    if match is None:
+        forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes:seconds"
+        raise InputError(f"--time {text}: should be {forms}, such as 24:00:00 or 1-12")
+    d, h, m, s = (int(match.groupdict().get(name) or 0) for name in "dhms")
+    return 60 * (24 * d + h) + m + s / 60

@@ -1,0 +1,94 @@
+"""Nodes of a job that meet before each attempt to train. A real Slurm whose node fails is in test_slurm.py."""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from launch.slurm import elastic
+from launch.slurm.elastic import Meeting, train_elastic
+from launch.slurm.ports import free_ports
+
+DIED = "died"
+
+
+class Job:
+    """Threads as nodes: `events[attempt]` says what each node's attempt ends with: "died", "failed" or nothing."""
+
+    def __init__(self, nodes: int, sizes: list[int], events: list[dict[int, str]], absent=(), restarts=2):
+        port = free_ports(60_000 + os.getpid())["rendezvous"]
+        self.events, self.absent, self.trained = events, absent, []
+        wait = {"timeout": timedelta(seconds=60), "wait_for_workers": False}
+        self.stores = [TCPStore("127.0.0.1", port, is_master=node == 0, **wait) for node in range(nodes)]
+        with ThreadPoolExecutor(nodes) as pool:
+            meetings = [Meeting(store, node, nodes, sizes) for node, store in enumerate(self.stores)]
+            jobs = [pool.submit(self._run, meeting, node, restarts) for node, meeting in enumerate(meetings)]
+            self.ends = [job.exception(60) for job in jobs]
+
+    def _run(self, meeting: Meeting, node: int, restarts: int) -> None:
+        if node in self.absent:
+            return
+
+        def train(attempt: int, size: int) -> None:
+            self.trained.append((attempt, node, size))
+            event = self.events[attempt].get(node)
+            if event == DIED:
+                raise KeyboardInterrupt  # which nothing catches
+            if event == "failed":
+                raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
+
+        train_elastic(meeting, node, train, restarts)
+
+    def sizes(self) -> list[tuple[int, ...]]:
+        """The nodes of each attempt."""
+        attempts = 1 + max((attempt for attempt, _, _ in self.trained), default=-1)
+        return [tuple(sorted(node for a, node, _ in self.trained if a == attempt)) for attempt in range(attempts)]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(elastic, "GRACE_S", 1.0)
+    monkeypatch.setattr(elastic, "_POLL_S", 0.01)
+
+
+def fails(*nodes: int, died: int | None = None) -> dict[int, str]:
+    return dict.fromkeys(nodes, "failed") | ({} if died is None else {died: DIED})
+
+
+def test_a_job_without_failures_trains_once_on_all_nodes():
+    job = Job(4, [4, 2], [{}])
+    assert job.sizes() == [(0, 1, 2, 3)]
+    assert job.ends == [None] * 4
+
+
+def test_the_nodes_that_are_left_train_as_many_as_divide_and_the_others_are_kept_for_the_next_failure(capsys):
+    job = Job(5, [5, 2], [fails(0, 1, 2, 4, died=3), fails(0, died=1), {}])
+    assert job.sizes() == [(0, 1, 2, 3, 4), (0, 1), (0, 2)]
+    assert all(size == len(job.sizes()[attempt]) for attempt, _, size in job.trained)
+    assert [node for node, end in enumerate(job.ends) if end] == [1, 3]
+    assert "4 of 5 nodes are left; 2 of them train" in (said := capsys.readouterr().out)
+    assert "3 of 5 nodes are left; 2 of them train" in said
+
+
+def test_with_too_few_nodes_the_failure_is_the_jobs(capsys):
+    job = Job(3, [3, 2], [fails(0, 1, died=2), fails(0, died=1)])
+    assert job.sizes() == [(0, 1, 2), (0, 1)]
+    assert isinstance(job.ends[0], ChildFailedError)
+    assert "1 nodes are left, and --elastic needs 2" in capsys.readouterr().out
+
+
+def test_ranks_that_crash_again_and_again_end_the_job():
+    job = Job(2, [2, 1], [fails(0, 1)] * 9, restarts=2)
+    assert job.sizes() == [(0, 1)] * 3
+    assert [type(end) for end in job.ends] == [ChildFailedError, type(None)]
+
+
+def test_a_node_that_never_comes_is_waited_for_as_long_again(monkeypatch):
+    began = time.monotonic()
+    job = Job(3, [3, 2], [{}], absent=(2,))
+    assert job.sizes() == [(0, 1)]
+    assert time.monotonic() - began > elastic.GRACE_S
