@@ -22,11 +22,13 @@ from data_prep import remote
 from data_prep.progress import print_status, progress
 from data_prep.remote import Remote, open_remote
 from data_prep.samples import FileSlice
+from launch.relay import Neighbour, Relay
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path, try_lock
 from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 
+RELAY_THREADS = 4
 _COPY = re.compile(r".+-[0-9a-f]{16}(\.unfinished)?")
 
 
@@ -40,13 +42,14 @@ class Folder(NamedTuple):
         return FileSlice(str(self.path / name), begin, -1 if end is None else end - begin).read()
 
 
-def stage(folder: Path | str, local: Path) -> Path:
+def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
     """The path of the folder's copy in `local`, which is made if it does not exist. A str is a URL.
 
     All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
     hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
     against the manifest's hash. An existing copy is read and checked too, and its damaged blocks are copied again. An
-    interrupted copy is resumed. Raises `InputError` if the disk has too little space, or the source is damaged.
+    interrupted copy is resumed. With `relay` its blocks are read from another node, and served to a third one.
+    Raises `InputError` if the disk has too little space, or the source is damaged.
     """
     source = Folder(folder) if isinstance(folder, Path) else open_remote(folder)
     manifest = _read_manifest(source)
@@ -62,8 +65,10 @@ def stage(folder: Path | str, local: Path) -> Path:
             os.utime(lock)  # `remove_old` goes by it
             if _is_intact(copy, manifest):
                 print_status(f"{copy}: already there")
+                if relay:
+                    _serve(copy, manifest, relay)
             else:
-                _copy(source, copy, manifest, text)
+                _copy(source, copy, manifest, text, relay)
     except OSError as error:
         raise InputError(f"{folder} cannot be copied to {copy} ({error.strerror})") from None
     return copy
@@ -151,7 +156,7 @@ def _is_intact(copy: Path, manifest: Manifest) -> bool:
     return True
 
 
-def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str) -> None:
+def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str, relay: Relay | None) -> None:
     """Copy to a temporary folder next to it, verify that, and rename it."""
     unfinished = copy.with_name(f"{copy.name}.unfinished")
     if copy.exists():  # a file of it was damaged or removed
@@ -165,9 +170,10 @@ def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str) ->
         others = any(_COPY.fullmatch(path.name) for path in copy.parent.iterdir() if path != unfinished)
         cure = f"; `widemix stage --to {copy.parent} --clean 7` removes copies not used for 7 days" if others else ""
         raise InputError(f"{copy.parent}: has {sizes}{cure}")
-    print_status(f"{copy}: copying from {_where(source)}")
+    neighbour = f"{relay.neighbour.address}, and from " if relay and relay.neighbour else ""
+    print_status(f"{copy}: copying from {neighbour}{_where(source)}")
     for name, split in manifest.splits.items():
-        _copy_split(source, unfinished / split.file, name, split)
+        _copy_split(source, unfinished / split.file, name, split, relay)
     for name, digest in manifest.files.items():
         data = source.read(name)
         if hash_bytes(data) != digest:
@@ -182,11 +188,20 @@ def _where(source: Folder | Remote) -> str:
     return str(source.path) if isinstance(source, Folder) else source.url
 
 
-def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split) -> None:
+def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split, relay: Relay | None) -> None:
     with target.open("r+b" if target.exists() else "w+b") as file:
         file.truncate(split.bytes)
         count = len(split.blocks)
-        with map_blocks(lambda block: _copy_block(source, target, file.fileno(), block, split), count) as copied:
+        if relay:
+            relay.add_file(split.file, file.fileno())
+
+        def copy(block: int) -> None:
+            _copy_block(source, target, file.fileno(), block, split, relay.neighbour if relay else None)
+            if relay:
+                relay.add_blocks(split.file, range(block, block + 1))
+
+        # Few blocks at a time, since each is handed on when it is whole.
+        with map_blocks(copy, count, RELAY_THREADS if relay else None) as copied:
             for _ in progress(copied, count, name, "blocks"):
                 pass
         os.fsync(file.fileno())
@@ -195,17 +210,42 @@ def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split) 
         raise InputError(f"{target}: differs from what was written to it; the disk is failing, use another one")
 
 
-def _copy_block(source: Folder | Remote, target: Path, descriptor: int, block: int, split: Split) -> None:
+def _copy_block(
+    source: Folder | Remote, target: Path, descriptor: int, block: int, split: Split, neighbour: Neighbour | None
+) -> None:
     """Copy a block unless an interrupted process has copied it. Raises `InputError` if the source is damaged."""
-    wanted, begin = split.blocks[block], block * BLOCK
+    wanted = split.blocks[block]
     if hash_block(target, block) == wanted:
         return
-    digest, size = blake3(), PIECE if isinstance(source, Folder) else remote.PIECE
+    if neighbour and not neighbour.lost:
+        try:
+            if _transfer(neighbour, descriptor, block, split) == wanted:
+                return
+            reason = f"its block {block} of {split.file} is damaged"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        neighbour.lost = True
+        print_status(f"{neighbour.address}: {reason}; what is missing is read from {_where(source)}")
+    if _transfer(source, descriptor, block, split) != wanted:
+        where = f"{_where(source)}/{split.file}"
+        raise InputError(f"{where}: block {block} is damaged; `widemix verify` says which samples")
+
+
+def _transfer(source: Folder | Remote | Neighbour, descriptor: int, block: int, split: Split) -> str:
+    """Write a block of the source, and return its hash."""
+    digest, size = blake3(), remote.PIECE if isinstance(source, Remote) else PIECE
+    begin = block * BLOCK
     end = min(begin + BLOCK, split.bytes)
     for start in range(begin, end, size):
         piece = source.read(split.file, start, min(start + size, end))
         digest.update(piece)
         os.pwrite(descriptor, piece, start)
-    if digest.hexdigest(length=HASH) != wanted:
-        where = f"{_where(source)}/{split.file}"
-        raise InputError(f"{where}: block {block} is damaged; `widemix verify` says which samples")
+    return digest.hexdigest(length=HASH)
+
+
+def _serve(copy: Path, manifest: Manifest, relay: Relay) -> None:
+    """Serve a copy that is complete."""
+    for split in manifest.splits.values():
+        with (copy / split.file).open("rb") as file:
+            relay.add_file(split.file, file.fileno())
+        relay.add_blocks(split.file, range(len(split.blocks)))

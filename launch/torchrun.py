@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from launch.relay import Relay
 from launch.stage import stage
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
@@ -12,10 +13,11 @@ from pipeline.recipe import load_recipe
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
 
 
-def data_for(train: Sequence[str], stage_to: str) -> Path:
+def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) -> Path:
     """Return the path of a recipe's data on this node, where they are copied to if `stage_to` is not empty.
 
     train: recipe and overrides as `--section.key=VALUE`. stage_to: a folder; variables in it are those of this node.
+    relay: hands blocks on from node to node.
     Raises `InputError`.
     """
     overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
@@ -25,7 +27,7 @@ def data_for(train: Sequence[str], stage_to: str) -> Path:
     local = Path(os.path.expandvars(stage_to))
     if not local.is_absolute():
         raise InputError(f"--stage-to {stage_to}: is {local} on this node; is the variable set there?")
-    return stage(data, local)
+    return stage(data, local, relay)
 
 
 def run_torchrun(command: Sequence[str]) -> None:

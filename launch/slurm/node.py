@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES
 from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
@@ -39,10 +41,12 @@ def torchrun_command(
     resolvable, and may resolve to 127.0.1.1.
     """
     node, job = int(environ["SLURM_NODEID"]), int(environ["SLURM_JOB_ID"])
-    head = _numeric_address(arguments.head)
-    own = route_from(arguments.head if node else arguments.second)
+    head, *others = arguments.addresses
+    other = head if node or not others else others[0]
+    own = route_from(other)
     if own is None:
-        raise InputError(f"node {node}: no route to {arguments.head if node else arguments.second}")
+        raise InputError(f"node {node}: no route to {other}")
+    head = _numeric_address(head)
     return [
         *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_bracketed(head)}:{arguments.ports[use]}"),
@@ -78,7 +82,7 @@ def _open_store(arguments: argparse.Namespace, environ: Mapping[str, str], wait_
     from torch.distributed import TCPStore
 
     return TCPStore(
-        _numeric_address(arguments.head),
+        _numeric_address(arguments.addresses[0]),
         arguments.ports["rendezvous"],
         wait_for,
         is_master=environ["SLURM_NODEID"] == "0",
@@ -115,9 +119,10 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     note_part("batch script")
     if arguments.sizes:
         return _run_elastic(arguments, train)
-    data = data_for(train, arguments.stage)
-    note_part("staging")
-    _store = wait_for_all_nodes(arguments, os.environ)
+    with _relay(arguments, os.environ) as relay:
+        data = data_for(train, arguments.stage, relay)
+        note_part("staging")
+        _store = wait_for_all_nodes(arguments, os.environ)
     note_part("waiting for nodes")
     if arguments.preflight != "no":
         if _can_exclude(_preflight(arguments, data), os.environ):
@@ -131,27 +136,42 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
     """The same for a job that goes on without nodes that fail."""
-    # The nodes meet in this one before they stage: a client could not tell a server that has failed from a late one.
+    # Before staging, since a client could not tell a server that has failed from one that is late.
     store, node = _open_store(arguments, os.environ), int(os.environ["SLURM_NODEID"])
-    data = data_for(train, arguments.stage)
-    note_part("staging")
-    program = ["pipeline.train", *train, f"--data.path={data}"]
 
     def attempt(number: int, size: int) -> None:
         if number == 0:
             note_part("waiting for nodes")
         command = torchrun_command(arguments, program, os.environ | {"SLURM_STEP_NUM_NODES": str(size)})
         place = {"--max-restarts": "0", "--rdzv-conf": f"is_host=0,join_timeout={JOIN_S}"}
-        place["--rdzv-endpoint"] = f"{_bracketed(_numeric_address(arguments.head))}:{arguments.ports['rendezvous']}"
+        place["--rdzv-endpoint"] = (
+            f"{_bracketed(_numeric_address(arguments.addresses[0]))}:{arguments.ports['rendezvous']}"
+        )
         place["--rdzv-id"] = f"{command[command.index('--rdzv-id') + 1]}-{number}"
         for option, value in place.items():
             command[command.index(option) + 1] = value
         (arguments.logs / f"node-{node}.json").write_text(json.dumps(command) + "\n")
         run_torchrun(command)
 
-    nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
-    train_elastic(Meeting(store, node, nodes, arguments.sizes), node, attempt, arguments.restarts)
+    with _relay(arguments, os.environ) as relay:  # for nodes that are late, too
+        program = ["pipeline.train", *train, f"--data.path={data_for(train, arguments.stage, relay)}"]
+        note_part("staging")
+        nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
+        train_elastic(Meeting(store, node, nodes, arguments.sizes), node, attempt, arguments.restarts)
     return Exit.DONE
+
+
+def _relay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> AbstractContextManager[Relay | None]:
+    """What hands staged blocks on from the node before this one to the next; nothing on a single node."""
+    node, token = int(environ["SLURM_NODEID"]), environ.get("WIDEMIX_STAGE_TOKEN")
+    if not arguments.stage or not token or len(arguments.addresses) == 1:
+        return nullcontext()
+    port = arguments.ports["train"]  # which torchrun does not need yet
+    if not node:
+        return Relay(None, port, token)
+    before = _numeric_address(arguments.addresses[node - 1])
+    # Nodes of one machine share its ports: a node would wait for itself.
+    return nullcontext() if route_from(before) == before else Relay(Neighbour(before, port, token), port, token)
 
 
 def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
@@ -206,11 +226,15 @@ def _numbers(text: str) -> list[int]:
 def main() -> None:
     """Run as a task of srun; the words after `--` are the arguments of `pipeline.train`."""
     parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
-    for name in ("head", "second", "stage", "preflight"):
+    for name in ("stage", "preflight"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("ranks", "restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--ports", type=_ports, required=True, metavar=",".join(USES))
+    addresses = "of the nodes, in the order of SLURM_NODEID"
+    parser.add_argument(
+        "--addresses", type=lambda text: text.split(","), required=True, metavar="A,A", help=addresses
+    )
     parser.add_argument("--sizes", type=_numbers, required=True, metavar="N,N", help="see train.sbatch")
     parser.add_argument("--logs", type=Path, required=True)
     separator = sys.argv.index("--")

@@ -106,12 +106,12 @@ def hash_blocks(path: Path, known: Mapping[int, str] | None = None) -> tuple[str
 
 
 @contextmanager
-def map_blocks(function: Callable[[int], Any], count: int) -> Iterator[Iterator[Any]]:
-    """Call the function with each block number, on one thread per usable CPU; yields the results in order.
+def map_blocks(function: Callable[[int], Any], count: int, threads: int | None = None) -> Iterator[Iterator[Any]]:
+    """Call the function with each block number, by default on one thread per usable CPU; yields the results in order.
 
     When the context ends, by an error or Ctrl-C too, only the calls that have begun are waited for.
     """
-    pool = ThreadPoolExecutor(usable_cpus())
+    pool = ThreadPoolExecutor(threads or usable_cpus())
     try:
         yield pool.map(function, range(count))
     finally:

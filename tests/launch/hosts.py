@@ -73,6 +73,12 @@ class Hosts:
         """Cut the host's network."""
         self._in_switch("link", "set", f"p{host}", "down")
 
+    def limit(self, host: int, kbit: int) -> None:
+        """From now on the host sends and receives no more than so many kbit/s."""
+        for place, device in ((self.names[host], "eth0"), (self.switch, f"p{host}")):
+            rate = ("rate", f"{kbit}kbit", "burst", "16kb", "latency", "400ms")
+            subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", *rate], check=True)
+
     def lossy(self, host: int, delay_ms: float, loss: float) -> None:
         """From now on the host's frames take `delay_ms` longer each way, and a share of them is lost."""
         self._in_switch("link", "set", f"p{host}", "nomaster")

@@ -66,7 +66,12 @@ class Training:
         """On the next host."""
         host = len(self.agents)
         environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        environ |= {"SLURM_NODEID": str(host), "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "4"}
+        environ |= {
+            "SLURM_NODEID": str(host),
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_NUM_NODES": "4",
+            "WIDEMIX_STAGE_TOKEN": "secret",
+        }
         command = (self._slurm if like_slurm else self._torchrun)(self._hosts, host, self._words)
         self.agents.append(self._hosts.start(host, sys.executable, *command, log=self.log, **environ))
 
@@ -83,8 +88,19 @@ class Training:
         """What srun starts on each node, here over IPv6."""
         logs = self.run.with_name(f"logs-{host}")
         logs.mkdir()
-        addresses = ("--head", hosts.address6(0), "--second", hosts.address6(1))
-        options = ("--ranks", "1", "--restarts", "0", "--preflight", "report", "--stage", "", "--logs", str(logs))
+        addresses = ("--addresses", ",".join(hosts.address6(host) for host in range(4)))
+        options = (
+            "--ranks",
+            "1",
+            "--restarts",
+            "0",
+            "--preflight",
+            "report",
+            "--stage",
+            f"{self.run.parent}/disk-$SLURM_NODEID",
+            "--logs",
+            str(logs),
+        )
         options += ("--sizes", "", "--ports", "20001,20002,20003")  # of hosts of our own
         recipe, *rest = train
         pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]
@@ -180,5 +196,8 @@ def test_a_host_with_a_slow_and_lossy_network_costs_time_but_changes_no_loss(hos
     print(
         f"slow line: {time.monotonic() - began:.1f} s, median {rates[0]:.0f} images/s, one rank alone {rates[1]:.0f}"
     )
+    for host in (1, 2, 3):  # staged from host to host
+        assert f"copying from {hosts.address6(host - 1)}, and from {digits}" in training.log.read_text()
+    assert "what is missing is read from" not in training.log.read_text()
     assert training.ranks == 4
     assert_same_curve(training.run, undisturbed)

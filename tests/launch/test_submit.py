@@ -13,6 +13,8 @@ from dataclasses import asdict
 
 import pytest
 
+from launch.relay import Relay
+from launch.slurm import node as node_module
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
@@ -202,7 +204,7 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digit
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     logs = tmp_path / "slurm" / "7.0"
     logs.mkdir(parents=True)
-    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[])
+    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[], addresses=[""])
     for node in ("0", "1"):
         monkeypatch.setenv("SLURM_NODEID", node)
         monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")
@@ -314,9 +316,22 @@ def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
     assert (tmp_path / "slurm/7.0/excluded-nodes").read_text() == "n3\n"
 
 
+def test_blocks_are_handed_on_between_machines(monkeypatch):
+    """Two nodes of one machine would ask themselves."""
+    monkeypatch.setattr(node_module, "route_from", lambda host: "10.0.0.9")
+    arguments = Namespace(stage="/disk", addresses=["10.0.0.7", "10.0.0.8", "10.0.0.9"], ports={"train": 20001})
+    environ = {"WIDEMIX_STAGE_TOKEN": "secret"}
+    relays = [node_module._relay(arguments, environ | {"SLURM_NODEID": str(node)}) for node in range(3)]
+    assert all(isinstance(relay, Relay) for relay in relays)
+    assert [relay.neighbour and relay.neighbour.address for relay in relays] == [None, "10.0.0.7", "10.0.0.8"]
+    monkeypatch.setattr(node_module, "route_from", lambda host: host)
+    for words, node in ((environ, "1"), ({}, "0")):
+        assert not isinstance(node_module._relay(arguments, words | {"SLURM_NODEID": node}), Relay)
+
+
 def test_nodes_wait_for_the_last_however_long_it_stages():
     job = 40_000 + os.getpid()
-    arguments = Namespace(head="127.0.0.1", ports=free_ports(job))
+    arguments = Namespace(addresses=["127.0.0.1"], ports=free_ports(job))
     places = [{"SLURM_NODEID": str(n), "SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_NODES": "3"} for n in range(3)]
     with ThreadPoolExecutor() as pool:
         early = [
@@ -457,7 +472,7 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import parse_args
 
-    arguments = Namespace(head=head, second=head, ranks=4, restarts=2, logs=tmp_path, ports={"train": 20015})
+    arguments = Namespace(addresses=[head, head], ranks=4, restarts=2, logs=tmp_path, ports={"train": 20015})
     environ = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
     parsed = parse_args(torchrun_command(arguments, ["pipeline.train", "r.yaml"], environ))
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
