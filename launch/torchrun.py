@@ -24,10 +24,15 @@ def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) ->
     data = Path(load_recipe(train[0], overrides).data.path)
     if not stage_to:
         return data
+    return stage(data, local_folder(stage_to), relay)
+
+
+def local_folder(stage_to: str) -> Path:
+    """Return the folder with the variables of this node in it replaced; raises `InputError` if one is not set."""
     local = Path(os.path.expandvars(stage_to))
     if not local.is_absolute():
         raise InputError(f"--stage-to {stage_to}: is {local} on this node; is the variable set there?")
-    return stage(data, local, relay)
+    return local
 
 
 def run_torchrun(command: Sequence[str]) -> None:

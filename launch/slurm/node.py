@@ -14,16 +14,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launch.environment import unpack
 from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES
-from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
+from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, local_folder, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.distributed.start_times import note_part
 from pipeline.errors import InputError
 
+LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
 JOIN_S = 120  # for the nodes of an attempt to start torchrun
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
@@ -116,7 +118,10 @@ def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 
 def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
-    note_part("batch script")
+    if LOCAL_VARIABLE not in os.environ:
+        note_part("batch script")
+        if arguments.environment:
+            _use_local_python(arguments.environment, arguments.stage)
     if arguments.sizes:
         return _run_elastic(arguments, train)
     with _relay(arguments, os.environ) as relay:
@@ -132,6 +137,14 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     run_torchrun(command)
     return Exit.DONE
+
+
+def _use_local_python(archive: str, stage_to: str) -> None:
+    """Replace this process by itself in the environment that an archive holds, on this node's own disk."""
+    python = str(unpack(Path(archive), local_folder(stage_to)) / "bin/python")
+    note_part("environment")
+    os.environ[LOCAL_VARIABLE] = Path(archive).stem
+    os.execv(python, [python, "-m", "launch.slurm.node", *sys.argv[1:]])
 
 
 def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
@@ -226,7 +239,7 @@ def _numbers(text: str) -> list[int]:
 def main() -> None:
     """Run as a task of srun; the words after `--` are the arguments of `pipeline.train`."""
     parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
-    for name in ("stage", "preflight"):
+    for name in ("stage", "preflight", "environment"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("ranks", "restarts"):
         parser.add_argument(f"--{name}", type=int, required=True)

@@ -49,7 +49,9 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise InputError(f"--elastic {arguments.elastic}: should be less than --nodes, which is {arguments.nodes}")
     if arguments.elastic is not None and arguments.preflight != "no":
         raise InputError("--elastic: cannot be combined with --preflight, which needs all nodes")
-    for path in (arguments.script, arguments.container):
+    if arguments.environment and (arguments.container or not arguments.stage_to):
+        raise InputError("--environment: needs --stage-to, where nodes unpack it, and goes without --container")
+    for path in (arguments.script, arguments.container, arguments.environment):
         if path is not None and not path.is_file():
             raise InputError(f"{path}: no such file")
     if arguments.stage_to and arguments.stage_to[0] not in "/$":

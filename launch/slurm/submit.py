@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch: --sbatch=--mem=64G"
     )
+    environment = "archive of `widemix stage --environment`: nodes unpack it to --stage-to and run that Python"
+    add("--environment", type=Path, metavar="FILE.tar", help=environment)
+    add("--setup", default="", metavar="COMMANDS", help="shell commands to run first: 'module load cuda/12.4'")
     elastic = "go on with fewer nodes, at least MIN, after some have failed: the most by which the batch divides"
     add("--elastic", type=int, metavar="MIN", help=elastic)
     add("--container", type=Path, metavar="IMAGE", help="run in this Apptainer image")
@@ -109,6 +112,7 @@ def plan(arguments: argparse.Namespace) -> Submission:
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]
     command += [arguments.preflight, arguments.stage_to, elastic_sizes(arguments, recipes, ranks)]
+    command += [str(arguments.environment.resolve()) if arguments.environment else "", arguments.setup]
     command += [*_python(arguments, folder, data), "--"]
     if not cells:
         command += [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]

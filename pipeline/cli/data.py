@@ -297,6 +297,8 @@ def add_stage(commands) -> None:
     parser.add_argument("folder", type=_place, nargs="?", metavar="DIR", help=folder)
     parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder on the node's own disk")
     old = "first remove the copies there that have not been staged for so many days and that no process has open"
+    packed = "pack this Python's environment into an archive there instead, for `widemix submit --environment`"
+    parser.add_argument("--environment", action="store_true", help=packed)
     parser.add_argument("--clean", type=float, metavar="DAYS", help=old)
     parser.set_defaults(command=_stage)
 
@@ -305,6 +307,13 @@ def _stage(arguments: argparse.Namespace) -> Exit:
     from data_prep.progress import print_status
     from launch.stage import remove_old, stage
 
+    if arguments.environment:
+        from launch.environment import pack
+
+        if arguments.folder is not None or arguments.clean is not None:
+            raise InputError("--environment: packs the environment alone; give no folder and no --clean")
+        print(pack(arguments.to))
+        return Exit.DONE
     if arguments.folder is None and arguments.clean is None:
         raise InputError("widemix stage: name the folder to copy, or --clean DAYS")
     if arguments.clean is not None:

@@ -101,7 +101,7 @@ class Training:
             "--logs",
             str(logs),
         )
-        options += ("--sizes", "", "--ports", "20001,20002,20003")  # of hosts of our own
+        options += ("--sizes", "", "--environment", "", "--ports", "20001,20002,20003")  # of hosts of our own
         recipe, *rest = train
         pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]
         given = [recipe, *map("=".join, pairs), "--run-dir", str(self.run)]  # as train.sbatch does

@@ -86,6 +86,8 @@ def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(
             ("--elastic", "3", "--nodes", "4", "--gpus-per-node", "1"),
             "divides by the ranks of no number of nodes from 3 to 3",
         ),
+        (("--environment", "e.tar"), "--environment: needs --stage-to"),
+        (("--environment", "e.tar", "--stage-to", "/x"), "e.tar: no such file"),
         (("--ranks-per-node", "0"), "--ranks-per-node 0: must be at least 1"),
         (("--cpus-per-node", "0"), "--cpus-per-node 0: must be at least 1"),
         (("--restarts", "-1"), "--restarts -1: must be at least 0"),
@@ -204,7 +206,9 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digit
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     logs = tmp_path / "slurm" / "7.0"
     logs.mkdir(parents=True)
-    arguments = Namespace(stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[], addresses=[""])
+    arguments = Namespace(
+        stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[], addresses=[""], environment=""
+    )
     for node in ("0", "1"):
         monkeypatch.setenv("SLURM_NODEID", node)
         monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")
