@@ -8,9 +8,12 @@ set the run is a single process.
 import datetime
 import ipaddress
 import os
+import platform
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -70,6 +73,8 @@ def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
         backend = "cpu:gloo,cuda:nccl"
+        if topology.world > topology.local_world and (chosen := set_nccl_devices(os.environ)) and topology.is_main:
+            print(f"NCCL on {platform.node()}: {', '.join(chosen)}", file=sys.stderr, flush=True)
     limit = datetime.timedelta(seconds=timeout_s)
     if topology.world > topology.local_world:
         set_gloo_interface(os.environ)
@@ -89,14 +94,42 @@ def set_gloo_interface(environ: MutableMapping[str, str]) -> None:
 
     gloo's default is the address that the host name resolves to: on many clusters 127.0.1.1, or none.
     """
-    if "GLOO_SOCKET_IFNAME" in environ:
-        return
+    if "GLOO_SOCKET_IFNAME" not in environ and (name := _interface(environ)):
+        environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def set_nccl_devices(
+    environ: MutableMapping[str, str], infiniband: Path = Path("/sys/class/infiniband")
+) -> list[str]:
+    """Set NCCL_SOCKET_IFNAME as gloo's interface, and NCCL_IB_HCA to the fastest ports that are active.
+
+    Returns what is set, as NAME=VALUE; what the environment has stays. NCCL itself takes any interface that is up, a
+    container's bridge too, and every active port, also a slow one for management.
+    """
+    chosen = {}
+    if name := _interface(environ):
+        chosen["NCCL_SOCKET_IFNAME"] = f"={name}"
+    rates = {}
+    for port in sorted(infiniband.glob("*/ports/*")):
+        with suppress(OSError, ValueError, IndexError):  # a port without these files
+            if "ACTIVE" in (port / "state").read_text():
+                rates[f"{port.parts[-3]}:{port.name}"] = float((port / "rate").read_text().split()[0])
+    if rates:
+        chosen["NCCL_IB_HCA"] = "=" + ",".join(port for port, rate in rates.items() if rate == max(rates.values()))
+    chosen = {name: value for name, value in chosen.items() if name not in environ}
+    environ.update(chosen)
+    return [f"{name}={value}" for name, value in chosen.items()]
+
+
+def _interface(environ: Mapping[str, str]) -> str | None:
+    """The network interface that reaches MASTER_ADDR; None if that is this machine, or there is no route."""
     address = route_from(environ.get("MASTER_ADDR", ""))
     if address is None or ipaddress.ip_address(address).is_loopback:
-        return
+        return None
     for name, addresses in psutil.net_if_addrs().items():
         if address in (entry.address.partition("%")[0] for entry in addresses):
-            environ["GLOO_SOCKET_IFNAME"] = name
+            return name
+    return None
 
 
 def share_cpus(topology: Topology) -> int:

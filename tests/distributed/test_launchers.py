@@ -5,12 +5,13 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses, write_rank_status
-from pipeline.distributed.topology import read_topology, set_gloo_interface
+from pipeline.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
 from pipeline.errors import InputError
 from tests.conftest import ROOT, Command
 
@@ -106,6 +107,38 @@ def test_no_gloo_interface_is_set_where_none_is_known_or_one_is_set_already():
         before = dict(environ)
         set_gloo_interface(environ)
         assert environ == before
+
+
+def write_port(folder, port: str, state: str, rate: str) -> None:
+    device, number = port.split(":")
+    place = folder / device / "ports" / number
+    place.mkdir(parents=True)
+    (place / "state").write_text(f"{state}\n")
+    (place / "rate").write_text(f"{rate}\n")
+
+
+def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(tmp_path, monkeypatch):
+    for port, state, rate in (
+        ("mlx5_0:1", "4: ACTIVE", "100 Gb/sec (4X EDR)"),
+        ("mlx5_1:1", "4: ACTIVE", "100 Gb/sec (4X EDR)"),
+        ("mlx5_2:1", "4: ACTIVE", "25 Gb/sec (1X EDR)"),  # for management
+        ("mlx5_3:1", "1: DOWN", "200 Gb/sec (4X HDR)"),
+        ("mlx5_4:1", "4: ACTIVE", "none"),
+    ):
+        write_port(tmp_path, port, state, rate)
+    (tmp_path / "mlx5_5/ports/1").mkdir(parents=True)
+    addresses = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "ib0": ["fe80::1%ib0", "10.0.0.7"]}
+    known = {name: [SimpleNamespace(address=text) for text in texts] for name, texts in addresses.items()}
+    monkeypatch.setattr("pipeline.distributed.topology.psutil.net_if_addrs", lambda: known)
+    monkeypatch.setattr("pipeline.distributed.topology.route_from", lambda host: "10.0.0.7")
+    environ = {"MASTER_ADDR": "10.0.0.1"}
+    chosen = set_nccl_devices(environ, tmp_path)
+    assert chosen == ["NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"]
+    assert environ["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert set_nccl_devices(environ, tmp_path) == []  # what is set stays
+    environ = {"MASTER_ADDR": "10.0.0.1", "NCCL_IB_HCA": "mlx5_3"}
+    assert set_nccl_devices(environ, tmp_path / "none") == ["NCCL_SOCKET_IFNAME==ib0"]
+    assert environ["NCCL_IB_HCA"] == "mlx5_3"
 
 
 def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path, monkeypatch):
