@@ -23,6 +23,7 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import has_rank_status, write_rank_status
 from pipeline.distributed.signals import StopRequest
 from pipeline.distributed.start_times import StartTimes, note_process
+from pipeline.errors import InputError
 from pipeline.figures import main_figure
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world, match_folder
@@ -61,7 +62,7 @@ def train(
 
     from pipeline.data.precision import SLOW, bf16_slowdown
     from pipeline.distributed.requests import SharedRequests
-    from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
+    from pipeline.distributed.topology import on_main, process_group, read_topology, set_matmul_precision, share_cpus
     from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
     from pipeline.estimate.utilisation import peak_share
@@ -70,6 +71,7 @@ def train(
     from pipeline.run.run_dir import acquire_run_dir, default_run_dir, write_result
     from pipeline.run.saving import Saver
     from pipeline.run.starts import StartRecord
+    from pipeline.run.trackers import Tracker, check_trackers, open_trackers
     from pipeline.training.evaluate import evaluate_engine
     from pipeline.training.faults import Rollback
     from pipeline.training.loop import Loop, RunContext
@@ -80,6 +82,7 @@ def train(
     topology = read_topology()
     check_world(recipe, topology.world)
     check_engine(recipe.engine, recipe.optim, recipe.train, topology)
+    check_trackers(recipe.log)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
         store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
@@ -104,7 +107,6 @@ def train(
         ):
             cure = "set train.precision fp32"
             _print(topology, f"warning: bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; {cure}")
-        _begin(start, schedule.last_step, topology, note)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
         retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
         saver = Saver(folder, topology, store.clone(), retention)
@@ -113,8 +115,14 @@ def train(
         module = _build_model(recipe, start, topology, note)
         engine = _build_engine(recipe, module, start, topology)
         times.end("network and checkpoint")
+        profiler = _open_profiler(recipe, folder, schedule.last_step, topology, stack)
+        _begin(start, schedule.last_step, topology, note)  # after all that may be wrong with the recipe
 
-        log = stack.enter_context(RunLog(recipe.log, start, schedule.last_step, topology, verbosity=verbosity))
+        trackers: list[Tracker] = []
+        on_main(topology, lambda: trackers.extend(open_trackers(recipe.log, folder, recipe)))
+        log = stack.enter_context(
+            RunLog(recipe.log, start, schedule.last_step, topology, verbosity=verbosity, trackers=trackers)
+        )
         log.add_description(recipe, start.environment)
         mistakes = Mistakes(recipe.log.mistakes, eval_loader, log) if recipe.log.mistakes else None
         observe = {"observe": mistakes.observe} if mistakes else {}
@@ -128,7 +136,7 @@ def train(
             stop,
             SharedRequests(topology, store.clone()),
             peak_share(recipe, topology),
-            _open_profiler(recipe, folder, topology, stack),
+            profiler,
             mistakes,
             StartRecord(folder, times, topology, recipe.train.compile),
         )
@@ -203,13 +211,19 @@ def _build_engine(recipe: Recipe, module: "nn.Module", start: "ResumeState", top
     return engine
 
 
-def _open_profiler(recipe: Recipe, folder: Path, topology: "Topology", stack: ExitStack) -> "Profiler | None":
+def _open_profiler(
+    recipe: Recipe, folder: Path, last_step: int, topology: "Topology", stack: ExitStack
+) -> "Profiler | None":
     """The profiler of rank 0, if the recipe asks for a trace."""
-    if recipe.train.profile is None or not topology.is_main:
+    if recipe.train.profile is None:
+        return None
+    first, _, stop = recipe.train.profile.partition(":")
+    if int(first) >= last_step:
+        raise InputError(f"train.profile {recipe.train.profile}: the run ends after {last_step} steps")
+    if not topology.is_main:
         return None
     from pipeline.training.profile import Profiler
 
-    first, _, stop = recipe.train.profile.partition(":")
     return stack.enter_context(Profiler(folder, int(first), int(stop)))
 
 

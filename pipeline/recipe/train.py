@@ -19,7 +19,7 @@ def _is_range(text: object) -> object:
 class TrainSection(Section):
     """Length, batch, precision, loss, initial weights and checkpoints of a run."""
 
-    epochs: Positive = key(..., "passes over the training split")
+    epochs: Annotated[int, Field(gt=0, le=1_000_000)] = key(..., "passes over the training split")
     global_batch: Positive = key(..., "samples per step over all ranks, whatever their number")
     grad_accum_steps: Positive = key(1, "micro-batches per step over which each rank accumulates its gradient")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
@@ -131,6 +131,12 @@ class LogSection(Section):
 
     every: Positive = key(50, "steps between lines of metrics.jsonl")
     tensorboard: bool = key(True, "also write the metrics for TensorBoard, into the run folder")
+    wandb: bool = key(
+        False, "also send the metrics to Weights & Biases; WANDB_PROJECT and WANDB_MODE (offline) say where"
+    )
+    mlflow: bool = key(
+        False, "also send the metrics to MLflow; MLFLOW_TRACKING_URI says where (default: sqlite:///mlflow.db)"
+    )
     block_norms: bool = key(False, "also log the gradient norm of each block, of the last step before a line")
     mistakes: Annotated[int, Field(ge=0, le=256)] = key(
         0, "misclassified pictures to show after each evaluation, with the confusion matrix; 0 is off"

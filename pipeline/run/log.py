@@ -1,6 +1,7 @@
 """Where the figures of a run go: metrics.jsonl, TensorBoard and the screen."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.distributed.topology import Topology
@@ -9,6 +10,7 @@ from pipeline.recipe.train import LogSection
 from pipeline.run.metrics import MetricsWriter
 from pipeline.run.progress import Progress
 from pipeline.run.run_dir import ResumeState
+from pipeline.run.trackers import Tracker
 
 
 class RunLog:
@@ -26,17 +28,20 @@ class RunLog:
         topology: Topology,
         quiet: bool = False,
         verbosity: int = 0,
+        trackers: Sequence[Tracker] = (),
     ):
-        self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard) if topology.is_main else None
+        self.writer = None
+        if topology.is_main:
+            self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard, trackers)
         self._progress = Progress(topology.is_main and not quiet, start.step, last_step, verbosity)
 
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         self._progress.close()
         if self.writer:
-            self.writer.close()
+            self.writer.close(failed=kind is not None)
 
     def write(self, line: dict[str, Any]) -> None:
         """Write and print a line with split train or eval."""

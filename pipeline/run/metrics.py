@@ -3,6 +3,7 @@
 import io
 import json
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe
+from pipeline.run.trackers import Tracker
 
 if TYPE_CHECKING:
     from pipeline.run.tensorboard import Board
@@ -21,18 +23,18 @@ _BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while t
 
 
 class MetricsWriter:
-    """Appends lines to metrics.jsonl and to TensorBoard, on rank 0. Existing lines beyond `step` are removed.
+    """Appends lines to metrics.jsonl, to TensorBoard and to trackers, on rank 0. Lines beyond `step` are removed.
 
     Lines that do not fit on a full disk are kept in memory and written later.
     """
 
-    def __init__(self, run_dir: Path, step: int, tensorboard: bool):
-        self._run_dir, self._tensorboard = run_dir, tensorboard
+    def __init__(self, run_dir: Path, step: int, tensorboard: bool, trackers: Sequence[Tracker] = ()):
+        self._run_dir, self._tensorboard, self._trackers = run_dir, tensorboard, trackers
         self._open(step)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines beyond an earlier step, and continue from there."""
-        self.close()
+        """Remove the lines beyond an earlier step, and continue from there. Trackers keep them."""
+        self._close_files()
         self._open(step)
 
     def _open(self, step: int) -> None:
@@ -47,8 +49,10 @@ class MetricsWriter:
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; return why it cannot be written yet, if it is the first of several that cannot."""
         before, self._failed = self._failed, False
-        if self._board and line["split"] != "event":
+        if self._board:
             self._board.add_line(line)
+        for tracker in self._trackers:
+            tracker.add_line(line)
         try:
             self._lines.write(f"{json.dumps(line)}\n".encode())
             self._lines.flush()
@@ -88,8 +92,13 @@ class MetricsWriter:
         with suppress(OSError):
             atomic_write(self._run_dir / "confusion.json", json.dumps(confusion) + "\n")
 
-    def close(self) -> None:
-        """Close both files."""
+    def close(self, failed: bool = False) -> None:
+        """Close the files, and tell the trackers whether the run has failed."""
+        self._close_files()
+        for tracker in self._trackers:
+            tracker.close(failed)
+
+    def _close_files(self) -> None:
         self._lines.close()
         if self._board:
             self._board.close()

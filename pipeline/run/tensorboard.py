@@ -17,9 +17,9 @@ from torch.utils.tensorboard import FileWriter, SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from pipeline.recipe import Recipe, dump_recipe, flat_recipe
+from pipeline.run.trackers import figures_of
 
-NOT_FIGURES = ("step", "epoch", "split", "time")
-BY_EPOCH = {("train", "loss"): "train_loss", ("eval", "loss"): "eval_loss", ("eval", "top1"): "eval_top1"}
+BY_EPOCH = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
 
 
 _BUFFER = 8 << 20  # bytes of events that are kept in memory while the disk is full
@@ -79,14 +79,12 @@ class Board:
 
     def add_line(self, line: dict[str, Any]) -> None:
         """Draw the figures of a line by its step and its time; losses and accuracy also by hundredths of an epoch."""
-        split, step, at = line["split"], line["step"], line.get("time")
-        for name, value in line.items():
-            if name in NOT_FIGURES or not isinstance(value, (int, float)):
-                continue
-            self._writer.add_scalar(f"{split}/{name}", value, step, at)
-            if (split, name) in BY_EPOCH and "epoch" in line:
+        step, at = line["step"], line.get("time")
+        for name, value in figures_of(line).items():
+            self._writer.add_scalar(name, value, step, at)
+            if name in BY_EPOCH and "epoch" in line:
                 place = round(100 * line["epoch"])
-                self._writer.add_scalar(f"over_epochs_x100/{BY_EPOCH[split, name]}", value, place, at)
+                self._writer.add_scalar(f"over_epochs_x100/{BY_EPOCH[name]}", value, place, at)
         self._writer.flush()
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:

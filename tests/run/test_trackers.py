@@ -1,0 +1,117 @@
+"""Weights & Biases and MLflow, both without a network: what they hold is what metrics.jsonl has."""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import InputError
+from pipeline.recipe import flat_recipe, load_recipe
+from pipeline.run import trackers
+from pipeline.run.metrics import MetricsWriter
+from pipeline.run.trackers import check_trackers, figures_of, open_trackers
+from tests.conftest import ROOT
+
+LINES = [
+    {"step": 10, "epoch": 0.5, "split": "train", "loss": 2.5, "lr": 0.1, "time": 100.0},
+    {"step": 10, "split": "event", "event": "step_skipped", "loss": "nan", "grad_norm": 1.0, "time": 100.5},
+    {"step": 20, "epoch": 1.0, "split": "train", "loss": 1.25, "lr": 0.05, "time": 101.0},
+    {"step": 20, "epoch": 1.0, "split": "eval", "loss": 1.5, "top1": 60.0, "time": 102.0},
+]
+
+
+def recipe_with(name: str):
+    return load_recipe(ROOT / "recipes/digits/mixer.yaml", [(f"log.{name}", "true")])
+
+
+def write(folder: Path, name: str, lines: list[dict], step: int = 0) -> str:
+    """Write lines as a run does; returns the id that the run has there."""
+    recipe = recipe_with(name)
+    opened = open_trackers(recipe.log, folder, recipe)
+    writer = MetricsWriter(folder, step, tensorboard=False, trackers=opened)
+    for line in lines:
+        assert writer.write(line) is None
+    writer.close()
+    return json.loads((folder / "trackers.json").read_text())[name]
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file: a header of 7 bytes, then LevelDB's log format in blocks of 32 KiB."""
+    place, whole = 7, b""
+    while place + 7 <= len(data):
+        if (left := -place % 32768) and left < 7:
+            place += left
+        size, kind = struct.unpack_from("<HB", data, place + 4)  # after the checksum
+        whole += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield whole
+            whole = b""
+
+
+def test_the_figures_of_a_line():
+    assert figures_of(LINES[3]) == {"eval/loss": 1.5, "eval/top1": 60.0}
+    assert figures_of(LINES[1]) == {}
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_package_that_is_not_installed(name, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match=rf"log\.{name} true: .*pip install 'widemix\[{name}\]'"):
+        check_trackers(recipe_with(name).log)
+    check_trackers(load_recipe(ROOT / "recipes/digits/mixer.yaml").log)
+
+
+def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ConnectionError("no server\nand a long story")
+
+    monkeypatch.setitem(trackers._TRACKERS, "wandb", refuse)
+    recipe = recipe_with("wandb")
+    with pytest.raises(InputError, match=r"log\.wandb true: it cannot be opened \(no server\); set it to false$"):
+        open_trackers(recipe.log, tmp_path, recipe)
+
+
+@pytest.mark.filterwarnings("default")  # MLflow's own
+def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    run_dir = tmp_path / "first"
+    run_dir.mkdir()
+    number = write(run_dir, "mlflow", LINES[:2])
+    assert write(run_dir, "mlflow", LINES[2:], step=10) == number
+    client = mlflow.MlflowClient()
+    run = client.get_run(number)
+    assert run.info.run_name == "first"
+    assert run.info.status == "FINISHED"
+    loss = client.get_metric_history(number, "train/loss")
+    assert [(each.step, each.value, each.timestamp) for each in loss] == [(10, 2.5, 100_000), (20, 1.25, 101_000)]
+    assert run.data.metrics == {"train/loss": 1.25, "train/lr": 0.05, "eval/loss": 1.5, "eval/top1": 60.0}
+    assert run.data.params == {name: str(value) for name, value in flat_recipe(recipe_with("mlflow")).items()}
+
+
+@pytest.mark.filterwarnings("default")  # wandb's own
+def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    number = write(tmp_path, "wandb", LINES)
+    assert write(tmp_path, "wandb", []) == number
+    paths = tmp_path.glob(f"wandb/offline-run-*-{number}/run-{number}.wandb")
+    path = max(paths, key=lambda path: path.stat().st_size)  # of the start that wrote lines
+    known, config = [], {}
+    for record in map(Record.FromString, records(path.read_bytes())):
+        if record.HasField("history"):
+            row = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+            known.append({name: value for name, value in row.items() if name[0] != "_"})
+        for item in [*record.run.config.update, *record.config.update]:
+            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    wanted = [line for line in LINES if line["split"] != "event"]
+    assert known == [{**figures_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
+    assert config["optim.lr"] == 0.004
