@@ -24,6 +24,7 @@ from pipeline.errors import InputError
 from pipeline.formats.manifest import read_manifest
 from pipeline.models.cost import model_cost
 from pipeline.recipe.data import AnyDataSection, DataSection
+from pipeline.run.progress import Tally
 from pipeline.training.networks import Network
 
 
@@ -108,6 +109,7 @@ def compare_each(
         for module, own in zip(modules, patterns, strict=True)
     ]
     totals = [MinibatchCka() for _ in firsts]
+    tally = Tally(f"{second.name}: samples compared", samples.most or count)
     with ExitStack() as stack:
         loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in distinct]
         for batches in zip(*(stack.enter_context(loader.batches()) for loader in loaders), strict=True):
@@ -117,6 +119,7 @@ def compare_each(
             )
             for total, kernels in zip(totals, rows, strict=True):
                 total.update(kernels, columns)
+            tally.add(len(batches[0]))
     *row_sparsities, sparsity = (_inverse_density(network) for network in networks)
     return [
         Similarity(

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.cgroups import usable_cpus
 from pipeline.cli.analyse_networks import NETWORK
-from pipeline.cli.commands import Exit
+from pipeline.cli.commands import Exit, check_least
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 
@@ -38,9 +38,7 @@ def add_predict(commands) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> Exit:
-    for name in ("top", "batch"):
-        if getattr(arguments, name) < 1:
-            raise InputError(f"--{name} {getattr(arguments, name)}: must be at least 1")
+    check_least(arguments, 1, "top", "batch")
     suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
@@ -52,13 +50,19 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     numbers = predictor.section.targets == "regression"
     if numbers and arguments.top != 1:
         raise InputError(f"--top {arguments.top}: is for classes; {arguments.network} predicts numbers")
+    if arguments.top > max(1, predictor.section.num_classes):
+        raise InputError(f"--top {arguments.top}: {arguments.network} has {predictor.section.num_classes} classes")
     rows, bad = [], 0
     for name, found in _predictions(predictor, arguments.folder, names, arguments.top, arguments.batch):
         if isinstance(found, InputError):
+            if len(names) == 1:
+                raise found
             bad += 1
             print(f"warning: {found}; left out", file=sys.stderr)
         else:
             rows.append((name, found))
+    if not rows:
+        raise InputError(f"{arguments.folder}: none of its {bad} pictures can be read")
     if numbers:
         text = _csv_of_numbers(rows) if suffix == ".csv" else _json_lines_of_numbers(rows)
     else:
@@ -69,8 +73,6 @@ def _predict(arguments: argparse.Namespace) -> Exit:
         atomic_write(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
     left_out = f", {bad} could not be read" if bad else ""
     print(f"{len(rows)} pictures predicted{left_out}", file=sys.stderr)
-    if not rows:
-        raise InputError(f"{arguments.folder}: none of its {bad} pictures can be read")
     return Exit.DONE
 
 
@@ -101,6 +103,9 @@ def _predictions(
         except InputError as error:
             return error
 
+    from pipeline.run.progress import Tally
+
+    tally = Tally("pictures predicted", len(names))
     with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads:
         warnings.simplefilter("ignore")  # Pillow's, about unusual files
         for start in range(0, len(names), size):
@@ -118,6 +123,7 @@ def _predictions(
                 if predictor.section.targets == "regression":
                     likeliest = range(len(share))
                 yield shown, [(predictor.class_name(int(label)), float(share[label])) for label in likeliest]
+            tally.add(len(batch))
 
 
 def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:

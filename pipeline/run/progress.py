@@ -77,17 +77,30 @@ class Progress:
             self._bar.stop()
 
 
+class Tally:
+    """Says on stderr how many of `total` are done: from `after` seconds on, every few seconds, and at the end."""
+
+    def __init__(self, what: str, total: int, after: float = 2.0, enabled: bool = True):
+        self._what, self._total, self._enabled = what, total, enabled
+        self._done = 0
+        self._shown = time.perf_counter() - _INTERVAL + after
+        self._said = False
+
+    def add(self, number: int = 1) -> None:
+        """Count so many more."""
+        self._done += number
+        ended = self._done >= self._total and self._said
+        if self._enabled and (ended or time.perf_counter() - self._shown > _INTERVAL):
+            self._shown, self._said = time.perf_counter(), True
+            print(f"{self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
+
+
 def track(items: Sequence[T], what: str, after: float = 2.0) -> Iterator[T]:
-    """Yield the items; from `after` seconds on say on stderr how many are done, every few seconds."""
-    shown = time.perf_counter() - _INTERVAL + after
-    said = False
-    for number, item in enumerate(items):
-        if time.perf_counter() - shown > _INTERVAL:
-            shown, said = time.perf_counter(), True
-            print(f"{what}: {number} of {len(items)}", file=sys.stderr, flush=True)
+    """Yield the items, and count those that are done by a `Tally`."""
+    tally = Tally(what, len(items), after)
+    for item in items:
         yield item
-    if said:
-        print(f"{what}: {len(items)} of {len(items)}", file=sys.stderr, flush=True)
+        tally.add()
 
 
 def _clock(seconds: float) -> str:

@@ -18,6 +18,7 @@ from pipeline.engine.loss import autocast
 from pipeline.errors import InputError
 from pipeline.figures import all_figures
 from pipeline.formats.manifest import read_manifest
+from pipeline.run.progress import Tally
 from pipeline.training.evaluate import evaluate
 from pipeline.training.networks import Network, load_network
 from pipeline.training.real_labels import RealAccuracy, read_real_labels
@@ -177,7 +178,10 @@ def assess_network(
             beton = Path(loader.source.file.path)
             by_sample.append(RealAccuracy(read_real_labels(real, beton, len(names))).to(device))
 
+        tally = Tally("samples evaluated", len(loader), enabled=topology.is_main)
+
         def observe(logits: Tensor, batch: Batch) -> None:
+            tally.add(topology.world * len(batch))
             for metric in metrics:
                 metric.update(logits, batch.targets)
             for metric in by_sample:

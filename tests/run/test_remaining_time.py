@@ -36,7 +36,22 @@ def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
     now = iter(range(0, 1000, 3))
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     assert list(track("abcd", "letters")) == list("abcd")
-    assert capsys.readouterr().err.splitlines() == ["letters: 0 of 4", "letters: 2 of 4", "letters: 4 of 4"]
+    assert capsys.readouterr().err.splitlines() == ["letters: 1 of 4", "letters: 3 of 4", "letters: 4 of 4"]
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     assert list(track("abcd", "letters")) == list("abcd")
     assert capsys.readouterr().err == ""
+
+
+def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys):
+    from pipeline.models.registry import build_model
+    from pipeline.recipe import load_recipe
+    from pipeline.training.assessment import assess_network
+    from pipeline.training.networks import of_recipe
+    from tests.conftest import ROOT
+
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits)), ("model.depth", "1")])
+    network = of_recipe("mixer", recipe, build_model(recipe.model, 8, 10))
+    monkeypatch.setattr("pipeline.run.progress._INTERVAL", -1.0)  # after each batch
+    assess_network(network, batch=100)
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"samples evaluated: {count} of 360" for count in (100, 200, 300, 360)]
