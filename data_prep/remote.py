@@ -57,6 +57,8 @@ def open_remote(url: str) -> Remote:
         files, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise InputError(f"{url}: cannot be opened ({error}); pip install 'widemix[remote]'") from None
+    except OSError as error:  # a file system that connects at once, such as ftp://
+        raise InputError(f"{url}: cannot be reached ({error})") from None
     return Remote(url.rstrip("/"), files, root)
 
 
@@ -75,7 +77,7 @@ def download(url: str, to: Path) -> Path:
         raise InputError(f"{url}: cannot be listed ({type(error).__name__}: {error})") from None
     files = [path for path, info in found.items() if info.get("type", "file") == "file"]
     if not files:
-        raise InputError(f"{url}: holds no files")
+        raise InputError(f"{url}: holds no files, or cannot be reached")
     single = files == [remote.root.rstrip("/")]
     for path in files:
         name = Path(path).name if single else os.path.relpath(path, remote.root)

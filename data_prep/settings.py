@@ -51,8 +51,9 @@ class PrepSettings:
             raise InputError(f"fraction {self.fraction}: must be above 0 and at most 1 (or 100%)")
         if not 0 <= self.holdout < 1:
             raise InputError(f"holdout {self.holdout}: must be at least 0 and below 1 (or 100%)")
-        if self.per_class < 0 or self.seed < 0:
-            raise InputError(f"per_class {self.per_class}, seed {self.seed}: neither may be negative")
+        for name in ("per_class", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} {getattr(self, name)}: must not be negative")
         if self.per_class and self.fraction != 1:
             raise InputError(f"per_class {self.per_class} and fraction {self.fraction} both reduce train: set one")
         if not 8 <= self.length <= 65_536:

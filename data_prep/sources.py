@@ -95,7 +95,10 @@ def read_source(name: str, origin: Path | None, settings: PrepSettings) -> Datas
         raise InputError(f"targets {settings.targets!r}: {name} has no columns of numbers; only {having} has")
     module, _, function = source.reader.rpartition(".")
     arguments = (origin, settings.targets) if source.takes_targets else (origin,)
-    return getattr(importlib.import_module(module), function)(*arguments)
+    dataset = getattr(importlib.import_module(module), function)(*arguments)
+    if settings.vocab and not dataset.text:
+        raise InputError(f"vocab {settings.vocab}: is for sentence pairs, and {name} has none; leave out --vocab")
+    return dataset
 
 
 def _find(name: str) -> Source:

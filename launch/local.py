@@ -8,6 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 
+from pipeline.cgroups import usable_cpus
+from pipeline.errors import InputError
+
 # After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
 STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint
 FAILURE_TIMEOUT_S = 10.0  # after a failure: enough to write the stacks of a hang
@@ -19,6 +22,9 @@ def launch(command: Sequence[str], ranks: int) -> int:
 
     Returns the first exit code other than 0 (128 + N for signal N), or 0. SIGINT, SIGTERM and SIGUSR1 are forwarded.
     """
+    most = max(16, usable_cpus())
+    if ranks > most:
+        raise InputError(f"--ranks {ranks}: at most {most} on this machine, which has {usable_cpus()} usable CPUs")
     environ = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),

@@ -10,10 +10,14 @@ from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Depth = Annotated[int, Field(gt=0, le=10_000)]
+DropPath = Annotated[float, Field(ge=0, lt=1)]  # 1 would skip every block, and divide by 0
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Decays = Annotated[tuple[Decay, Decay], Field(strict=False)]
 Triple = Annotated[tuple[float, float, float], Field(strict=False)]
+Deviation = Annotated[float, Field(gt=0)]
+Deviations = Annotated[tuple[Deviation, Deviation, Deviation], Field(strict=False)]
 Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
 from pipeline.cli.analyse_pictures import add_filters, add_pixels
 from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
-from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
-from pipeline.errors import InputError
+from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
 
 
 def add_analyse(commands) -> None:
@@ -48,10 +47,8 @@ def add_augment(analyses) -> None:
 
 def _augment(arguments: argparse.Namespace) -> Exit:
     recipe = load_from_arguments(arguments)
-    if arguments.pictures < 1:
-        raise InputError(f"--pictures {arguments.pictures}: must be at least 1")
-    if arguments.seed is not None and arguments.seed < 0:
-        raise InputError(f"--seed {arguments.seed}: must not be negative")
+    check_least(arguments, 1, "pictures")
+    check_least(arguments, 0, "seed")
     from pipeline.analysis.augment import draw_sheets
 
     path = Path(arguments.recipe)

@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from pipeline.cli.commands import Exit
+from pipeline.cli.commands import Exit, check_least
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
 
@@ -43,7 +43,7 @@ def add_cka(analyses) -> None:
 
 
 def _cka(arguments: argparse.Namespace) -> Exit:
-    from pipeline.analysis.cka import diagonal_mean
+    from pipeline.analysis.cka import LEAST, diagonal_mean
     from pipeline.analysis.similarity import (
         Samples,
         compare_each,
@@ -54,8 +54,8 @@ def _cka(arguments: argparse.Namespace) -> Exit:
     )
     from pipeline.training.networks import load_network
 
-    if arguments.seed < 0:
-        raise InputError(f"--seed {arguments.seed}: must not be negative")
+    check_least(arguments, 0, "seed")
+    check_least(arguments, LEAST, "batch", "samples")
     names, others = arguments.networks, arguments.others
     if others is None:
         names, others = names[:1], names[1:]
@@ -142,8 +142,7 @@ def _weights(arguments: argparse.Namespace) -> Exit:
     )
     from pipeline.training.networks import load_network
 
-    if arguments.units < 1:
-        raise InputError(f"--units {arguments.units}: must be at least 1")
+    check_least(arguments, 1, "units")
     matrices, numbers = {}, []
     for name in arguments.networks:
         network = load_network(name)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from pipeline.cli.commands import Exit
+from pipeline.cli.commands import Exit, check_least
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
 
@@ -30,9 +30,11 @@ def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
     from pipeline.analysis.sparse_spectrum import draw_scaling, draw_widening, scalings, widening
 
     widths = arguments.widths or (1500, 2000, 2500, 3000, 3500, 4096)
-    least = (arguments.connections / arguments.gamma) ** 0.5 if arguments.gamma > 0 else 0
-    if arguments.gamma <= 0 or arguments.connections < 1 or arguments.trials < 1 or arguments.seed < 0:
-        raise InputError("--connections, --gamma and --trials must be positive, --seed must not be negative")
+    check_least(arguments, 1, "connections", "trials")
+    check_least(arguments, 0, "seed")
+    if arguments.gamma <= 0:
+        raise InputError(f"--gamma {arguments.gamma:g}: must be above 0")
+    least = (arguments.connections / arguments.gamma) ** 0.5
     if min(widths) < least:
         raise InputError(
             f"--widths {min(widths)}: holds no {arguments.connections} weights; the least is {least:.0f}"
@@ -76,9 +78,9 @@ def _regularisation(arguments: argparse.Namespace) -> Exit:
 
     from pipeline.analysis.regularisation import draw_sweep, regression, sweep
 
+    check_least(arguments, 1, "tokens", "channels", "samples")
+    check_least(arguments, 0, "noise", "seed")
     sizes = (arguments.tokens, arguments.channels, arguments.samples)
-    if min(sizes) < 1 or arguments.noise < 0 or arguments.seed < 0:
-        raise InputError("--tokens, --channels and --samples must be positive, --noise and --seed not negative")
     if arguments.tokens * arguments.channels > 64:
         raise InputError("--tokens times --channels: at most 64, the bound has that number of weights squared")
     problem = regression(*sizes, arguments.noise, arguments.seed)

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
@@ -95,8 +95,7 @@ def add_inference(benches) -> None:
 
 
 def _inference(arguments: argparse.Namespace) -> Exit:
-    if arguments.rounds < 1 or min(arguments.batches or [1]) < 1:
-        raise InputError("--rounds, --batches: must be at least 1")
+    check_least(arguments, 1, "rounds", "batches")
     from pipeline.bench.inference import BATCHES, VERSIONS, measure_inference
     from pipeline.bench.report import report
     from pipeline.distributed.topology import read_topology
@@ -138,10 +137,7 @@ def add_scale(benches) -> None:
 def _scale(arguments: argparse.Namespace) -> int:
     started = export_torchrun_env()
     recipe = load_from_arguments(arguments)
-    for name in ("batch", "steps", "cpus"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} {value}: must be at least 1")
+    check_least(arguments, 1, "batch", "steps", "cpus")
     if arguments.ranks < 0:
         raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
     if arguments.ranks > 1 and not started:
@@ -167,12 +163,12 @@ def _scale(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> Exit:
-    if arguments.rounds < 1:
-        raise InputError(f"--rounds {arguments.rounds}: must be at least 1")
-    for name in ("samples", "batch"):
-        value = getattr(arguments, name, None)
-        if value is not None and value < 1:
-            raise InputError(f"--{name} {value}: must be at least 1")
+    check_least(arguments, 1, "rounds", "samples", "batch")
+    if arguments.overrides and not arguments.recipe:
+        raise InputError(f"--{arguments.overrides[0][0]}: is a key of a recipe, and none is named")
+    origin = getattr(arguments, "origin", None)
+    if origin is not None and not origin.is_dir():
+        raise InputError(f"--from {origin}: no such folder")
     from packaging.requirements import Requirement
 
     from pipeline.bench.report import report

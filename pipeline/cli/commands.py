@@ -4,9 +4,11 @@ import argparse
 import difflib
 import enum
 import gc
+import math
 import os
 import re
 import sys
+import tempfile
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
@@ -38,9 +40,23 @@ class Parser(argparse.ArgumentParser):
         if wrong:
             close = difflib.get_close_matches(wrong[1], re.findall(r"'(.+?)'", wrong[2]), n=1, cutoff=0.5)
             message += f"; did you mean {close[0]}?" if close else ""
-        unknown = re.search(r"unrecognized arguments: (--?\S+)", message)
-        hint = suggest(unknown[1].lstrip("-"), keys()) if unknown else f"; see `{self.prog} --help`"
-        raise InputError(f"{message}{hint}")
+        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
+        hint = self._nearest(unknown[1]) if unknown else ""
+        raise InputError(f"{message}{hint or f'; see `{self.prog} --help`'}")
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's, but a command refuses what it does not know itself: it knows the nearest option."""
+        namespace, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return namespace, rest
+
+    def _nearest(self, option: str) -> str:
+        close = difflib.get_close_matches(option, self._option_string_actions, n=1)
+        if close:
+            return f"; did you mean {close[0]}?"
+        takes_keys = any(action.dest == "recipe" for action in self._actions)
+        return suggest(option.lstrip("-"), keys()) if takes_keys else ""
 
 
 def run_command(
@@ -59,12 +75,14 @@ def run_command(
     """
     try:
         words, overrides = _split(sys.argv[1:] if argv is None else argv)
+        _check_filled(words)
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):
             raise InputError(
                 f"--{overrides[0][0]}: no such option; recipe keys are options only of commands that take a recipe"
             )
+        _check_finite(arguments)
         _check_outputs(arguments)
         return write_rank_status(int((command or arguments.command)(arguments)))
     except InputError as error:
@@ -84,21 +102,58 @@ def run_command(
         return _show_bug(error)
 
 
+def check_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
+    """`InputError` where one of these options is below `least`. A list is checked by its smallest value."""
+    for name in names:
+        value = getattr(arguments, name, None)
+        value = min(value) if isinstance(value, list) else value
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be at least {least}")
+
+
+def _check_finite(arguments: argparse.Namespace) -> None:
+    for name, value in vars(arguments).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be a finite number")
+
+
+def _check_filled(words: Sequence[str]) -> None:
+    """`InputError` for an empty word: as a path it would be the working directory."""
+    for before, word in zip(["", *words], words, strict=False):
+        option = word[:-1] if re.fullmatch(r"--[\w-]+=", word) else before
+        if not word.strip() or word == f"{option}=":
+            subject = f"{option}:" if option.startswith("--") else "an argument"
+            raise InputError(f"{subject} is empty; give a value (is a variable of the shell not set?)")
+
+
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """`InputError` where --json, --to or --tensorboard could not be written, before anything is computed."""
-    folder, run = getattr(arguments, "to", None), getattr(arguments, "tensorboard", None)
+    """`InputError` where --json, --to, --report, --exclude or --tensorboard could not be written, before any work."""
+    run = getattr(arguments, "tensorboard", None)
     if run is not None and not (run / "recipe.yaml").is_file():
         raise InputError(f"--tensorboard {run}: is no run folder; give one that `widemix train` wrote")
-    for option, name in (("--json", "json"), ("--to", "to_file")):
+    for option, name in (("--json", "json"), ("--to", "to_file"), ("--exclude", "exclude")):
         if getattr(arguments, name, None) is not None:
             _check_file(option, getattr(arguments, name))
-    if isinstance(folder, Path) and folder.exists() and not folder.is_dir():
-        raise InputError(f"--to {folder}: is a file; name a folder")
+    for option in ("to", "report"):
+        if isinstance(getattr(arguments, option, None), Path):
+            _check_folder(f"--{option}", getattr(arguments, option))
+
+
+def _check_folder(option: str, folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{option} {folder}: is a file; name a folder")
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=place).cleanup()
+    except OSError as error:
+        raise InputError(f"{option} {folder}: cannot be written to ({error.strerror})") from None
 
 
 def _check_file(option: str, file: Path) -> None:
     if file.is_dir():
         raise InputError(f"{option} {file}: is a folder; name a file")
+    if file.exists() and not file.is_file():  # writing would replace a device such as /dev/null by a file
+        raise InputError(f"{option} {file}: is not an ordinary file; name another")
     if not file.parent.is_dir():
         raise InputError(f"{option} {file}: there is no folder {file.parent}")
     existed = file.exists()
@@ -202,7 +257,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
             words.append(word)
             continue
         value = match[3] if match[2] else next(rest, None)
-        if value is None:
+        if value is None or (not match[2] and value.startswith("--")):
             raise InputError(f"--{match[1]}: needs a value")
         overrides.append((match[1], value))
     return words, overrides

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.commands import Exit
+from pipeline.cli.commands import Exit, check_least
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,16 +16,9 @@ BAD = "largest share of a split's images that may be skipped; more of them, or a
 BAD += "with exit code 1 and a list (default: 1%%)"
 
 
-def _path(text: str) -> Path:
-    """A path; an empty one, as from a variable that is not set, would be the working directory."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("is empty; name a folder")
-    return Path(text)
-
-
 def _place(text: str) -> Path | str:
     """A path; a URL stays a str."""
-    return text if "://" in text else _path(text)
+    return text if "://" in text else Path(text)
 
 
 def add_prep(commands) -> None:
@@ -47,7 +40,7 @@ def add_prep(commands) -> None:
     )
     origin += "folder of --to with .source after its name"
     add("--from", dest="origin", type=_place, metavar="DIR", help=origin)
-    add("--to", type=_path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
+    add("--to", type=Path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
@@ -136,8 +129,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     )
     shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
     settings = PrepSettings(**size, **{name: given[name] for name in names}, **shares)
-    if arguments.processes is not None and arguments.processes < 1:
-        raise InputError(f"--processes {arguments.processes}: must be at least 1")
+    check_least(arguments, 1, "processes")
     arguments.to = arguments.to or Path("datasets", arguments.source)
     origin = arguments.origin
     if isinstance(origin, str):
@@ -199,8 +191,8 @@ def add_join(commands) -> None:
         "preparation by one machine. The source is listed, but not read again.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="+", type=_path, metavar="PART", help="folder of each part, in any order")
-    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("parts", nargs="+", type=Path, metavar="PART", help="folder of each part, in any order")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--max-bad", metavar="SHARE", default="1%", help=BAD)
     parser.add_argument("--force", action="store_true", help="replace what was prepared in the folder before")
     parser.set_defaults(command=_join)
@@ -226,9 +218,9 @@ def add_adopt(commands) -> None:
     )
     files = "a file whose name tells its split (train, val, validation, valid, test), or SPLIT=FILE"
     parser.add_argument("files", nargs="+", metavar="FILE.beton", help=files)
-    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="new or empty folder")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="new or empty folder")
     classes = "class names in label order, one per line (default: the numbers of the labels)"
-    parser.add_argument("--classes", type=_path, metavar="FILE", help=classes)
+    parser.add_argument("--classes", type=Path, metavar="FILE", help=classes)
     parser.set_defaults(command=_adopt)
 
 
@@ -258,7 +250,7 @@ def add_verify(commands) -> None:
         description="Check every byte of a prepared folder against the hashes in its manifest, and every sample "
         "against its checksum. Prints each damaged sample and block, and exits with 1 if there is any.",
     )
-    parser.add_argument("folder", type=_path, metavar="DIR", help="folder that `widemix prep` wrote")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
     add = "if there is no damage, add checksums to a folder that an older version prepared without"
     parser.add_argument("--add-checksums", action="store_true", help=add)
     parser.set_defaults(command=_verify)
@@ -295,7 +287,7 @@ def add_stage(commands) -> None:
     )
     folder = "folder that `widemix prep` wrote, or its URL (https://, s3://, gs://, hf://)"
     parser.add_argument("folder", type=_place, nargs="?", metavar="DIR", help=folder)
-    parser.add_argument("--to", type=_path, required=True, metavar="DIR", help="folder on the node's own disk")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder on the node's own disk")
     old = "first remove the copies there that have not been staged for so many days and that no process has open"
     packed = "pack this Python's environment into an archive there instead, for `widemix submit --environment`"
     parser.add_argument("--environment", action="store_true", help=packed)
@@ -319,6 +311,8 @@ def _stage(arguments: argparse.Namespace) -> Exit:
     if arguments.clean is not None:
         if not arguments.clean >= 0:
             raise InputError(f"--clean {arguments.clean:g}: must be a number of days, 0 or more")
+        if not arguments.to.is_dir():
+            raise InputError(f"--to {arguments.to}: no such folder, so there are no copies to remove")
         for place in remove_old(arguments.to, arguments.clean):
             print_status(f"{place}: removed")
     if arguments.folder is not None:

@@ -61,6 +61,10 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 def _cost(arguments: argparse.Namespace) -> Exit:
     from pipeline.estimate.hardware import Cluster
 
+    tables = [f"--{name}" for name in ("named", "omega", "table", "recipes") if getattr(arguments, name)]
+    named = [arguments.recipe] if arguments.recipe else [f"--{name}" for name, _ in arguments.overrides[:1]]
+    if tables and len(tables + named) > 1:
+        raise InputError(f"{tables[0]}: is instead of a recipe, and does not go with {[*tables, *named][1]}")
     if arguments.recipes:
         from pipeline.estimate.recipe_tables import refresh
 

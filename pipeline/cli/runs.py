@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, load_from_arguments
+from pipeline.cli.commands import Exit, check_least, load_from_arguments
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
@@ -135,8 +135,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     for option in ("to", "tensorboard"):
         if getattr(arguments, option) and not arguments.details:
             raise InputError(f"--{option}: needs --details")
-    if arguments.ranks < 1:
-        raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
+    check_least(arguments, 1, "ranks", "batch")
     if not export_torchrun_env() and arguments.ranks > 1:
         from launch.local import launch
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands import Exit
+from pipeline.cli.commands import Exit, check_least
 from pipeline.errors import InputError
+from pipeline.recipe import keys, suggest
 from pipeline.recipe.files import find_study
 
 if TYPE_CHECKING:
@@ -161,8 +162,10 @@ def _search(arguments: argparse.Namespace) -> Exit:
     from pipeline.run.lease import hold
     from pipeline.studies.search import Range, as_csv, best, search
 
-    if arguments.trials < 1:
-        raise InputError(f"--trials {arguments.trials}: must be at least 1")
+    check_least(arguments, 1, "trials")
+    check_least(arguments, 0, "sampler_seed")
+    if arguments.key not in keys():
+        raise InputError(f"--key {arguments.key}: no such key{suggest(arguments.key, keys())}")
     _, cells, folder = _trained(arguments)
     span = Range(arguments.key, arguments.low, arguments.high, log=not arguments.linear)
     runner = _runner(arguments, cells, cells, folder)
@@ -190,9 +193,7 @@ def _runner(
     from pipeline.recipe import check_world
     from pipeline.studies.runner import Runner
 
-    for name in ("at_once", "ranks"):
-        if getattr(arguments, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be at least 1")
+    check_least(arguments, 1, "at_once", "ranks")
     for cell in cells:
         check_world(cell.recipe, arguments.ranks)
     for path in {cell.recipe.data.path for cell in missing}:
@@ -205,6 +206,8 @@ def _without_known(cells: "list[Cell]", study: "Study", table: Path) -> "list[Ce
     """The cells that have no result in the table of an earlier report."""
     from pipeline.studies.results import known_rows
 
+    if not table.is_file():
+        raise InputError(f"--report {table.parent}: has no {table.name}; name the folder of an earlier report")
     known = known_rows(table, study)
     rest = [cell for cell in cells if cell.name not in known]
     print(f"{table}: has the results of {len(cells) - len(rest)} of {len(cells)} cells", flush=True)

@@ -1,5 +1,6 @@
 """Shares exported networks on the Hugging Face Hub, or on another server that HF_ENDPOINT names."""
 
+import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -20,6 +21,7 @@ def push(folder: Path, repository: str, private: bool = False) -> str:
     missing = [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
         raise InputError(f"{folder}: has no {missing[0]}; give a folder that `widemix export` has written")
+    check_repository(repository, repository)
     files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir()) if path.name != "README.md"]
     if (folder / "README.md").is_file():
         here, there = f"local-dir:{folder.resolve().name}", f"hf-hub:{repository}"
@@ -41,10 +43,19 @@ def push(folder: Path, repository: str, private: bool = False) -> str:
 
 
 def timm_name(name: str) -> str | None:
-    """The name by which timm loads `timm:NAME` or `hf:OWNER/NAME`; None for other names."""
+    """The name by which timm loads `timm:NAME` or `hf:OWNER/NAME`; None for others. `InputError` for half a name."""
     if name.startswith(HUB):
-        return "hf-hub:" + name.removeprefix(HUB)
+        return "hf-hub:" + check_repository(name.removeprefix(HUB), name)
+    if name == "timm:":
+        raise InputError("timm:: should be timm:NAME, such as timm:mixer_b16_224")
     return name.removeprefix("timm:") if name.startswith("timm:") else None
+
+
+def check_repository(repository: str, given: str) -> str:
+    """A repository's name; `InputError`, which names what was given, unless it is OWNER/NAME."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", repository):
+        raise InputError(f"{given}: a repository of the Hub is named OWNER/NAME")
+    return repository
 
 
 def _first_line(error: BaseException) -> str:

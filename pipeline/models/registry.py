@@ -20,7 +20,9 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     except (MemoryError, OverflowError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("allocate", "overflow")):
             raise
-        raise InputError(f"model: a {section.kind} with these sizes does not fit into memory; take less") from None
+        raise InputError(
+            f"model: a {section.kind} with these sizes does not fit into memory; take smaller ones"
+        ) from None
     if getattr(section, "drop_path_rises", False):
         raise_linearly(list(network.get_submodule("blocks").children()))
     return network

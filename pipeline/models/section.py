@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from pipeline.errors import InputError
 from pipeline.models.layer_costs import NetworkCost
-from pipeline.section import Fraction, Positive, Section, key
+from pipeline.section import Depth, DropPath, Positive, Section, key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,8 +126,8 @@ class PatchedSection(ModelSection):
 
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     channels: Positive = key(..., "C: channels of a token")
-    depth: Positive = key(..., "L: blocks")
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    depth: Depth = key(..., "L: blocks")
+    drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
         False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )

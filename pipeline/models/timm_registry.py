@@ -4,6 +4,7 @@ The names of a family that is registered later are added by `register_names`.
 """
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,18 @@ def register_names() -> None:
     """Put the names of every registered family into timm's registry, but for those that it has."""
     for section in sections():
         section.register_timm()
+
+
+def load_pretrained(name: str, given: str) -> torch.nn.Module:
+    """Make one of timm's networks, or an export, with its weights; `InputError`, which begins with `given`."""
+    register_names()
+    try:
+        return timm.create_model(name, pretrained=True)
+    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        close = get_close_matches(name, timm.list_models(), n=1) if reason.startswith("Unknown model") else []
+        cure = f"; did you mean timm:{close[0]}?" if close else ""
+        raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
 
 
 def add_named(name: str, section: ModelSection, side: int) -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from pipeline.section import Positive, Section, Triple, key
+from pipeline.section import Deviations, Positive, Section, Triple, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -32,7 +32,7 @@ class PreparedSection(Section):
     checksums: bool = key(
         True, "compare every sample that is read with its checksum; takes 1 % of a JPEG's decoding, 4 % of pixels'"
     )
-    workers: Annotated[int, Field(ge=0)] = key(
+    workers: Annotated[int, Field(ge=0, le=1024)] = key(
         0, "decoding threads per rank; 0 divides the usable CPUs among the ranks of the node"
     )
     order: Literal["auto", "random", "paged"] = key(
@@ -63,7 +63,7 @@ class DataSection(PreparedSection):
         "what is predicted; class: one of the classes; multilabel: any number of them; regression: numbers. The "
         "last two need a folder prepared with targets; num_classes is their number",
     )
-    image_size: Positive = key(224, "side of the model's square input, pixels")
+    image_size: Annotated[int, Field(gt=0, le=16_384)] = key(224, "side of the model's square input, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
         0.875, "evaluation: side of the centre crop as a share of the picture's shorter side"
     )
@@ -77,7 +77,7 @@ class DataSection(PreparedSection):
         "training picture that cannot be read: stop with an error, or replace it by another, with a warning",
     )
     mean: Triple = key(IMAGENET_MEAN, "mean of the RGB channels, subtracted; on a scale of 0 to 1")
-    std: Triple = key(IMAGENET_STD, "standard deviation of the RGB channels, divided by; on a scale of 0 to 1")
+    std: Deviations = key(IMAGENET_STD, "standard deviation of the RGB channels, divided by; on a scale of 0 to 1")
     pixel_order: Literal["original", "patches", "all"] = key(
         "original",
         "order in which the network gets the pixels, in training and evaluation; patches: the patches shuffled, "

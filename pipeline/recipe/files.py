@@ -163,7 +163,8 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     try:
         values = read_yaml(path)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such recipe{_nearby(path)}") from None
+        extends = f"{chain[-1]}: extends " if chain else ""
+        raise InputError(f"{extends}{path}: no such recipe{_nearby(path, chain)}") from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             raise InputError(
@@ -210,7 +211,8 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
     try:
         value = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
-        raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}") from None
+        quoted = "; put quotes around text with special characters"
+        raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}{quoted}") from None
     if not isinstance(values.setdefault(section, {}), dict):
         raise InputError(f"{section}: must be a mapping")
     kept = _of_kind(values[section], value) if name == "model.kind" else values[section]
@@ -255,9 +257,17 @@ def _complaint(
         cure = f"did you mean {close[0]}?" if close else f"choose from {', '.join(kinds)}"
         return f"{where}: {name}.kind {given!r}: no such kind; {cure}{more}"
     message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
-    given = f" {first['input']!r}" if not isinstance(first["input"], (dict, BaseModel)) else ""
+    message = message.replace("valid dictionary", "mapping of keys")
+    message = message.replace("be a list", f"be a list, such as [{first['input']}]")
+    given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value)
 
 
 def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
@@ -284,9 +294,9 @@ def suggest(name: str, table: Iterable[str]) -> str:
     return f"; choose from {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"
 
 
-def _nearby(path: Path) -> str:
+def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     """The end of the message for a recipe that is not there: the nearest in its folder, or of the shipped ones."""
-    beside = {p.name: str(p) for p in path.parent.glob("*.yaml")}
+    beside = {p.name: str(p) for p in path.parent.glob("*.yaml") if p.resolve() not in chain}
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.4)
     if close:
         return f"; did you mean {beside[close[0]]}?"

@@ -211,13 +211,15 @@ def find(path: Path) -> Checkpoint:
     `InputError` if there is none.
     """
     if not path.is_dir():
-        raise InputError(f"{path}: no such run or checkpoint folder")
+        what = "is a file; name a run or checkpoint folder" if path.exists() else "no such run or checkpoint folder"
+        raise InputError(f"{path}: {what}")
     if (path / COMPLETE).exists():
         return read(path)
     checkpoint = newest(path)
     if checkpoint is None:
         what = "is an incomplete checkpoint" if (path / _MODEL).exists() else "holds no complete checkpoint"
-        raise InputError(f"{path}: {what}")
+        run = path.parent if path.name == "checkpoints" else "one that `widemix train` has written"
+        raise InputError(f"{path}: {what}; name the run folder, {run}")
     return checkpoint
 
 

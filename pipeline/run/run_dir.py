@@ -32,6 +32,7 @@ from pipeline.run.lease import hold
 
 COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 _SKIPPED_RANGES = "skipped_ranges.json"
+_OF_A_START = {".lock", "recipe.yaml", "environment.json", "deepspeed.json"}  # written before the first step
 _NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
 # Keys that say which samples a step has.
 _DATA_ORDER = re.compile(
@@ -81,9 +82,11 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
 
     `resume` is "auto", "never" or the path of a run or checkpoint. Rank 0 holds the lock until the context ends.
     `InputError` on every rank if the folder cannot be written to, is in use, or holds anything but a run of this
-    recipe.
+    recipe. A new folder is removed again where an `InputError` ends the context before the run has written its first
+    line.
     """
-    with ExitStack() as stack:
+    new = topology.is_main and not run_dir.exists()
+    with _removing_unstarted(run_dir) if new else nullcontext(), ExitStack() as stack:
 
         def acquire() -> ResumeState:
             state, lock = _acquire(run_dir, recipe, resume, topology)
@@ -91,6 +94,19 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
             return state
 
         yield on_main(topology, acquire)
+
+
+@contextmanager
+def _removing_unstarted(run_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except InputError:
+        written = list(run_dir.iterdir()) if run_dir.is_dir() else []
+        if written and {path.name for path in written} <= _OF_A_START:
+            for path in written:
+                path.unlink()
+            run_dir.rmdir()
+        raise
 
 
 def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> tuple[ResumeState, ExitStack]:

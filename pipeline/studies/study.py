@@ -3,6 +3,7 @@
 import fnmatch
 import itertools
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipeline.errors import InputError
 from pipeline.recipe import keys, load_recipe, suggest
-from pipeline.recipe.files import read_yaml
+from pipeline.recipe.files import SHIPPED, read_yaml
 from pipeline.section import Section, key
 from pipeline.studies.cell import Cell, yaml_text
 from pipeline.studies.quantity import COMPUTED, MEASURED
@@ -125,7 +126,12 @@ def read_study(path: Path) -> Study:
         values = read_yaml(path)
         if isinstance(values, dict) and "cells" not in values and values.keys() & {"extends", "model", "train"}:
             raise InputError(f"{path}: is a recipe, not a study; `widemix train {path}` trains it")
+        if not isinstance(values, dict):
+            raise InputError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
         return Study.model_validate(values)
+    except FileNotFoundError:
+        close = get_close_matches(path.stem, [name.stem for name in (SHIPPED / "studies").glob("*.yaml")], n=1)
+        raise InputError(f"{path}: no such study{f'; did you mean {close[0]}?' if close else ''}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -138,7 +144,7 @@ def read_study(path: Path) -> Study:
         if first["type"] == "extra_forbidden":
             section: type[Section] = (Study, Figure, Group)[min(len(first["loc"]) - 1, 2)]
             hint = suggest(str(first["loc"][-1]), section.model_fields)
-        message = first["msg"].removeprefix("Value error, ")
+        message = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
         raise InputError(f"{path}: {f'{where}: ' if where else ''}{message}{hint}") from None
 
 

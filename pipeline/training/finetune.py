@@ -19,7 +19,7 @@ from pipeline.errors import InputError
 from pipeline.models.hub import timm_name
 from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
-from pipeline.models.timm_registry import register_names
+from pipeline.models.timm_registry import load_pretrained
 from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
@@ -114,7 +114,7 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
 
 def _read(source: str) -> Weights:
     if known_to_timm := timm_name(source):
-        return _read_timm(source, known_to_timm)
+        return load_pretrained(known_to_timm, f"train.init_from {source}").state_dict()
     path = Path(source)
     single = path / "model.safetensors" if path.is_dir() and not (path / checkpoint.COMPLETE).exists() else path
     if not single.is_file():  # a run or a checkpoint
@@ -130,7 +130,7 @@ def _read(source: str) -> Weights:
             saved_by_torch = file.read(4) in _TORCH_MAGIC
         return _read_torch(single) if saved_by_torch else load_file(single)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"train.init_from {single}: is not a safetensors file ({error})") from None
+        raise InputError(f"train.init_from {single}: is damaged, or not a safetensors file ({error})") from None
 
 
 def _read_torch(path: Path) -> Weights:
@@ -138,7 +138,7 @@ def _read_torch(path: Path) -> Weights:
     try:
         weights = timm.models.load_state_dict(str(path), weights_only=True)
     except Exception as error:  # the unpickler raises errors of any kind
-        reason = shorten(str(error) or type(error).__name__, 200, placeholder=" ...")
+        reason = shorten(str(error).partition(". ")[0] or type(error).__name__, 120, placeholder=" ...")
         raise InputError(
             f"train.init_from {path}: is damaged, or holds more than a state_dict of weights ({reason})"
         ) from None
@@ -146,15 +146,6 @@ def _read_torch(path: Path) -> Weights:
     if others:
         raise InputError(f"train.init_from {path}: {others[0]} is not a tensor; save the model's state_dict alone")
     return weights
-
-
-def _read_timm(source: str, name: str) -> Weights:
-    register_names()
-    try:
-        return timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"train.init_from {source}: cannot be loaded ({reason})") from None
 
 
 def _head(module: nn.Module) -> set[str]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
@@ -15,7 +14,7 @@ from pipeline.formats.manifest import NAME, read_manifest
 from pipeline.models.hub import timm_name
 from pipeline.models.registry import build_model
 from pipeline.models.section import ModelSection
-from pipeline.models.timm_registry import register_names
+from pipeline.models.timm_registry import load_pretrained
 from pipeline.recipe import Recipe, fill_classes, load_recipe
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.files import find_recipe
@@ -52,13 +51,15 @@ def load_network(name: str, ema: bool = False) -> Network:
     With `ema` a run's network has the averaged weights.
     """
     path = Path(name)
-    if known_to_timm := timm_name(name):
+    exported = (path / "config.json").is_file() and (path / "model.safetensors").is_file()
+    known_to_timm = f"local-dir:{path}" if exported else timm_name(name)
+    if known_to_timm and ema:
+        raise InputError(f"--ema: is for runs and checkpoints; {name} has one set of weights")
+    if known_to_timm:
         return _of_timm(name, known_to_timm)
     if path.suffix in (".yaml", ".yml") or (not path.exists() and find_recipe(name).is_file()):
         recipe = fill_classes(load_recipe(name))
         return of_recipe(name, recipe, initial_module(recipe))
-    if (path / "config.json").is_file() and (path / "model.safetensors").is_file():
-        return _of_timm(name, f"local-dir:{path}")
     try:
         step = checkpoint.find(path).position.step
         return replace(of_recipe(name, *load_trained(path, ema)), step=step)
@@ -89,12 +90,7 @@ def initial_module(recipe: Recipe) -> nn.Module:
 
 def _of_timm(name: str, timm_name: str) -> Network:
     """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg."""
-    register_names()
-    try:
-        module: Any = timm.create_model(timm_name, pretrained=True)
-    except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"{name}: cannot be loaded ({reason})") from None
+    module: Any = load_pretrained(timm_name, name)
     config = resolve_data_config(pretrained_cfg=module.pretrained_cfg)
     data = DataSection(
         path="",

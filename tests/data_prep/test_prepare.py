@@ -308,7 +308,7 @@ def test_an_empty_path_is_not_the_working_directory(folder, tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: argument {option}: is empty; name a folder")
+    assert capsys.readouterr().err.startswith(f"error: {option}: is empty; give a value")
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 

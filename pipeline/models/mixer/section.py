@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pipeline.models.layer_costs import NetworkCost
 from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Fraction, Positive, key
+from pipeline.section import Depth, DropPath, Positive, key
 
 
 class MixerSection(ModelSection):
@@ -23,7 +23,7 @@ class MixerSection(ModelSection):
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     tokens: Positive = key(..., "S: tokens that the blocks mix; the picture's own S0 unless project_tokens")
     channels: Positive = key(..., "C: channels of a token")
-    depth: Positive = key(..., "L: blocks")
+    depth: Depth = key(..., "L: blocks")
     expansion: Expansion | None = key(None, "mixer: gamma, hidden width over the layer's own (S or C)")
     token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
     channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
@@ -61,7 +61,7 @@ class MixerSection(ModelSection):
     norm_eps: Annotated[float, Field(gt=0)] = key(
         1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
     )
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
         False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pipeline.models.layer_costs import NetworkCost
 from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Positive, key
+from pipeline.section import Depth, Positive, key
 
 
 class SwMlpSection(ModelSection):
@@ -21,7 +21,7 @@ class SwMlpSection(ModelSection):
         None, "C: channels of a token; sw_mlp: null takes those that make S0 * C nearest to width"
     )
     width: Positive = key(..., "m: features of the MLP")
-    depth: Positive = key(..., "L: blocks")
+    depth: Depth = key(..., "L: blocks")
     density: Annotated[float, Field(gt=0, le=1)] = key(
         ..., "p: fraction of the weights that the mask keeps; 1 is dense"
     )

@@ -11,7 +11,7 @@ from typing_extensions import override
 from pipeline.errors import InputError
 from pipeline.models.layer_costs import NetworkCost
 from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
-from pipeline.section import Fraction, Positive, key
+from pipeline.section import Depth, DropPath, Positive, key
 
 
 class TextSection(ModelSection):
@@ -21,7 +21,7 @@ class TextSection(ModelSection):
 
     vocabulary: Positive = key(..., "token ids, counted from 0; 0 is padding")
     tokens: Positive = key(..., "T: tokens of a padded sentence pair")
-    depth: Positive = key(..., "L: blocks")
+    depth: Depth = key(..., "L: blocks")
     channels: Positive | None = key(None, "d: width of a token; or null, and budget instead")
     budget: Positive | None = key(
         None, "greatest number of weights of all blocks, without embedding and head; d is the largest that fits"
@@ -107,7 +107,7 @@ class TextMixerSection(TextSection):
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
     )
-    drop_path: Fraction = key(0.0, "stochastic depth: probability that a mixing is skipped")
+    drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
         False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from pipeline.models.section import ModelSection, ModelSpec
-from pipeline.section import Fraction, key
+from pipeline.section import DropPath, key
 
 
 class TimmSection(ModelSection):
@@ -13,7 +13,7 @@ class TimmSection(ModelSection):
 
     kind: Literal["timm"] = key(..., "timm: a network of timm, by its name there")
     name: str = key(..., "timm's name, such as vit_small_patch16_224, resmlp_12_224 or gmlp_s16_224")
-    drop_path: Fraction = key(0.0, "stochastic depth, timm's drop_path_rate")
+    drop_path: DropPath = key(0.0, "stochastic depth, timm's drop_path_rate")
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
