@@ -50,8 +50,6 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     numbers = predictor.section.targets == "regression"
     if numbers and arguments.top != 1:
         raise InputError(f"--top {arguments.top}: is for classes; {arguments.network} predicts numbers")
-    if arguments.top > max(1, predictor.section.num_classes):
-        raise InputError(f"--top {arguments.top}: {arguments.network} has {predictor.section.num_classes} classes")
     rows, bad = [], 0
     for name, found in _predictions(predictor, arguments.folder, names, arguments.top, arguments.batch):
         if isinstance(found, InputError):

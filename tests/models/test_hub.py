@@ -63,7 +63,7 @@ def test_what_cannot_be_shared_is_one_line(hub: Hub, tmp_path: Path, monkeypatch
     _, folder = exported(tmp_path)
     with pytest.raises(InputError, match=r"has no config\.json; give a folder that `widemix export` has written"):
         push(tmp_path, "lab/mixer")
-    with pytest.raises(InputError, match=r"a/b/c: .*Repo id must be"):
+    with pytest.raises(InputError, match="a/b/c: a repository of the Hub is named OWNER/NAME"):
         push(folder, "a/b/c")
     with pytest.raises(InputError, match="hf:lab/none: cannot be loaded"):
         load_network("hf:lab/none")
