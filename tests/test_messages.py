@@ -13,7 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from pipeline.cli.commands import run_command
+from pipeline.cli.commands import Parser, run_command
 from pipeline.cli.parser import make_parser
 from tests.conftest import ROOT, Fork
 
@@ -87,6 +87,12 @@ def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
 def test_the_catalogue_is_as_large_as_it_says():
     assert len(MESSAGES) >= 168
     assert len(MESSAGES) == sum(map(len, CATALOGUE.values()))  # none twice
+
+
+def test_the_batch_script_may_leave_a_value_empty():
+    parser = Parser()
+    parser.add_argument("--stage", required=True)
+    assert run_command(parser, lambda arguments: int(arguments.stage != ""), ["--stage", ""]) == 0
 
 
 def test_another_kind_drops_the_keys_of_the_old_one(places, monkeypatch, capsys):

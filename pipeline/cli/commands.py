@@ -75,7 +75,8 @@ def run_command(
     """
     try:
         words, overrides = _split(sys.argv[1:] if argv is None else argv)
-        _check_filled(words)
+        if command is None:  # typed by a person; the batch script passes empty values to its commands
+            _check_filled(words)
         arguments = parser.parse_args(words)
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):

@@ -193,7 +193,7 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
         ]
         shown = table(("step", "epoch", *map(escape, names)), rows, numbers=range(len(names) + 2))
         last = ", ".join(f"{escape(name)} {_figure(name, lines[-1].get(name))}" for name in names)
-        summary = f"{named(runs, number)}: {len(lines)} evaluations, the last {last}"
+        summary = f"{named(runs, number)}: {len(lines)} evaluation{'s' * (len(lines) > 1)}, the last {last}"
         parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
     return "\n".join(parts)
 
