@@ -163,7 +163,7 @@ def _check_file(option: str, file: Path) -> None:
     except OSError as error:
         raise InputError(f"{option} {file}: cannot be written to ({error.strerror})") from None
     if not existed:
-        file.unlink()
+        file.unlink(missing_ok=True)  # another rank may have been faster
 
 
 def _fail(message: str) -> int:
