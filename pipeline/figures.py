@@ -30,6 +30,16 @@ def show_figure(name: str, value: float) -> str:
     return f"{FIGURES[name].title} {FIGURES[name].form.format(value)}"
 
 
+def figure_heading(name: str) -> str:
+    """The heading of a column of such figures, with their unit."""
+    return FIGURES[name].title + (" %" if FIGURES[name].form == PERCENT else "")
+
+
+def figure_cell(name: str, value: float) -> str:
+    """A figure below its heading, without a unit."""
+    return FIGURES[name].form.removesuffix(" %").format(value)
+
+
 def main_figure(figures: Mapping[str, Any]) -> str:
     """The most telling of an evaluation's figures, with its title."""
     name = next(name for name in FIGURES if name in figures)

@@ -12,7 +12,6 @@ from pipeline.errors import InputError
 if TYPE_CHECKING:
     from pipeline.run.listing import RunSummary
 
-COLUMNS = ("state", "step", "top-1 %", "samples/s", "hours", "run", "differs in")
 EXAMPLES = """examples:
   widemix runs                        all runs in runs/
   widemix runs runs/study             those in a folder
@@ -46,26 +45,34 @@ def _runs(arguments: argparse.Namespace) -> Exit:
     found = [summarise(run) for run in find_runs(paths or [Path("runs")])]
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
-    rows = [COLUMNS, *_rows(found)]
+    rows = _rows(found)
     if verb == "csv":
         csv.writer(sys.stdout).writerows(rows)
         return Exit.DONE
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS) - 1)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = (0, len(widths) - 2)  # columns aligned to the left, as the last, which is not padded
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[c].rjust(widths[c]) for c in range(1, 5)), row[5].ljust(widths[5])]
-        print("  ".join([*cells, row[6]]).rstrip())
+        cells = [
+            cell.ljust(w) if c in texts else cell.rjust(w)
+            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join([*cells[:-1], row[-1]]).rstrip())
     return Exit.DONE
 
 
 def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
-    """The lines of the table, with the keys in which the runs differ from each other."""
+    """The table with its head: a column for each kind of figure, and the keys in which the runs differ."""
+    from pipeline.figures import figure_heading
     from pipeline.run.listing import differing_keys
 
     keys = differing_keys([run.recipe for run in found])
-    rows = []
+    figures = list(dict.fromkeys(run.figure for run in found))
+    headings = map(figure_heading, figures)
+    rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", "run", "differs in")]
     for number, run in enumerate(found):
-        numbers = [(run.top1, ".2f"), (run.images_per_s, ",.0f"), (run.hours, ".2f")]
-        shown = ["-" if value is None else format(value, form) for value, form in numbers]
+        shown = [run.cell(name) or "-" for name in figures]
+        numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
+        shown += ["-" if value is None else format(value, form) for value, form in numbers]
         differing = ", ".join(f"{name}={values[number]}" for name, values in keys if values[number] is not ...)
         rows.append((run.state, f"{run.step}", *shown, str(run.path), differing))
     return rows

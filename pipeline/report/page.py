@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from pipeline.figures import figure_heading
 from pipeline.report.chart import MOST, Series, line_chart
 from pipeline.report.parts import formatted, named, section, table
 from pipeline.report.run import ReportedRun, is_figure
@@ -69,7 +70,9 @@ def page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _summary(runs: Sequence[ReportedRun]) -> str:
-    head = ("run", "state", "top-1 %", "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
+    figures = list(dict.fromkeys(run.summary.figure for run in runs))
+    shown = map(figure_heading, figures)
+    head = ("run", "state", *shown, "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
     rows = []
     for number, run in enumerate(runs):
         summary, environment = run.summary, run.environment
@@ -78,7 +81,7 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
             (
                 named(runs, number),
                 summary.state if summary.state == "done" else f"not done, last line {summary.state}",
-                formatted(summary.top1, ".2f"),
+                *(summary.cell(name) or "–" for name in figures),
                 f"{summary.step:,}",
                 f"{formatted(epoch, '.4g')} of {run.recipe.train.epochs}",
                 formatted(summary.images_per_s, ",.0f"),
@@ -88,7 +91,7 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
                 escape(str(environment.get("commit") or "–")[:10]),
             )
         )
-    return table(head, rows, numbers=(2, 3, 5, 6, 7))
+    return table(head, rows, numbers=range(2, 6 + len(figures)))
 
 
 def _differences(runs: Sequence[ReportedRun]) -> str:
@@ -201,7 +204,7 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
 def _figure(name: str, value: Any) -> str:
     if not is_figure(value):
         return "–"
-    return f"{value:.2f}" if name.endswith(("top1", "top5")) else f"{value:.4f}"
+    return f"{value:.2f}" if name.endswith(("top1", "top5", "map")) else f"{value:.4f}"
 
 
 def _events(runs: Sequence[ReportedRun]) -> str:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InputError
+from pipeline.figures import MEASURED, figure_cell
 from pipeline.recipe import Recipe, differences, flat_recipe, load_recipe
 from pipeline.run import checkpoint
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run folder in a line. `top1`, `images_per_s` and `hours` are None where the run has none yet.
+    """A run folder in a line. `value`, `images_per_s` and `hours` are None where the run has none yet.
 
-    state: done, or the time since the last line of metrics.jsonl. images_per_s: the median of its lines. hours: of a
+    state: done, or the time since the last line of metrics.jsonl. figure: the name of the most telling one for what
+    is predicted, such as top1; value: that of the last evaluation. images_per_s: the median of its lines. hours: of a
     run that is not done, those at its newest checkpoint.
     """
 
@@ -26,9 +28,14 @@ class RunSummary:
     recipe: Recipe
     state: str
     step: int
-    top1: float | None
+    figure: str
+    value: float | None
     images_per_s: float | None
     hours: float | None
+
+    def cell(self, figure: str) -> str:
+        """The value as text, in a column of such figures; empty where there is none."""
+        return "" if figure != self.figure or self.value is None else figure_cell(figure, self.value)
 
 
 def find_runs(folders: Iterable[Path]) -> Iterator[Path]:
@@ -47,16 +54,19 @@ def summarise(run: Path) -> RunSummary:
     """Read a run folder; `InputError` if its recipe cannot be read."""
     lines = metrics(run)
     trained = [line for line in lines if line.get("split") == "train"]
-    evaluated = [line.get("top1") for line in lines if line.get("split") == "eval"]
+    recipe = load_recipe(run / "recipe.yaml")
+    figure = MEASURED[recipe.data.targets][0]
+    evaluated = [line.get(figure) for line in lines if line.get("split") == "eval"]
     done = _json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
     return RunSummary(
         path=run,
-        recipe=load_recipe(run / "recipe.yaml"),
+        recipe=recipe,
         state="done" if done else _age(run / "metrics.jsonl"),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
-        top1=done.get("top1") if done else evaluated[-1] if evaluated else None,
+        figure=figure,
+        value=done.get(figure) if done else evaluated[-1] if evaluated else None,
         images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
         hours=None if seconds is None else seconds / 3600,
     )

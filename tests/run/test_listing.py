@@ -49,6 +49,28 @@ def test_the_list_is_of_the_files(runs, capsys):
     assert lines[1].endswith("model.depth=2, train.seed=0")
 
 
+def test_each_run_has_the_figure_of_what_it_predicts(runs, capsys):
+    keys = [
+        ("data.targets", "regression"),
+        ("train.loss", "mse"),
+        ("augment.smoothing", "0"),
+        ("augment.cutmix", "0"),
+    ]
+    (runs / "b/recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", keys)))
+    line = {"step": 20, "split": "eval", "mae": 0.25, "r2": 0.5, "loss": 1.0}
+    (runs / "b/metrics.jsonl").write_text(f"{json.dumps(line)}\n")
+    (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert header[2:5] == ["top-1 %", "MAE", "samples/s"]
+    assert (a[2:4], b[2:4]) == (["91.25", "-"], ["-", "0.25"])
+    (header, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs / "b")))
+    assert (header[2], b[2]) == ("MAE", "0.25")
+    said(capsys, "report", runs / "a", runs / "b", "--to", runs / "page.html")
+    page = (runs / "page.html").read_text()
+    assert '<th class="n">top-1 %</th><th class="n">MAE</th>' in page
+    assert '<td class="n">91.25</td><td class="n">–</td>' in page
+    assert '<td class="n">–</td><td class="n">0.25</td>' in page
+
+
 def test_the_difference_of_two(runs, capsys):
     assert said(capsys, "runs", "diff", runs / "a", runs / "b") == "model.depth: 2 -> 3\ntrain.seed: 0 -> 1\n"
     assert said(capsys, "runs", "diff", runs / "a", runs / "a") == "the recipes are the same\n"
