@@ -1,11 +1,13 @@
-"""Benchmark of writing ImageNet images to a .beton, against FFCV's DatasetWriter; each in its own process tree.
+"""Benchmark of preparing ImageNet images, against FFCV's DatasetWriter, litdata and MosaicML's MDS.
 
 The sample's training JPEGs are repeated under other names. FFCV re-encodes every image; ours re-encodes those that it
-shrinks, and keeps the coding of the others. Time and CPU time are from the call until the file is on disk, without
-imports; CPU time is that of all processes.
+shrinks, and keeps the coding of the others. litdata and MDS are given the bytes of the files, in chunks of 64 MiB,
+their default; they take part if they are installed. Each writer has a process tree of its own. Time and CPU time are
+from the call until the files are on disk, without imports; CPU time is that of all processes.
 """
 
 import argparse
+import importlib.util
 import io
 import math
 import multiprocessing
@@ -23,19 +25,28 @@ import numpy as np
 import psutil
 from PIL import Image
 
+from data_prep.progress import print_status
 from data_prep.settings import PrepSettings
 from pipeline.bench.sample import link_repeatedly
 from pipeline.cgroups import usable_cpus
 from pipeline.errors import InputError
 from pipeline.formats.beton import open_beton
 
-VERSIONS = ("ffcv", "opencv-python", "pillow", "numpy")
+PEERS = {"litdata": "litdata", "streaming": "mosaicml-streaming"}  # modules, and the packages that hold them
+VERSIONS = (
+    "ffcv",
+    "opencv-python",
+    "pillow",
+    "numpy",
+    *(PEERS[name] for name in PEERS if importlib.util.find_spec(name)),
+)
+CHUNK = 64 << 20  # bytes of a file of litdata's and of MDS
 QUALITY = 90
 SIDE = 224  # pixels; of the crops that are compared
 
 
 class Cost(NamedTuple):
-    """The cost of one run, and the size of its file."""
+    """The cost of one run, and the size of its files."""
 
     seconds: float
     cpu_seconds: float
@@ -51,6 +62,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         folder = Path(name)
         named = link_repeatedly(files, folder / "pictures", arguments.samples)
         comparisons = [_writers(size, folder / "pictures", named) for size in (512, 400)]
+        comparisons[0] |= _peers(named)
         return [row for writers in comparisons for row in _rows(writers, folder, named, arguments.rounds)]
 
 
@@ -65,22 +77,36 @@ def _writers(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callab
     }
 
 
+def _peers(named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
+    """The writers of other libraries that keep the files' bytes; a line for each that is not installed."""
+    writers = {
+        "litdata": ("litdata's optimize, the files' bytes", partial(_litdata, named)),
+        "streaming": ("MosaicML's MDSWriter, the files' bytes", partial(_mds, named)),
+    }
+    for module, package in PEERS.items():
+        if not importlib.util.find_spec(module):
+            print_status(f"{package} is not installed and left out; pipeline/bench/README.md says how to install it")
+            del writers[module]
+    return dict(writers.values())
+
+
 def _rows(
     writers: dict[str, Callable[[Path], Cost]], folder: Path, named: Sequence[Path], rounds: int
 ) -> list[dict[str, Any]]:
     costs: dict[str, list[Cost]] = {name: [] for name in writers}
-    loss: dict[str, float] = {}
+    loss: dict[str, float | None] = {}
     for _ in range(rounds):
         for name, write in writers.items():
             with tempfile.TemporaryDirectory(dir=folder) as out:
                 costs[name].append(_in_process(write, Path(out)))
                 if name not in loss:
-                    loss[name] = _psnr(next(Path(out).rglob("*.beton")), named)
+                    beton = next(Path(out).rglob("*.beton"), None)
+                    loss[name] = None if beton is None else round(_psnr(beton, named), 2)
     peer = next(iter(writers))
     return [_row(name, own, costs[peer], loss[name], len(named)) for name, own in costs.items()]
 
 
-def _row(name: str, own: list[Cost], peer: list[Cost], loss: float, count: int) -> dict[str, Any]:
+def _row(name: str, own: list[Cost], peer: list[Cost], loss: float | None, count: int) -> dict[str, Any]:
     """Medians over rounds; ratios are the peer's cost to this one's, above 1 where this one is faster."""
     pairs = list(zip(own, peer, strict=True))
     return {
@@ -91,7 +117,7 @@ def _row(name: str, own: list[Cost], peer: list[Cost], loss: float, count: int) 
         "ratio": round(statistics.median(b.cpu_seconds / a.cpu_seconds for a, b in pairs), 3),
         "bytes_ratio": round(own[0].bytes / peer[0].bytes, 3),
         "mib": round(own[0].bytes / 2**20, 1),
-        "psnr_db": round(loss, 2),
+        "psnr_db": loss,
     }
 
 
@@ -116,6 +142,41 @@ def _ffcv(size: int, named: Sequence[Path], out: Path) -> Cost:
     return _cost(lambda: writer.from_indexed_dataset(_Images(named)), out)
 
 
+def _litdata(named: Sequence[Path], out: Path) -> Cost:
+    for name in ("CACHE", "DATA_CACHE"):  # folders that it removes: by default `chunks` and `data` in that of all
+        os.environ[f"DATA_OPTIMIZER_{name}_FOLDER"] = str(out / name)
+    from litdata import optimize
+
+    def write() -> None:
+        optimize(
+            _sample,
+            [str(file) for file in named],
+            str(out / "litdata"),
+            chunk_bytes=CHUNK,
+            num_workers=usable_cpus(),
+            start_method="fork",
+            verbose=False,
+        )
+
+    return _cost(write, out)
+
+
+def _mds(named: Sequence[Path], out: Path) -> Cost:
+    from streaming import MDSWriter
+
+    def write() -> None:
+        columns = {"image": "bytes", "label": "int"}
+        with MDSWriter(out=str(out / "mds"), columns=columns, size_limit=CHUNK) as writer:
+            for file in named:
+                writer.write(_sample(file))
+
+    return _cost(write, out)
+
+
+def _sample(file: str | Path) -> dict[str, Any]:
+    return {"image": Path(file).read_bytes(), "label": 0}
+
+
 class _Images:
     """The dataset that FFCV's writer reads: Pillow images with a label."""
 
@@ -135,7 +196,7 @@ def _cost(work: Callable[[], Any], out: Path) -> Cost:
     work()
     os.sync()  # ours has already flushed its file
     seconds, after = time.perf_counter() - started, _cpu_seconds()
-    return Cost(seconds, after - used, sum(path.stat().st_size for path in out.rglob("*.beton")))
+    return Cost(seconds, after - used, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()))
 
 
 def _cpu_seconds() -> float:

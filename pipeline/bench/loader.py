@@ -1,18 +1,20 @@
-"""Loading without an augmentation policy, ours against FFCV, timm, torchvision and DALI: crop to 224, resize, flip.
+"""Loading without an augmentation policy, ours against other libraries: crop to 224, resize, flip.
 
 Real ImageNet JPEGs, each under several names, in whole epochs on one decoding thread. Rows with "uint8" leave the
-pictures as they are; the others normalise to float32. DALI takes part if it is installed.
+pictures as they are; the others normalise to float32. simplejpeg, SPDL and DALI take part if they are installed.
 """
 
 import argparse
-import importlib.util
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from pipeline.bench.sample import link_repeatedly, prepare
 from pipeline.bench.timing import Contestant, compare_loaders
@@ -63,8 +65,18 @@ def _contestants(links: Sequence[Path], folder: Path) -> dict[str, Contestant]:
         "ours, original bytes": _loader(original),
         "ours, restart markers": _loader(segments),
     }
-    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
-        contestants["DALI's CPU pipeline, original files, uint8"] = _dali(links)
+    peers: dict[str, tuple[str, Callable[[Sequence[Path]], Contestant]]] = {
+        "simplejpeg": ("simplejpeg and torchvision v2, original files", _simplejpeg),
+        "spdl": ("SPDL, original files, uint8", _spdl),
+        "nvidia.dali": ("DALI's CPU pipeline, original files, uint8", _dali),
+    }
+    for module, (name, contestant) in peers.items():
+        try:
+            import_module(module)
+            contestants[name] = contestant(links)
+        except (ImportError, RuntimeError) as error:  # SPDL's, without FFmpeg's libraries
+            reason = str(error).partition(",")[0]
+            print(f"{name}: left out ({reason}); see pipeline/bench/README.md", file=sys.stderr)
     return contestants
 
 
@@ -142,6 +154,18 @@ def _timm(folder: Path) -> Contestant:
 
 def _torchvision(files: Sequence[Path]) -> Contestant:
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+    return _transformed(files, lambda file: decode_jpeg(read_file(str(file)), ImageReadMode.RGB))
+
+
+def _simplejpeg(files: Sequence[Path]) -> Contestant:
+    from simplejpeg import decode_jpeg
+
+    return _transformed(files, lambda file: torch.from_numpy(decode_jpeg(file.read_bytes())).permute(2, 0, 1))
+
+
+def _transformed(files: Sequence[Path], decode: Callable[[Path], torch.Tensor]) -> Contestant:
+    """torchvision's transforms of pictures that `decode` reads, uint8 [3, H, W]."""
     from torchvision.transforms import v2
 
     transform = v2.Compose(
@@ -158,10 +182,38 @@ def _torchvision(files: Sequence[Path]) -> Contestant:
             return len(files)
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            return transform(decode_jpeg(read_file(str(files[index])), ImageReadMode.RGB))
+            return transform(decode(files[index]))
 
     loader = torch.utils.data.DataLoader(Pictures(), BATCH, shuffle=True)
     return lambda number: _count(loader)
+
+
+def _spdl(files: Sequence[Path]) -> Contestant:
+    """FFmpeg decodes whole files, and its filters crop, resize and flip."""
+    import spdl.io
+
+    shapes = [Image.open(file).size for file in files]
+    widths, heights = (np.array(sides, np.int64) for sides in zip(*shapes, strict=True))
+
+    def read(file: Path, box: Sequence[int]) -> np.ndarray:
+        top, left, height, width, flip = box
+        crop = f"crop=w={width}:h={height}:x={left}:y={top}:exact=1,scale={SIDE}:{SIDE}:flags=bilinear"
+        description = f"{crop},{'hflip,' if flip else ''}format=pix_fmts=rgb24"
+        frames = spdl.io.decode_packets(spdl.io.demux_image(str(file)), filter_desc=description)
+        return spdl.io.to_numpy(spdl.io.convert_frames(frames))
+
+    def process(number: int) -> int:
+        order = np.random.RandomState(number).permutation(len(files))
+        count = 0
+        for start in range(0, len(order), BATCH):
+            samples = order[start : start + BATCH]
+            boxes = random_boxes(samples, heights, widths, 0, number, SCALE, RATIO, 0.5).tolist()
+            pairs = zip(samples.tolist(), boxes, strict=True)
+            count += len(np.stack([read(files[sample], box) for sample, box in pairs]))
+        return count
+
+    read(files[0], (0, 0, 8, 8, 0))  # without FFmpeg's libraries it fails here, not in a round
+    return process
 
 
 def _dali(files: Sequence[Path]) -> Contestant:

@@ -14,10 +14,10 @@ from pipeline.errors import InputError
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
-    "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision and DALI",
+    "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision, simplejpeg, SPDL and DALI",
     "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, against timm",
     "start": "a start until the first batch, against FFCV",
-    "prep": "writing ImageNet pictures to a .beton, against FFCV's DatasetWriter",
+    "prep": "preparing ImageNet pictures, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
     "views": "several views of each picture from one decoding, against a loader for each view",
 }
