@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -22,12 +23,14 @@ from pipeline.data.loader import EvalLoader
 from pipeline.data.mixing import mix_groups
 from pipeline.distributed.topology import process_group, read_topology
 from pipeline.errors import InputError
+from pipeline.figures import MEASURED
 from pipeline.formats.beton import open_beton
-from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe import Recipe, dump_recipe, load_recipe
 from pipeline.recipe.augment import AugmentSection
 from pipeline.training.evaluate import evaluate
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
+from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 
 COUNT, VAL = 40, 11
@@ -199,6 +202,30 @@ def test_training_is_that_of_a_plain_loop(kind, regression, multi_label, tmp_pat
     loss = "sigmoid" if kind == "multilabel" else "mse"
     expected = plain_loop(model, [*loader], [line["lr"] for line in lines], optim=section.optim, loss=loss)
     assert [line["loss"] for line in lines] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_a_run_killed_within_an_epoch_goes_on_with_the_same_curve(kind, regression, multi_label, tmp_path):
+    section = recipe({"regression": regression, "multilabel": multi_label}[kind], kind, save_every_steps=3)
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(section))
+
+    def train(run: str, fault: str) -> int:
+        words = (fault, str(tmp_path / "recipe.yaml"), "--run-dir", str(tmp_path / run))
+        codes, said = Forks(train_with, *words, log=tmp_path / f"{run}.log", environs=group_of(1)).wait()
+        assert codes in ([0], [-signal.SIGKILL]), said
+        return codes[0]
+
+    assert train("whole", "none") == 0
+    assert train("parts", "die@8:0") == -signal.SIGKILL  # of 10 steps in 2 epochs, 6 of which are saved
+    assert any((tmp_path / "parts/checkpoints").glob("*/COMPLETE"))
+    assert not (tmp_path / "parts/done.json").exists()
+    assert train("parts", "none") == 0
+    whole, parts = train_lines(tmp_path / "whole"), train_lines(tmp_path / "parts")
+    for name in ("step", "epoch", "loss", "grad_norm", "lr"):
+        assert [line[name] for line in parts] == pytest.approx([line[name] for line in whole], rel=1e-5)
+    whole, parts = (json.loads((tmp_path / run / "done.json").read_text()) for run in ("whole", "parts"))
+    for name in ("loss", *MEASURED[kind]):
+        assert parts[name] == pytest.approx(whole[name], rel=1e-5)
 
 
 def figures_of_rank(folder: str, kind: str, weights: str, out: str) -> None:
