@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import time
 
 import pytest
 
@@ -30,6 +32,8 @@ def runs(tmp_path):
     (tmp_path / "a/metrics.jsonl").write_text(text)
     (tmp_path / "a/done.json").write_text(json.dumps({"top1": 91.25, "step": 30, "seconds": 5400.0}))
     (tmp_path / "b/metrics.jsonl").write_text(text[: text.rindex('"images')])  # killed while writing
+    then = time.time() - 10 * 3600
+    os.utime(tmp_path / "b/metrics.jsonl", (then, then))
     return tmp_path
 
 
@@ -43,9 +47,9 @@ def test_the_list_is_of_the_files(runs, capsys):
     (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
     assert header == ["state", "step", "top-1 %", "samples/s", "hours", "run", "differs in"]
     assert a == ["done", "30", "91.25", "1,200", "1.50", str(runs / "a"), "model.depth=2, train.seed=0"]
-    assert b == ["0 min ago", "20", "90.50", "700", "-", str(runs / "b"), "model.depth=3, train.seed=1"]
+    assert b == ["10 h ago", "20", "90.50", "700", "-", str(runs / "b"), "model.depth=3, train.seed=1"]
     lines = said(capsys, "runs", runs).splitlines()
-    assert [line.split()[0] for line in lines] == ["state", "done", "0"]
+    assert [line.split()[0] for line in lines] == ["state", "done", "10"]
     assert lines[1].endswith("model.depth=2, train.seed=0")
 
 
