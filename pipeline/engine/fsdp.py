@@ -22,7 +22,7 @@ from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.loss import autocast
 from pipeline.engine.torch_engine import TorchEngine
-from pipeline.engine.torch_versions import check_fsdp, set_timeout
+from pipeline.engine.torch_versions import set_timeout
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -37,7 +37,6 @@ class FSDPEngine(TorchEngine):
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology
     ):
-        check_fsdp()
         nodes = topology.world // topology.local_world if section.sharding == "hybrid" else 1
         mesh = (
             _hybrid_mesh(section, topology)
@@ -50,9 +49,10 @@ class FSDPEngine(TorchEngine):
         pinned = topology.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
         whole = dict(module.named_parameters())  # until they are sharded
-        for block in getattr(module, "blocks", ()):
-            fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
-        fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=offload)
+        for part in (*getattr(module, "blocks", ()), module):
+            sharded = fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload)
+            if topology.device.type == "cpu":  # torch 2.8's gloo adds where it is asked for the mean
+                sharded.set_force_sum_reduction_for_comms(True)
         if not section.cpu_offload:
             _hand_out(module, whole, topology)
         super().__init__(module, optim, train, topology)

@@ -4,23 +4,8 @@ import inspect
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from packaging.version import Version
 from torch.nn.parallel import DistributedDataParallel
-
-from pipeline.errors import InputError
-
-FSDP_FROM = "2.15"  # of torch; on 2.8 gradients over ranks are not the mean, those between were not tried
-
-
-def check_fsdp() -> None:
-    """`InputError` where FSDP of this torch would compute other gradients."""
-    if Version(torch.__version__).release < Version(FSDP_FROM).release:
-        raise InputError(
-            f"engine.kind fsdp: needs torch {FSDP_FROM}; gradients may be wrong with {torch.__version__}, on which "
-            "ddp and deepspeed run"
-        )
 
 
 def set_timeout(seconds: int, group: dist.ProcessGroup) -> None:

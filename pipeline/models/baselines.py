@@ -13,10 +13,29 @@ from pipeline.models.init import init_weights
 
 
 class Baseline(MlpMixer):
-    """timm's stem, final norm, pooling and head around blocks of tokens. `outer` is img_size, num_classes, ..."""
+    """timm's stem, final norm, pooling and head around blocks of tokens."""
 
-    def __init__(self, *, patch_size: int, channels: int, **outer):
-        super().__init__(patch_size=patch_size, embed_dim=channels, num_blocks=0, **outer)
+    def __init__(
+        self,
+        *,
+        patch_size: int,
+        channels: int,
+        img_size: int = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        global_pool: str = "avg",
+    ):
+        super().__init__(
+            patch_size=patch_size,
+            embed_dim=channels,
+            num_blocks=0,
+            img_size=img_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            drop_rate=drop_rate,
+            global_pool=global_pool,
+        )
 
     def set_blocks(self, blocks: list[nn.Module]) -> None:
         """Use these blocks, and draw the initial weights of the whole network."""

@@ -4,6 +4,7 @@ The names of a family that is registered later are added by `register_names`.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -49,7 +50,7 @@ def add_named(name: str, section: ModelSection, side: int) -> None:
             raise InputError(f"{name}: its features are not a map; leave features_only out")
         last = min(3, options.get("depth", 1))
         feature_cfg = {"out_indices": options.pop("out_indices", last), "feature_cls": "getter"}
-        return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **options)
+        return _build(network, name, pretrained, feature_cfg=feature_cfg, **options)
 
     pictures = {
         "num_classes": 1000,
@@ -64,9 +65,11 @@ def add_named(name: str, section: ModelSection, side: int) -> None:
         _add(name, build, {**pictures, "first_conv": section.first_layer(), "classifier": section.classifier()})
 
 
-def add_text(name: str, network: Callable[..., torch.nn.Module]) -> None:
-    """Add a text network, which has no published sizes: `timm.create_model` takes all of its arguments."""
-    _add_unsized(name, network, {"num_classes": 3, "first_conv": "embedding", "classifier": "head"}, ("img_size",))
+def add_text(name: str, section: ModelSection) -> None:
+    """Add a text network, of the section's sizes where `timm.create_model` is given no others."""
+    network, sizes = section.model_spec(0)
+    reads = {"num_classes": 3, "first_conv": section.first_layer(), "classifier": section.classifier()}
+    _add_unsized(name, lambda **given: network(**{**sizes, **given}), reads, ("img_size",))
 
 
 def add_kind(kind: str) -> None:
@@ -87,10 +90,17 @@ def _add_unsized(
     filtered: Any = (*ignored, "in_chans", "global_pool")
 
     def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
-        return build_model_with_cfg(network, name, pretrained, kwargs_filter=filtered, **kwargs)
+        return _build(network, name, pretrained, kwargs_filter=filtered, **kwargs)
 
     if not timm.is_model(name):
         _add(name, build, default_cfg)
+
+
+def _build(network: Callable[..., torch.nn.Module], name: str, pretrained: bool, device=None, dtype=None, **options):
+    """timm's builder; every network has its tensors on `device`, floating-point ones as `dtype`, as timm's own do."""
+    with nullcontext() if device is None else torch.device(device):  # no weights are drawn on the meta device
+        model = build_model_with_cfg(network, name, pretrained, **options)
+    return model.to(device=device, dtype=dtype)  # also what was made from numpy's arrays
 
 
 def _add(name: str, build: Callable[..., torch.nn.Module], default_cfg: dict[str, Any]) -> None:

@@ -23,6 +23,8 @@ def one_rank(alone, digits):
 def expected(alone, digits):
     found = {}
     for name, overrides in OPTIMIZERS.items():
+        if name == "muon" and not hasattr(torch.optim, "Muon"):
+            continue
         setting = Setting("mixer", digits, *overrides)
         model = setting.model()
         batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
@@ -36,6 +38,8 @@ def expected(alone, digits):
 )
 def test_losses_are_the_plain_loops_and_resume_bit_by_bit(one_rank, expected, request, case, world):
     found = one_rank[case] if world == 1 else request.getfixturevalue("ranks")(2, "optimizers")[case]
+    if case[0] not in expected:
+        pytest.skip("torch.optim has no Muon before 2.9")
     losses, weights = expected[case[0]]
     assert found["losses"] == pytest.approx(losses, rel=TOLERANCE[case[0]])
     assert found["resumed"] == found["losses"]

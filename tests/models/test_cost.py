@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import pipeline.models.timm_registry  # noqa: F401 - registers our names
 from pipeline.models.block_diagonal import GroupedLinear
@@ -94,6 +94,9 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.i
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 def test_formula_equals_the_counted_network(section):
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    if section.kind == "text_transformer" and attention not in flop_registry:
+        pytest.skip("this torch does not count the operations of attention on a CPU")
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
     for module in model.modules():

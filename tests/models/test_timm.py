@@ -10,6 +10,7 @@ from torch import nn
 import pipeline.models.timm_registry  # noqa: F401  (puts the names into timm's registry)
 from pipeline.errors import InputError
 
+SCRIPTS = "ignore:.*deprecated:FutureWarning"  # newer torch's, of torch.jit.script
 SMALL = {"depth": 2, "channels": 12, "token_hidden": 8, "channel_hidden": 20}
 NAMES = {
     "mixer_ss8_32": SMALL,
@@ -94,10 +95,10 @@ def test_compiles_without_graph_breaks(name):
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(*gradients, strict=True))
 
 
+@pytest.mark.filterwarnings(SCRIPTS)
 def test_scripts_and_exports(name):
     model = create(name)
-    with pytest.warns(FutureWarning, match="deprecated"):
-        scripted = torch.jit.script(model)
+    scripted = torch.jit.script(model)
     assert torch.allclose(scripted(X), model(X), atol=1e-6)
     exported = torch.export.export(model, (X,)).module()
     assert torch.allclose(exported(X), model(X), atol=1e-6)
@@ -143,6 +144,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.filterwarnings(SCRIPTS)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_families_keep_timms_interface(name):
     def create(**kwargs):
@@ -159,8 +161,7 @@ def test_other_families_keep_timms_interface(name):
     assert create(num_classes=0)(X).shape == (2, model.num_features)
     twin = copy.deepcopy(model)
     assert torch.equal(twin(X), model(X))
-    with pytest.warns(FutureWarning, match="deprecated"):
-        scripted = torch.jit.script(model)
+    scripted = torch.jit.script(model)
     assert torch.allclose(scripted(X), model(X), atol=1e-5)
     plain = torch.autograd.grad(model(X).sum(), list(model.parameters()))
     twin.set_grad_checkpointing()
@@ -170,6 +171,20 @@ def test_other_families_keep_timms_interface(name):
     assert twin.train().train()(X).shape == (2, 3)
 
 
-def test_unknown_arguments_are_refused():
+EVERY = {**NAMES, **OTHERS, "text_mixer": {}, "text_transformer": {}}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_is_made_where_and_as_what_is_asked_for(name):
+    """As timm's tests of its own models ask: on a device, in a type, without arguments it does not know."""
+    model = timm.create_model(name, device="meta", dtype=torch.float64, **EVERY[name])
+    tensors = model.state_dict().values()
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float64}
+    model.requires_grad_(False).reset_classifier(0)
+    assert not [key for key, parameter in model.named_parameters() if parameter.requires_grad]
+    model.reset_classifier(2)
+    assert model.head.weight.is_meta
+    assert model.head.weight.dtype == torch.float64
     with pytest.raises(TypeError, match="mlp_ratio"):
-        create("mixer_ss8_32", mlp_ratio=2.0)
+        timm.create_model(name, device="meta", **EVERY[name], mlp_ratio=2.0)

@@ -163,8 +163,6 @@ class Mixer(MlpMixer):
         num_classes: int = 1000,
         drop_rate: float = 0.0,
         global_pool: str = "avg",
-        device=None,
-        dtype=None,
         **shape,
     ):
         blocks = MixerShape(**shape)
@@ -178,11 +176,9 @@ class Mixer(MlpMixer):
             norm_layer=cast(type[nn.Module], blocks.norm_layer),
             drop_rate=drop_rate,
             global_pool=global_pool,
-            device=device,
-            dtype=dtype,
         )
         self.shape = blocks
-        self.blocks = mixer_blocks(blocks, self.stem.num_patches).to(device=device, dtype=dtype)
+        self.blocks = mixer_blocks(blocks, self.stem.num_patches)
         step = {"num_chs": blocks.channels, "reduction": self.stem.feat_ratio()}
         self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(blocks.depth)]
         self.init_weights()

@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import torch
+from timm.models import register_notrace_module
 from torch import Tensor, nn
 from torch.utils.flop_counter import register_flop_formula
 
@@ -112,6 +113,7 @@ def _layout(counts: np.ndarray, columns: np.ndarray, inputs: int) -> dict[str, n
     return {name: array.astype(np.int32) for name, array in layout.items()}
 
 
+@register_notrace_module  # torch.fx cannot follow how it chooses the product
 class SparseLinear(nn.Module):
     """(M * W) x + b with a frozen mask M ~ Bernoulli(density): [B, I] -> [B, O].
 

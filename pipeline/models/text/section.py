@@ -88,6 +88,16 @@ class TextSection(ModelSection):
     def first_layer(self) -> str:
         return "embedding"
 
+    @override
+    @classmethod
+    def register_timm(cls) -> None:
+        """Put the family's name into timm's registry: without arguments, of the sizes of recipes/mnli/mixer.yaml."""
+        from pipeline.models.timm_registry import add_text
+
+        (kind,) = cls.kinds()
+        sizes = {"vocabulary": 30522, "tokens": 128, "channels": 64, "depth": 2}
+        add_text(kind, cls.model_validate({"kind": kind, **sizes}))
+
 
 class TextMixerSection(TextSection):
     """A Mixer over the tokens of a sentence pair (Navon & Bronstein 2023)."""
@@ -147,14 +157,6 @@ class TextMixerSection(TextSection):
         return text_mixer_costs(self, num_classes)
 
     @override
-    @classmethod
-    def register_timm(cls) -> None:
-        from pipeline.models.text.network import TextMixer
-        from pipeline.models.timm_registry import add_text
-
-        add_text(cls.timm_architecture, TextMixer)
-
-    @override
     def summary(self) -> str:
         random = "RP " if self.permutation == "random" else ""
         activation = ", sigma_2" if self.activation == "square" else ""
@@ -204,14 +206,6 @@ class TextTransformerSection(TextSection):
         from pipeline.models.text.cost import text_transformer_costs
 
         return text_transformer_costs(self, num_classes)
-
-    @override
-    @classmethod
-    def register_timm(cls) -> None:
-        from pipeline.models.text.network import TextTransformer
-        from pipeline.models.timm_registry import add_text
-
-        add_text(cls.timm_architecture, TextTransformer)
 
     @override
     def summary(self) -> str:
