@@ -106,7 +106,7 @@ def _print_rehearsals(arguments: argparse.Namespace, cluster: "Cluster") -> list
     from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 
     rows: list[Any] = []
-    for row in rehearsal_rows(arguments.table, cluster):
+    for row in rehearsal_rows(arguments.table, cluster, arguments.overrides):
         print(rehearsal_line(row) if rows else f"{HEAD}\n{rehearsal_line(row)}", flush=True)
         rows.append(row)
     return rows

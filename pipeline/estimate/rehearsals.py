@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ _FIGURES = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hour
 HEAD = f"| recipe | {' | '.join(_FIGURES)} |\n|---|{'---:|' * len(_FIGURES)}"
 
 
-def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
-    """Yield one row a recipe, as soon as it is complete: its figures by name, or "error".
+def rehearsal_rows(
+    folder: Path, cluster: Cluster, overrides: Sequence[tuple[str, str]] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield one row a recipe, with these keys, as soon as it is complete: its figures by name, or "error".
 
     "seconds" and "CPU seconds" are those of the whole command, with the start of Python and torch.
     """
@@ -27,7 +29,7 @@ def rehearsal_rows(folder: Path, cluster: Cluster) -> Iterator[dict[str, Any]]:
     if not recipes:
         raise InputError(f"--table {folder}: has no recipes (*.yaml)")
     options = ["--gpus", str(cluster.gpus), "--gpu", cluster.gpu, "--nodes", str(cluster.hosts)]
-    options += ["--network", cluster.network, "--rehearse"]
+    options += ["--network", cluster.network, "--rehearse", *(f"--{name}={value}" for name, value in overrides)]
     with tempfile.TemporaryDirectory() as temporary:
         for recipe in recipes:
             file = Path(temporary) / f"{recipe.stem}.json"

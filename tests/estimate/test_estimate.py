@@ -165,7 +165,7 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
     good = f"extends: {B16}\nmodel: {{depth: 1, channels: 48, channel_hidden: 96}}\n"
     (tmp_path / "good.yaml").write_text(good)
     (tmp_path / "odd.yaml").write_text(good.replace("depth", "detph"))
-    rows = rehearsal_rows(tmp_path, Cluster(128, nodes=32))
+    rows = rehearsal_rows(tmp_path, Cluster(128, nodes=32), [("train.epochs", "150")])
     row = next(rows)
     lines = [*HEAD.splitlines(), rehearsal_line(row), rehearsal_line(next(rows))]
     assert {line.count("|") for line in lines} == {10}
@@ -173,7 +173,7 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
     cells = lines[2].split(" | ")
     assert cells[1] == f"{row['parameters'] / 1e6:.1f} M"
     assert cells[2] == f"{4 * row['parameters'] / 1e6:,.0f} MB"  # DDP sends every gradient once
-    assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 300 / 3600:.1f}"
+    assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 150 / 3600:.1f}"
     with pytest.raises(InputError, match="has no recipes"):
         next(rehearsal_rows(tmp_path / "none", Cluster(128)))
     with pytest.raises(InputError, match="--gpus 0"):  # once, and not by every recipe
