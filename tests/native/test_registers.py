@@ -15,14 +15,15 @@ HEIGHT, WIDTH = 67, 90
 GREY = 0x7F7F7F
 
 
-@pytest.fixture(scope="module", params=["x86-64-v2", "x86-64-v3"])
+PROCESSORS = {"x86_64": ["x86-64-v2", "x86-64-v3"], "aarch64": ["armv8-a"]}  # registers of 16, 32; 16 bytes
+
+
+@pytest.fixture(scope="module", params=PROCESSORS.get(platform.machine(), []))
 def library(request, tmp_path_factory) -> ctypes.CDLL:
-    """Compiled for processors with registers of 16 and of 32 bytes; other tests have this machine's."""
-    if platform.machine() != "x86_64":
-        pytest.skip("kinds of processors are known by name on x86-64 alone")
+    """Compiled for processors with narrow registers; other tests have this machine's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(build, "_NATIVE", {"x86_64": f"-march={request.param}"})
+        patch.setattr(build, "_NATIVE", {platform.machine(): f"-march={request.param}"})
         library = ctypes.CDLL(str(build.compiled()))
     reals, whole = ctypes.c_double, ctypes.c_int64
     library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]
