@@ -9,8 +9,8 @@ from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
-# Modules of pipeline.bench (prep: data_prep.bench). Each has `run(arguments) -> rows`, and `VERSIONS`: packages whose
-# versions are printed with the figures.
+# Modules of pipeline.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
+# whose versions are printed with the figures.
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
@@ -19,8 +19,10 @@ BENCHES = {
     "start": "a start until the first batch, against FFCV",
     "prep": "preparing ImageNet pictures, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
+    "trainers": "50 steps of Lightning, Hugging Face's Trainer, FFCV and timm's train.py, on their loaders and ours",
     "views": "several views of each picture from one decoding, against a loader for each view",
 }
+ELSEWHERE = {"prep": "data_prep.bench", "trainers": "widemix.bench"}
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
@@ -61,6 +63,8 @@ def add_bench(commands) -> None:
                 metavar="N",
                 help="pictures, by repeating the data (default: 5000)",
             )
+        if name == "trainers":
+            add("--timm-train", type=Path, metavar="FILE", help="train.py of a timm checkout (default: without it)")
         if name == "step":
             network = (
                 "time the network of a recipe instead, without loop and data: normal and RP, against timm's where it "
@@ -175,7 +179,7 @@ def _bench(arguments: argparse.Namespace) -> Exit:
     from pipeline.doctor.finding import install
     from pipeline.doctor.software import unmet
 
-    bench = import_module("data_prep.bench" if arguments.bench == "prep" else f"pipeline.bench.{arguments.bench}")
+    bench = import_module(ELSEWHERE.get(arguments.bench, f"pipeline.bench.{arguments.bench}"))
     absent = [name for name in bench.VERSIONS if unmet(Requirement(name))]
     if absent:
         raise InputError(f"bench {arguments.bench}: needs {', '.join(absent)}; {install(*absent)}")
