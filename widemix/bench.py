@@ -29,6 +29,7 @@ VERSIONS = ("torch", "timm", "lightning", "transformers", "accelerate", "ffcv", 
 SIDE, BATCH, STEPS = 224, 50, 50
 # Without mstd: a magnitude of 10 has timm posterize to no bits, which Pillow 13 refuses.
 POLICY: dict[str, Any] = {"auto_augment": "rand-m9-inc1", "re_prob": 0.25, "interpolation": "bilinear"}
+Pair = Callable[[Path], tuple[Contestant, Contestant]]  # trains on the loader of its users, and on ours
 OWN, OURS = ", its users' own loader", ", widemix.Loader"
 
 
@@ -45,7 +46,11 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         folder = Path(name)
         link_repeatedly(files, folder / "pictures", STEPS * BATCH)
         prepare("imagenet", folder / "pictures", folder / "prepared", "--max-size=0")
-        pairs = {"Lightning": _lightning, "Hugging Face's Trainer": _hugging_face, "FFCV's Loader": _ffcv}
+        pairs: dict[str, Pair] = {
+            "Lightning": _lightning,
+            "Hugging Face's Trainer": _hugging_face,
+            "FFCV's Loader": _ffcv,
+        }
         if arguments.timm_train:
             pairs["timm's train.py"] = _timm_train(arguments.timm_train)
         for trainer, pair in pairs.items():
@@ -162,7 +167,7 @@ def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
 
         def process(_number: int) -> int:
             seen = 0
-            for images, labels in loader:
+            for images, labels, *_others in loader:
                 optimizer.zero_grad()
                 pixels = images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
                 nn.functional.cross_entropy(network(pixels.float()), labels.long()).backward()
@@ -176,7 +181,7 @@ def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
     return trained_on(OrderOption.RANDOM, *theirs), trained_on(Order(seed=0), RandomResizedCrop(SIDE))
 
 
-def _timm_train(script: Path) -> Callable[[Path], tuple[Contestant, Contestant]]:
+def _timm_train(script: Path) -> Pair:
     """timm's own script, run in this process: with its loader, and with `create_loader` exchanged for ours."""
     import timm.data
     from timm.models import register_model
