@@ -37,6 +37,7 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
         (tmp / name).write_text(text.format(**names))
     for name in ("empty", "classes/train/empty_class"):
         (tmp / name).mkdir(parents=True)
+    (tmp / "null").symlink_to("/dev/null")  # itself would be replaced where the check is broken
     (tmp / "binary.yaml").write_bytes(bytes(range(128, 256)))
     (tmp / "garbage.pt").write_bytes(b"PK\x03\x04garbage")
     [weights] = Path(names["run"]).glob("checkpoints/*/model.safetensors")
