@@ -133,7 +133,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     if run is not None and not (run / "recipe.yaml").is_file():
         raise InputError(f"--tensorboard {run}: is no run folder; give one that `widemix train` wrote")
     for option, name in (("--json", "json"), ("--to", "to_file"), ("--exclude", "exclude")):
-        if getattr(arguments, name, None) is not None:
+        if isinstance(getattr(arguments, name, None), Path):  # --exclude of submit has names of nodes
             _check_file(option, getattr(arguments, name))
     for option in ("to", "report"):
         if isinstance(getattr(arguments, option, None), Path):
