@@ -54,6 +54,37 @@ def test_the_notebook_runs_and_its_figures_are_those_of_its_code() -> None:
     np.testing.assert_allclose(space["singular_values"](weight), np.linalg.svd(weight, compute_uv=False), rtol=1e-4)
 
 
+SMALL = (
+    "extends: {root}/recipes/digits/mixer.yaml\ndata: {{path: {data}}}\ntrain: {{max_steps: 3}}\nlog: {{every: 1}}\n"
+)
+
+
+@pytest.fixture
+def recipe(digits: Path, tmp_path: Path) -> str:
+    """A recipe of three steps."""
+    (tmp_path / "small.yaml").write_text(SMALL.format(root=EXAMPLES.parent, data=digits))
+    return str(tmp_path / "small.yaml")
+
+
+def test_submitit_starts_two_ranks(recipe: str, tmp_path: Path) -> None:
+    figures = example("submitit_job", "submitit")["run"](recipe, str(tmp_path / "run"), ranks=2)
+    assert figures == json.loads((tmp_path / "run/done.json").read_text())
+    assert json.loads((tmp_path / "run/environment.json").read_text())["ranks"] == 2
+
+
+def test_ray_starts_two_ranks(recipe: str, tmp_path: Path) -> None:
+    example("ray_train", "ray")["run"](recipe, str(tmp_path / "run"), 2)
+    assert json.loads((tmp_path / "run/done.json").read_text())["step"] == 3
+    assert json.loads((tmp_path / "run/environment.json").read_text())["ranks"] == 2
+
+
+def test_skypilot_accepts_the_task() -> None:
+    sky = pytest.importorskip("sky", reason="SkyPilot is not installed: pip install skypilot")
+    task = sky.Task.from_yaml(str(EXAMPLES / "skypilot.yaml"))
+    assert (task.name, task.num_nodes) == ("widemix", 4)
+    assert len((EXAMPLES / "skypilot.yaml").read_text().splitlines()) <= 40
+
+
 def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """A list that every batch of every training loader will be added to."""
     seen: list[torch.Tensor] = []
