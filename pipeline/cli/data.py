@@ -311,7 +311,7 @@ def _stage(arguments: argparse.Namespace) -> Exit:
     if arguments.clean is not None:
         if not arguments.clean >= 0:
             raise InputError(f"--clean {arguments.clean:g}: must be a number of days, 0 or more")
-        if not arguments.to.is_dir():
+        if arguments.folder is None and not arguments.to.is_dir():  # a node's first copy makes the folder
             raise InputError(f"--to {arguments.to}: no such folder, so there are no copies to remove")
         for place in remove_old(arguments.to, arguments.clean):
             print_status(f"{place}: removed")

@@ -15,6 +15,8 @@ from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from launch import stage as module
 from launch.stage import remove_old, stage
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -209,3 +211,12 @@ def test_a_target_that_is_a_file_is_refused(tmp_path, folder, local, words):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=words):
         stage(folder, tmp_path / local)
+
+
+def test_the_first_copy_of_a_node_finds_nothing_to_clean(tmp_path, folder, capsys):
+    for words in ([str(folder)], []):
+        assert (
+            run_command(make_parser(), None, ["stage", *words, "--to", str(tmp_path / "local"), "--clean", "7"]) == 0
+        )
+    assert run_command(make_parser(), None, ["stage", "--to", str(tmp_path / "none"), "--clean", "7"]) == 2
+    assert "no such folder, so there are no copies to remove" in capsys.readouterr().err
