@@ -20,7 +20,8 @@ def run(recipe: str, run_dir: str, workers: int) -> None:
     """Train on so many workers; the same call continues a run that has stopped."""
     gpu = torch.cuda.is_available()
     config = {"recipe": recipe, "run_dir": os.path.abspath(run_dir), "folder": os.getcwd()}
-    TorchTrainer(rank, train_loop_config=config, scaling_config=ScalingConfig(workers, use_gpu=gpu)).fit()
+    scaling = ScalingConfig(num_workers=workers, use_gpu=gpu)
+    TorchTrainer(rank, train_loop_config=config, scaling_config=scaling).fit()
 
 
 if __name__ == "__main__":
