@@ -21,6 +21,7 @@ def launch(command: Sequence[str], ranks: int) -> int:
     """Run `python COMMAND` on every rank, and wait for all.
 
     Returns the first exit code other than 0 (128 + N for signal N), or 0. SIGINT, SIGTERM and SIGUSR1 are forwarded.
+    KeyboardInterrupt if SIGINT came before the ranks could answer it.
     """
     most = max(16, usable_cpus())
     if ranks > most:
@@ -37,14 +38,20 @@ def launch(command: Sequence[str], ranks: int) -> int:
         for r in range(ranks)
     ]
 
+    received = set()
+
     def forward(number: int, _frame) -> None:
+        received.add(number)
         for worker in workers:
             # A terminal sends Ctrl-C to the ranks too, and a second SIGINT would interrupt the checkpoint.
             worker.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
-        return _wait(workers)
+        code = _wait(workers)
+        if signal.SIGINT in received and code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+            raise KeyboardInterrupt
+        return code
     finally:
         for worker in workers:
             worker.kill()

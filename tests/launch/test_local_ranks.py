@@ -1,0 +1,40 @@
+"""Ranks that `widemix train --ranks` starts, and the signals that they are passed."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+RANKS = """
+import signal, sys, time
+from launch.local import launch
+rank = f"import signal, sys, time; {sys.argv[1]}; print('up', flush=True); time.sleep(60)"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+try:
+    sys.exit(launch(["-c", rank], 2))
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+READY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
+
+
+@pytest.mark.parametrize(
+    ("handler", "number", "code"),
+    [
+        ("pass", signal.SIGINT, 5),
+        ("pass", signal.SIGTERM, 128 + signal.SIGTERM),
+        (READY, signal.SIGINT, 75),
+        (READY, signal.SIGTERM, 75),
+    ],
+    ids=["Ctrl-C early", "SIGTERM early", "Ctrl-C", "SIGTERM"],
+)
+def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(handler, number, code):
+    command = [sys.executable, "-c", RANKS, handler]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        process.send_signal(number)
+        assert process.wait(30) == code
