@@ -27,6 +27,7 @@ def run(folder, words) -> None:
     assert program == "widemix", f"{program}: mark the block with why it is not run"
     if arguments[0] == "train":
         arguments += [f"--{key}" for key in TINY]
+        arguments += ["--train.max_steps=24"] if "--train.profile" in arguments else []
     codes, output = Forks(in_folder, str(folder), *arguments, log=folder / "log").wait()
     assert codes == [0], f"{' '.join(words)}\n{output}"
 

@@ -101,7 +101,7 @@ def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
             ["--pictures", "1500"],
             "--pictures 1500: the training split has 1424 in whole groups of augment.mix_group 16",
         ),
-        (["--seed", "-1"], "--seed -1: must not be negative"),
+        (["--seed", "-1"], "--seed -1: must be at least 0"),
         (["--data.path", "nowhere"], "nowhere: no such folder"),
     ],
 )

@@ -1,6 +1,8 @@
 """The lines that a run prints."""
 
+import itertools
 import time
+from types import SimpleNamespace
 
 from pipeline.run.progress import Progress, track
 
@@ -51,7 +53,8 @@ def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys)
 
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits)), ("model.depth", "1")])
     network = of_recipe("mixer", recipe, build_model(recipe.model, 8, 10))
-    monkeypatch.setattr("pipeline.run.progress._INTERVAL", -1.0)  # after each batch
+    clock = itertools.count(step=10)  # each batch takes ten seconds
+    monkeypatch.setattr("pipeline.run.progress.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assess_network(network, batch=100)
     said = capsys.readouterr().err.splitlines()
     assert said == [f"samples evaluated: {count} of 360" for count in (100, 200, 300, 360)]
