@@ -23,9 +23,11 @@ test: setup
 
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
+SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
+	tests/data/augment/test_distribution.py tests/data/augment/test_real_pictures.py
 
 quick: setup
-	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(ARGS)
+	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-cluster: setup
 	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
