@@ -28,9 +28,11 @@ class _Hashed:
         self._file, self.digest, self.bytes = file, blake3(), 0
 
     def read(self, size: int) -> bytes:
+        """As a file's."""
         return self._add(self._file.read(size))
 
     def write(self, data: bytes) -> int:
+        """As a file's."""
         return self._file.write(self._add(data))
 
     def _add(self, data: bytes) -> bytes:

@@ -60,7 +60,6 @@ def train(
     recipe = match_folder(recipe)
     import torch
 
-    from pipeline.data.precision import SLOW, bf16_slowdown
     from pipeline.distributed.requests import SharedRequests
     from pipeline.distributed.topology import on_main, process_group, read_topology, set_matmul_precision, share_cpus
     from pipeline.distributed.watchdog import Watchdog
@@ -100,13 +99,8 @@ def train(
             return Exit.DONE
         note = partial(_print, topology) if verbosity >= 0 else _silent
         times.end("data and run folder")
-        if (
-            recipe.train.precision == "bf16"
-            and topology.device.type == "cpu"
-            and (slowdown := bf16_slowdown()) > SLOW
-        ):
-            cure = "set train.precision fp32"
-            _print(topology, f"warning: bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; {cure}")
+        if recipe.train.precision == "bf16" and topology.device.type == "cpu" and topology.is_main:
+            _warn_of_slow_bf16(topology)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
         retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
         saver = Saver(folder, topology, store.clone(), retention)
@@ -151,6 +145,16 @@ def train(
             result_line = f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s"
             _print(topology, f"{result_line}; see `widemix report {folder}`")
         return Exit.DONE
+
+
+def _warn_of_slow_bf16(topology: "Topology") -> None:
+    from pipeline.data.precision import SLOW, bf16_slowdown
+
+    if (slowdown := bf16_slowdown()) > SLOW:
+        _print(
+            topology,
+            f"warning: bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; set train.precision fp32",
+        )
 
 
 def _open_data(recipe: Recipe, topology: "Topology") -> tuple["TrainLoader", "EvalLoader"]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launch.slurm.finish import NOTICE_MIN
+from pipeline.cli.commands import check_least
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, check_world
 from pipeline.studies.study import is_study
@@ -34,12 +35,8 @@ def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], rank
 
 def check_options(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that are wrong whatever the recipe is."""
-    least = {"nodes": 1, "ranks_per_node": 1, "cpus_per_node": 1, "at_once": 1, "gpus_per_node": 0, "elastic": 1}
-    least |= {"restarts": 0, "requeues": 0}
-    for name, lowest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and value < lowest:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {lowest}")
+    check_least(arguments, 1, "nodes", "ranks_per_node", "cpus_per_node", "at_once", "elastic")
+    check_least(arguments, 0, "gpus_per_node", "restarts", "requeues")
     if arguments.time and (minutes := _minutes(arguments.time)) <= NOTICE_MIN:
         raise InputError(
             f"--time {arguments.time}: is {minutes:g} minutes, and {NOTICE_MIN} minutes before its end a job is told "
