@@ -33,11 +33,17 @@ if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
 
 
 def torchrun_command(
-    arguments: argparse.Namespace, program: Sequence[str], environ: Mapping[str, str], use: str = "train"
+    arguments: argparse.Namespace,
+    program: Sequence[str],
+    environ: Mapping[str, str],
+    use: str = "train",
+    attempt: tuple[int, int] | None = None,
 ) -> list[str]:
     """Return torchrun's arguments on this node, to run the module `program` on all ranks.
 
     use: "train" or "preflight"; each has a port of its own, of `arguments.ports`.
+    attempt: number and nodes of an attempt of an elastic job. Its nodes meet in the store that is open on the first
+        node all the while, and torchrun does not start ranks again, since the next attempt does.
 
     Addresses are numeric and the node that hosts the rendezvous is given, so that host names need not be unique or
     resolvable, and may resolve to 127.0.1.1.
@@ -48,19 +54,19 @@ def torchrun_command(
     own = route_from(other)
     if own is None:
         raise InputError(f"node {node}: no route to {other}")
-    head = _numeric_address(head)
+    nodes, restarts, port = environ["SLURM_STEP_NUM_NODES"], arguments.restarts, arguments.ports[use]
+    meeting, place = f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}", f"is_host={int(node == 0)}"
+    if attempt:
+        nodes, restarts, port = str(attempt[1]), 0, arguments.ports["rendezvous"]
+        meeting, place = f"{meeting}-{attempt[0]}", f"is_host=0,join_timeout={JOIN_S}"
+    elif use == "preflight":
+        restarts = 0
     return [
-        *("--nnodes", environ["SLURM_STEP_NUM_NODES"], "--nproc-per-node", str(arguments.ranks)),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_bracketed(head)}:{arguments.ports[use]}"),
-        *("--rdzv-id", f"{use}-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
-        *("--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", own),
-        *("--max-restarts", str(arguments.restarts if use == "train" else 0)),
-        *(
-            "--signals-to-handle",
-            "SIGUSR1,SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-            "--shutdown-timeout",
-            str(SHUTDOWN_TIMEOUT_S),
-        ),
+        *("--nnodes", nodes, "--nproc-per-node", str(arguments.ranks), "--max-restarts", str(restarts)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_bracketed(_numeric_address(head))}:{port}"),
+        *("--rdzv-id", meeting, "--rdzv-conf", place, "--local-addr", own),
+        *("--signals-to-handle", "SIGUSR1,SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
+        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
         *("--log-dir", str(arguments.logs / f"node-{node}"), "--tee", "3", "--local-ranks-filter", "0"),
         *("-m", *program),
     ]
@@ -155,14 +161,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
     def attempt(number: int, size: int) -> None:
         if number == 0:
             note_part("waiting for nodes")
-        command = torchrun_command(arguments, program, os.environ | {"SLURM_STEP_NUM_NODES": str(size)})
-        place = {"--max-restarts": "0", "--rdzv-conf": f"is_host=0,join_timeout={JOIN_S}"}
-        place["--rdzv-endpoint"] = (
-            f"{_bracketed(_numeric_address(arguments.addresses[0]))}:{arguments.ports['rendezvous']}"
-        )
-        place["--rdzv-id"] = f"{command[command.index('--rdzv-id') + 1]}-{number}"
-        for option, value in place.items():
-            command[command.index(option) + 1] = value
+        command = torchrun_command(arguments, program, os.environ, attempt=(number, size))
         (arguments.logs / f"node-{node}.json").write_text(json.dumps(command) + "\n")
         run_torchrun(command)
 

@@ -484,3 +484,14 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
     assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
+
+
+def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
+    from torch.distributed.run import parse_args
+
+    ports = {"train": 20015, "rendezvous": 20016}
+    arguments = Namespace(addresses=["127.0.0.1"], ranks=4, restarts=2, logs=tmp_path, ports=ports)
+    environ = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
+    parsed = parse_args(torchrun_command(arguments, ["pipeline.train"], environ, attempt=(1, 2)))
+    assert (parsed.nnodes, parsed.max_restarts, parsed.rdzv_endpoint) == ("2", 0, "127.0.0.1:20016")
+    assert (parsed.rdzv_id, parsed.rdzv_conf) == ("train-12005-0-1", "is_host=0,join_timeout=120")
