@@ -1,4 +1,4 @@
-"""Leases: which process trains a cell of a study, or writes to a run folder, where the file system has no locks.
+"""Who writes to a run folder, by a lock or a lease; and leases: which process trains a cell of a study.
 
 The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
 cell by creating the next file, which fails if another was faster (`O_EXCL`, atomic on local disks, NFS, Lustre), and
@@ -17,17 +17,18 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from pipeline.errors import InputError
-from pipeline.files import atomic_write
+from pipeline.files import atomic_write, try_lock
 
 EXPIRY_S = 120.0  # without renewal
 RENEWAL_S = 15.0
+LOCK_WAIT_S = 150.0  # NFS frees the locks of a machine that died after 90 s, Lustre after 100 or so
 _FOLDER = "run"  # the name of the lease of a whole run folder
 
 
@@ -138,7 +139,31 @@ class Leases:
 
 
 @contextmanager
-def hold(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
+def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Hold a run folder, by a lock on its file .lock, or by a lease where the file system has no locks.
+
+    Raises `InputError` if another process writes there: at once if it is on this machine, else after `wait_s`, since
+    the lock of a machine that died, or was cut off and has still to notice it, is free some time later.
+    """
+    with (folder / ".lock").open("a+") as file:
+        deadline, told = time.monotonic() + wait_s, False
+        while (locked := try_lock(file.fileno())) is False:
+            record = _read(folder / ".lock")
+            holder = f"process {record.get('pid')} on {record.get('host')}" if record else "another process"
+            if record.get("machine") == _machine_and_name() or time.monotonic() > deadline:
+                raise InputError(f"{folder}: {holder} is writing there; name another folder with --run-dir")
+            told = told or _tell_wait(folder, holder)
+            time.sleep(min(1.0, wait_s / 10))
+        if locked:
+            file.truncate(0)
+            json.dump({"host": platform.node(), "pid": os.getpid(), "machine": _machine_and_name()}, file)
+            file.flush()
+        with nullcontext() if locked else hold_lease(folder):
+            yield
+
+
+@contextmanager
+def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
     """Hold a run folder, renewing its lease from a thread; raises `InputError` if another process keeps renewing it.
 
     Waits until the lease of a process that died elsewhere has expired. If another process takes the folder since this
@@ -152,9 +177,7 @@ def hold(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
         who = f"process {holder.pid} on {holder.host}" if holder else "another process"
         if time.monotonic() > deadline:
             raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
-        if not told:
-            print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
-            told = True
+        told = told or _tell_wait(folder, who)
         time.sleep(min(1.0, expiry_s / 10))
     ended = threading.Event()
 
@@ -173,6 +196,11 @@ def hold(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
         ended.set()
         thread.join()
         leases.release(_FOLDER)
+
+
+def _tell_wait(folder: Path, holder: str) -> bool:
+    print(f"{folder}: held by {holder}; waiting until it is free", file=sys.stderr, flush=True)
+    return True
 
 
 def _read(path: Path) -> dict:
@@ -204,3 +232,8 @@ def _machine() -> str:
     """A name of this boot of this machine and of the space of process numbers in it, which containers have alone."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _machine_and_name() -> str:
+    """The same, and its name: what has another name may have another network, and live on when that is cut."""
+    return f"{_machine()} {platform.node()}"

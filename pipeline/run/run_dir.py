@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from pipeline.cgroups import usable_cpus
 from pipeline.distributed.topology import Topology, on_main
 from pipeline.errors import InputError
-from pipeline.files import atomic_write, try_lock
+from pipeline.files import atomic_write
 from pipeline.formats.manifest import data_hashes
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
@@ -115,7 +115,7 @@ def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            stack.enter_context(_lock(run_dir))
+            stack.enter_context(hold(run_dir))
             state = _open(run_dir, recipe, resume, topology)
             return state, stack.pop_all()
     except OSError as error:
@@ -190,17 +190,6 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text()) if path.exists() else None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); remove it to continue the run") from None
-
-
-@contextmanager
-def _lock(run_dir: Path) -> Iterator[None]:
-    """Lock a run folder, by a lease where the file system has no locks."""
-    with (run_dir / ".lock").open("a") as lock:
-        locked = try_lock(lock.fileno())
-        if locked is False:
-            raise InputError(f"{run_dir}: another run is writing there; name another folder with --run-dir")
-        with nullcontext() if locked else hold(run_dir):
-            yield
 
 
 def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:

@@ -2,17 +2,19 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from pipeline.errors import InputError
 from pipeline.run import lease
-from pipeline.run.lease import Leases, hold
+from pipeline.run.lease import Leases, hold, hold_lease
 
 
 def holder(folder, **changes):
@@ -83,9 +85,9 @@ def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
 
 def test_a_run_folder_without_locks_has_one_writer(tmp_path):
     with (
-        hold(tmp_path, expiry_s=0.5),
+        hold_lease(tmp_path, expiry_s=0.5),
         pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
-        hold(tmp_path, expiry_s=0.5),
+        hold_lease(tmp_path, expiry_s=0.5),
     ):
         pass
     assert not list(tmp_path.glob("leases/*"))
@@ -96,7 +98,7 @@ def test_a_run_whose_machine_died_is_waited_for_and_taken_over(tmp_path, capsys)
     path = tmp_path / "leases/run.1"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another", "host": "n7"}))
     began = time.monotonic()
-    with hold(tmp_path, expiry_s=1.0):
+    with hold_lease(tmp_path, expiry_s=1.0):
         assert time.monotonic() - began > 0.5
     assert "on n7; waiting until it is free" in capsys.readouterr().err
 
@@ -104,7 +106,35 @@ def test_a_run_whose_machine_died_is_waited_for_and_taken_over(tmp_path, capsys)
 def test_a_run_that_was_suspended_ends_when_another_has_its_folder(tmp_path, monkeypatch, capsys):
     ended = threading.Event()
     monkeypatch.setattr(lease.os, "_exit", lambda code: ended.set())
-    with hold(tmp_path, expiry_s=0.4):
+    with hold_lease(tmp_path, expiry_s=0.4):
         (tmp_path / "leases/run.2").write_text("{}")
         assert ended.wait(20)
     assert "another run has taken it" in capsys.readouterr().err
+
+
+def test_a_locked_run_folder_is_refused_at_once_on_its_own_machine(tmp_path):
+    began = time.monotonic()
+    with (
+        hold(tmp_path),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
+        hold(tmp_path),
+    ):
+        pass
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_the_lock_of_another_machine_is_waited_for(tmp_path, capsys, freed):
+    """A server frees the locks of a machine that died a minute or two later: a job requeued before must not end."""
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(hold(tmp_path))
+        path = tmp_path / ".lock"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another", "host": "n7"}))
+        if freed:
+            threading.Timer(0.5, elsewhere.pop_all().close).start()
+            with hold(tmp_path, wait_s=60):
+                assert json.loads(path.read_text())["host"] == platform.node()
+        else:
+            with pytest.raises(InputError, match=r"process \d+ on n7 is writing there"), hold(tmp_path, wait_s=0.5):
+                pass
+    assert "on n7; waiting until it is free" in capsys.readouterr().err
