@@ -189,7 +189,10 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.trained import export_checkpoint
+    from pipeline.run.progress import announce
+
+    with announce("importing torch and timm"):
+        from pipeline.training.trained import export_checkpoint
 
     labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx)
     print(f"{arguments.to}: {len(labels)} classes; {line}")

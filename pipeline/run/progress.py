@@ -3,7 +3,8 @@
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -93,6 +94,17 @@ class Tally:
         if self._enabled and (ended or time.perf_counter() - self._shown > _INTERVAL):
             self._shown, self._said = time.perf_counter(), True
             print(f"{self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def announce(what: str, after: float = 2.0) -> Iterator[None]:
+    """Say on stderr what the block is doing, if it takes more than `after` seconds."""
+    timer = Timer(after, print, [what], {"file": sys.stderr, "flush": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def track(items: Sequence[T], what: str, after: float = 2.0) -> Iterator[T]:

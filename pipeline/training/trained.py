@@ -12,6 +12,7 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, parse_recipe
 from pipeline.recipe.data import DataSection
 from pipeline.run import checkpoint
+from pipeline.run.progress import announce
 from pipeline.training.finetune import check_indices
 from pipeline.training.model_card import model_card
 
@@ -38,13 +39,14 @@ def load_trained(path: Path, ema: bool = False) -> tuple[Recipe, nn.Module]:
 def export_checkpoint(path: Path, to: Path, ema: bool = False, onnx: bool = False) -> tuple[list[str], str]:
     """Write a checkpoint's model as a folder that timm loads; return the class names, and the Python line to load it.
 
-    With `onnx` the folder has model.onnx too, see `write_onnx`.
+    With `onnx` the folder has model.onnx too, see `write_onnx`. Reading and writing are announced on stderr.
 
     Classes are named as in the prepared folder, if it still exists; those beyond its classes are numbered.
     """
     if onnx:
         check_packages()
-    recipe, module = load_trained(path, ema)
+    with announce(f"{path}: reading the network"):
+        recipe, module = load_trained(path, ema)
     if isinstance(recipe.data, DataSection) and recipe.data.pixel_order != "original":
         raise InputError(
             f"{path}: was trained with data.pixel_order {recipe.data.pixel_order}, and timm would give an export "
@@ -54,5 +56,8 @@ def export_checkpoint(path: Path, to: Path, ema: bool = False, onnx: bool = Fals
     known = read_manifest(folder).classes if (folder / NAME).exists() else ()
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
     card = model_card(checkpoint.find(path), recipe, loading_line(to.name, recipe.plugins), ema)
-    export_model(module, recipe.model, to, data=recipe.data, labels=labels, card=card, onnx=onnx)
+    with announce(
+        f"{to}: writing model.safetensors" + (", and model.onnx, which onnxruntime checks" if onnx else "")
+    ):
+        export_model(module, recipe.model, to, data=recipe.data, labels=labels, card=card, onnx=onnx)
     return labels, loading_line(to, recipe.plugins)

@@ -4,7 +4,7 @@ import itertools
 import time
 from types import SimpleNamespace
 
-from pipeline.run.progress import Progress, track
+from pipeline.run.progress import Progress, announce, track
 
 LINE = {"split": "train", "loss": 1.0, "epoch": 1.0, "images_per_s": 100.0, "data_wait": 0.0}
 
@@ -42,6 +42,14 @@ def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     assert list(track("abcd", "letters")) == list("abcd")
     assert capsys.readouterr().err == ""
+
+
+def test_a_block_is_announced_once_it_takes_long(capsys):
+    with announce("a short block", after=60.0):
+        pass
+    with announce("a long block", after=0.0):
+        time.sleep(0.5)
+    assert capsys.readouterr().err == "a long block\n"
 
 
 def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys):

@@ -75,6 +75,27 @@ def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
         assess(str(tmp_path / "export"))
 
 
+def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.run.progress.Timer", Expired)
+    assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 0
+    said = [
+        "importing torch and timm",
+        f"{run}: reading the network",
+        f"{tmp_path}/export: writing model.safetensors",
+    ]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+class Expired:
+    """A timer whose time is over at once."""
+
+    def __init__(self, _, function, words, options):
+        self.start = lambda: function(*words, **options)
+
+    def cancel(self):
+        pass
+
+
 def test_classes_are_matched_by_name(run, digits, tmp_path):
     network = load_network(str(run))
     assert match_classes(network, digits) is None
