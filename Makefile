@@ -4,6 +4,8 @@
 # make quick   set up, then the tests that start few processes
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
+# make nights  an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
+#              ARGS='--minutes 10 --seed 3' makes it another
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
 # make mutants breaks the code in a hundred places, one at a time, and names the breaks that no test notices: an hour
 #              on two cores; ARGS='schedule.py' only those of one file
@@ -13,7 +15,7 @@
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-cluster soak fuzz chaos mutants check setup
+.PHONY: demo test quick test-cluster nights soak fuzz chaos mutants check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
@@ -26,15 +28,22 @@ QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test
 SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_pictures.py
 
+CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+	slurmctld slurmd slurm-client munge openssh-server openmpi-bin pdsh iproute2; }
+
 quick: setup
 	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-cluster: setup
-	@PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
-		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
-		slurmctld slurmd slurm-client munge openssh-server openmpi-bin pdsh iproute2; }
+	@$(CLUSTER)
 	.venv/bin/python -m pip install --quiet --editable '.[cluster]'
 	.venv/bin/python -m pytest -m cluster tests/launch $(ARGS)
+
+nights: setup
+	@$(CLUSTER)
+	.venv/bin/python -m pipeline.cli prep digits --to runs/nights/digits
+	.venv/bin/python -m tests.launch.nights runs/nights/digits "runs/nights/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 chaos: setup
 	.venv/bin/python -m pipeline.cli prep digits --to runs/chaos/digits

@@ -73,6 +73,10 @@ class Hosts:
         """Cut the host's network."""
         self._in_switch("link", "set", f"p{host}", "down")
 
+    def mend(self, host: int) -> None:
+        """Join what `cut` has cut."""
+        self._in_switch("link", "set", f"p{host}", "up")
+
     def limit(self, host: int, kbit: int) -> None:
         """From now on the host sends and receives no more than so many kbit/s."""
         for place, device in ((self.names[host], "eth0"), (self.switch, f"p{host}")):

@@ -1,18 +1,24 @@
-"""A real Slurm on this machine, from Debian's packages: a controller and a few nodes, each a slurmd of its own."""
+"""A real Slurm on this machine, from Debian's packages: a controller and a few nodes, each a slurmd of its own.
+
+The nodes share this machine's network, or are hosts with networks of their own (hosts.py), host 0 the controller.
+"""
 
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 
+from tests.launch.hosts import Hosts
+
 CONF = """
 ClusterName=test
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost({controller})
 SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
@@ -40,7 +46,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-NodeName=n[0-{last}] NodeHostName={host} NodeAddr=127.0.0.1 Port=[{first}-{end}] CPUs=2 RealMemory=2000
+{nodes}
 PartitionName=usual Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
@@ -61,12 +67,13 @@ _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin"
 class Slurm:
     """A Slurm cluster; an instance is called to run one of Slurm's commands on it."""
 
-    def __init__(self, folder: Path, nodes: int):
+    def __init__(self, folder: Path, nodes: int, hosts: Hosts | None = None):
         port = 10_000 + os.getpid() % 9_000  # below those of the jobs
-        host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
-        self.folder = folder
-        places = {"port": port, "first": port + 1, "end": port + nodes, "last": nodes - 1}
-        (folder / "slurm.conf").write_text(CONF.format(folder=folder, host=host, **places))
+        self.folder, self.hosts = folder, hosts
+        controller = hosts.address(0) if hosts else "127.0.0.1"
+        lines = [self._node(i, port + 1 + i) for i in range(nodes)]
+        conf = CONF.format(folder=folder, controller=controller, port=port, nodes="\n".join(lines))
+        (folder / "slurm.conf").write_text(conf)
         (folder / "state").mkdir()
         self._write_prolog()
         self.environ = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PATH, "OMP_NUM_THREADS": "1"}
@@ -76,7 +83,9 @@ class Slurm:
         files = (f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed"))
         munge = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket", *files]
         self.daemons = [self._start(munge), self._start(["slurmctld", "-D", "-c"])]
-        self.nodes = {f"n{i}": self._start(["slurmd", "-D", "-N", f"n{i}"]) for i in range(nodes)}
+        self.nodes: dict[str, subprocess.Popen] = {}
+        for i in range(nodes):
+            self.start_node(f"n{i}")
         self.until(lambda: self("sinfo", "-h", "-N", "-p", "usual", "-t", "idle", "-o", "%N").count("n") == nodes)
 
     def _write_prolog(self) -> None:
@@ -88,12 +97,25 @@ class Slurm:
         prolog.write_text(f"#!/bin/sh\n[ ! -e {self.folder}/faulty-$SLURMD_NODENAME ] || {other}\n")
         prolog.chmod(0o755)
 
-    def _start(self, command: list[str]) -> subprocess.Popen:
+    def _node(self, number: int, port: int) -> str:
+        host = subprocess.run(["hostname", "-s"], capture_output=True, text=True, check=True).stdout.strip()
+        address = self.hosts.address(number + 1) if self.hosts else "127.0.0.1"
+        return f"NodeName=n{number} NodeHostName={host} NodeAddr={address} Port={port} CPUs=2 RealMemory=2000"
+
+    def start_node(self, name: str) -> None:
+        """Start a node's slurmd, for the first time or after `kill_node`."""
+        self.nodes[name] = self._start(["slurmd", "-D", "-N", name], int(name[1:]) + 1)
+
+    def _start(self, command: list[str], host: int = 0) -> subprocess.Popen:
         with (self.folder / f"{command[0]}.out").open("a") as log:
-            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, start_new_session=True)
+            words = self._on(host, command)
+            return subprocess.Popen(words, env=self.environ, stdout=log, stderr=log, start_new_session=True)
+
+    def _on(self, host: int, command: Sequence[str]) -> list[str]:
+        return self.hosts.on(host, *command) if self.hosts else list(command)
 
     def __call__(self, *command: str, check: bool = False) -> str:
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(self._on(0, command), env=self.environ, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
@@ -112,7 +134,7 @@ class Slurm:
         """Wait until the job is running for this many times more."""
 
         def running() -> bool:
-            self._hurry(job)
+            self.hurry(job)
             return self.job(job, "JobState") == "RUNNING" and self.job(job, "Restarts") == str(restarts)
 
         self.until(running, 300)
@@ -121,13 +143,13 @@ class Slurm:
         """Wait for the end of a job; its state."""
 
         def over() -> bool:
-            self._hurry(job)
+            self.hurry(job)
             return self.job(job, "JobState") in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 
         self.until(over, seconds)
         return self.job(job, "JobState")
 
-    def _hurry(self, job: str) -> None:
+    def hurry(self, job: str) -> None:
         """A requeued job waits for two minutes by itself. Some seconds it must: nodes refuse what has just ended."""
         waits = self.job(job, "JobState") == "PENDING" and self.job(job, "StartTime")
         if waits and waits != "Unknown" and datetime.fromisoformat(waits) - datetime.now() > timedelta(seconds=10):

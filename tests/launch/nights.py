@@ -1,0 +1,248 @@
+"""`python -m tests.launch.nights DATA FOLDER [--minutes N] [--seed N]`: jobs on a Slurm that is disturbed at random.
+
+Four nodes, each with a network of its own, and a disk for the runs. In each round a job of two nodes, or of all four
+that may lose two, is disturbed up to four times: a rank or a node is killed, a node drained or cut off, the disk
+filled; the job is told to stop as at its time limit, makes place for a more urgent one, or is cancelled and submitted
+again. In the end it must be complete with the curve of a run which nothing ever disturbed, each step once; or have
+ended with a verdict that says why, and then be complete after one more submission. No job may be requeued twice
+without a new checkpoint. As root; DATA are the prepared digits. Without --minutes each disturbance comes once.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+from pipeline.cli.commands import Exit
+from tests.conftest import ROOT, SMALL, train_lines
+from tests.launch.hosts import Hosts
+from tests.launch.slurm import Slurm
+
+LAST, TOLERANCE = 200, 1e-4
+RECIPE = "recipes/digits/rp_mixer.yaml"
+OPTIONS = (*SMALL, "--train.epochs", "10", "--train.max_steps", f"{LAST}", "--train.save_every_steps", "10")
+OPTIONS += ("--eval.every_epochs", "50", "--train.keep_last", "3")
+MACHINE = ("--gpus-per-node", "0", "--cpus-per-node", "1", "--time", "60")
+NODES, DISK_MB, TIMEOUT_S = 4, 60, 900
+
+
+class Night:
+    """A cluster, and what happens to the job that runs on it."""
+
+    def __init__(self, data: Path, folder: Path):
+        self.data, self.disk = data, folder / "disk"
+        self.hosts = Hosts(NODES + 1)
+        (folder / "slurm").mkdir()
+        self.slurm = Slurm(folder / "slurm", NODES, self.hosts)
+        self.disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", self.disk], check=True)
+        self.run, self.job = self.disk, ""
+
+    def close(self) -> None:
+        self.slurm.stop()
+        self.hosts.stop()
+        subprocess.run(["umount", "--lazy", self.disk], check=True)
+
+    def submit(self, run: Path, *options: str) -> None:
+        """Start a job that trains in this folder."""
+        words = ("submit", RECIPE, "--run-dir", str(run), "--data.path", str(self.data), *OPTIONS, *MACHINE, *options)
+        said = self.slurm(sys.executable, "-m", "pipeline.cli", *words, check=True)
+        self.run, self.job = run, said.splitlines()[-1].split()[1].rstrip(",;")
+
+    def state(self) -> str:
+        self.slurm.hurry(self.job)
+        return self.slurm.job(self.job, "JobState")
+
+    def step(self) -> int:
+        lines = train_lines(self.run) if (self.run / "metrics.jsonl").exists() else []
+        return lines[-1]["step"] if lines else 0
+
+    def wait_for_new_steps(self, count: int) -> bool:
+        """Wait until the job has taken some steps more; False if it ends first."""
+        goal = self.step() + count
+        self.slurm.until(lambda: self.step() >= goal or self.over(), TIMEOUT_S)
+        return not self.over() and self.step() < LAST - 20
+
+    def over(self) -> bool:
+        return self.state() in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
+
+    def members(self) -> list[str]:
+        """The names of the job's nodes, the first with the batch script."""
+        return self.slurm("scontrol", "show", "hostnames", self.slurm.job(self.job, "NodeList")).split()
+
+    def kill_rank(self) -> None:
+        found = [process for process in psutil.process_iter() if self._is_rank(process)]
+        if found:
+            random.choice(found).kill()
+
+    def _is_rank(self, process: psutil.Process) -> bool:
+        try:
+            environ = process.environ()
+        except psutil.Error:
+            return False
+        return "RANK" in environ and environ.get("WIDEMIX_RANK_STATUS_DIR", "").startswith(f"{self.run}/")
+
+    def kill_node(self) -> None:
+        name = random.choice(self.members())
+        self.slurm.kill_node(name)
+        self._wait_for_state(name, "down")
+        self.slurm.start_node(name)
+
+    def cut_off(self) -> None:
+        """The node computes, and writes to the common disk, for as long as it does not notice."""
+        name = random.choice(self.members())
+        self.hosts.cut(int(name[1:]) + 1)
+        self._wait_for_state(name, "down")
+        time.sleep(random.choice([0, 10, 30]))
+        self.hosts.mend(int(name[1:]) + 1)
+
+    def drain(self) -> None:
+        """The job ends its work there, or is requeued elsewhere; then the node comes back."""
+        name = random.choice(self.members())
+        self.slurm("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test", check=True)
+        if random.random() < 0.5:
+            self.signal()
+        self.wait_for_new_steps(10)
+        self.slurm("scontrol", "update", f"NodeName={name}", "State=RESUME", check=True)
+
+    def signal(self) -> None:
+        """What --signal=B:USR1@300 does at the time limit."""
+        self.slurm("scancel", "--batch", "--signal=USR1", self.job)
+
+    def preempt(self) -> None:
+        wanted = ("--partition=urgent", f"--nodes={NODES}", "--exclusive", "--output=/dev/null", "--wrap=exit")
+        urgent = self.slurm("sbatch", "--parsable", *wanted, check=True).strip()
+        self.slurm.ended(urgent)
+
+    def fill_disk(self) -> None:
+        """Saves fail until there is space again."""
+        filler = self.disk / "filler"
+        with filler.open("wb", buffering=0) as file:
+            try:
+                while file.write(b"\0" * 65536):
+                    pass
+            except OSError:
+                pass
+        self.wait_for_new_steps(25)
+        filler.unlink()
+
+    def cancel(self) -> None:
+        self.slurm("scancel", self.job, check=True)
+
+    def _wait_for_state(self, name: str, state: str) -> None:
+        self.slurm.until(lambda: state in self.slurm("sinfo", "-h", "-n", name, "-o", "%T"), 120)
+
+
+DISTURBANCES = (
+    Night.kill_rank,
+    Night.kill_node,
+    Night.cut_off,
+    Night.drain,
+    Night.signal,
+    Night.preempt,
+    Night.fill_disk,
+    Night.cancel,
+)
+
+
+def play(night: Night, run: Path, clean: Path, chosen: list, *options: str) -> str:
+    """A round: what is done, in turns, to a job with these options of `widemix submit`; return what happened."""
+    night.submit(run, *options)
+    told = [" ".join(("submitted", *options))]
+    for disturb in chosen:
+        if not night.wait_for_new_steps(random.randint(12, 60)):
+            break
+        told.append(f"{disturb.__name__} at {night.step()}")
+        disturb(night)
+    night.slurm.until(night.over, TIMEOUT_S)
+    if night.state() != "COMPLETED":
+        told.append(_explained(night))
+        night.submit(run, *options)
+        night.slurm.until(night.over, TIMEOUT_S)
+    assert night.state() == "COMPLETED", f"{told}\n{_log(run)}"
+    _check_requeues(run)
+    _check_curve(run, clean)
+    return "; ".join(told)
+
+
+def _explained(night: Night) -> str:
+    """Why a job ended that was not complete: it was cancelled, or its last verdict says it."""
+    summaries = _summaries(night.run)
+    if night.state() == "CANCELLED":
+        return "cancelled, submitted again"
+    assert summaries, f"{night.state()} without a verdict\n{_log(night.run)}"
+    last = summaries[-1]
+    assert last["code"] == Exit.FAILED, f"{last}\n{_log(night.run)}"
+    assert re.search("saved nothing", last["why"][-1]), f"{last}\n{_log(night.run)}"
+    return f"ended ({'; '.join(last['why'])}), submitted again"
+
+
+def _check_requeues(run: Path) -> None:
+    in_vain = [summary["code"] == Exit.REQUEUE and summary.get("new_steps") == 0 for summary in _summaries(run)]
+    assert not any(map(all, pairwise(in_vain))), f"requeued twice without progress\n{_log(run)}"
+
+
+def _check_curve(run: Path, clean: Path) -> None:
+    found, expected = train_lines(run), train_lines(clean)
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("loss", "grad_norm", "lr"):
+            difference = abs(ours[name] - theirs[name])
+            assert difference <= TOLERANCE * abs(theirs[name]), f"{name} at step {ours['step']}: {ours} {theirs}"
+
+
+def _summaries(run: Path) -> list[dict]:
+    paths = sorted(run.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def _log(run: Path) -> str:
+    return "".join(path.read_text() for path in sorted(run.glob("slurm/*.log")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    folder = arguments.folder.absolute()
+    folder.mkdir(parents=True)
+    os.chdir(ROOT)
+    clean = folder / "clean"
+    words = (RECIPE, "--run-dir", str(clean), "--data.path", str(arguments.data.absolute()), *OPTIONS)
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-m", "pipeline.cli", "train", *words], env=environ, check=True)
+    night = Night(arguments.data.absolute(), folder)
+    began, rounds = time.monotonic(), 0
+    try:
+        while (
+            rounds < len(DISTURBANCES) if not arguments.minutes else time.monotonic() - began < 60 * arguments.minutes
+        ):
+            chosen = random.choices(DISTURBANCES, k=random.randint(1, 4))
+            if not arguments.minutes:
+                chosen = [DISTURBANCES[rounds]]
+            options = random.choice([("--nodes", "2"), ("--nodes", "4"), ("--nodes", "4", "--elastic", "2")])
+            rounds += 1
+            run = night.disk / f"round-{rounds}"
+            told = play(night, run, clean, chosen, *options)
+            print(f"{(time.monotonic() - began) / 60:.1f} min  round {rounds}: {told}", flush=True)
+            shutil.rmtree(run)  # the disk is small
+    finally:
+        night.close()
+    print(f"{rounds} rounds, each complete with the undisturbed curve", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
