@@ -28,12 +28,12 @@ QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test
 SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_pictures.py
 
+quick: setup
+	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
+
 CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
 	slurmctld slurmd slurm-client munge openssh-server openmpi-bin pdsh iproute2; }
-
-quick: setup
-	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-cluster: setup
 	@$(CLUSTER)
