@@ -74,7 +74,7 @@ def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
         open_trackers(recipe.log, tmp_path, recipe)
 
 
-@pytest.mark.filterwarnings("default")  # MLflow's own
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # MLflow 3.17's, on SQLAlchemy 2.1
 def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
     import mlflow
@@ -95,7 +95,6 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     assert run.data.params == {name: str(value) for name, value in flat_recipe(recipe_with("mlflow")).items()}
 
 
-@pytest.mark.filterwarnings("default")  # wandb's own
 def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
     from wandb.proto.wandb_internal_pb2 import Record
