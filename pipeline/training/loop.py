@@ -129,6 +129,8 @@ class Loop:
             return self.advance(batches, min(end - self.data_step, self.schedule.last_step - self.step))
 
     def _train_step(self, iterator: Iterator[Batch]) -> None:
+        if self.context.profiler:
+            self.context.profiler.before(self.step)
         section, log = self.recipe.train, self.context.log
         asked = time.perf_counter()
         batches = list(islice(iterator, section.grad_accum_steps))
@@ -140,8 +142,6 @@ class Loop:
             log.writer.add_image("first_batch", training_grid(batches[0], images, data), step=1)
         seed = key(section.seed, self.step, dist.get_rank(), DROPOUT)
         seed_device(self.engine.device, int(seed))  # for dropout in timm's networks
-        if self.context.profiler:
-            self.context.profiler.before(self.step)
         self.engine.wants_block_norms = self.recipe.log.block_norms and self._logs_after(self.step + 1)
         result = self.engine.step(batches, self.schedule.lr(self.step))
         self.step += 1

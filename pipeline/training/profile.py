@@ -3,18 +3,20 @@
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 
 class Profiler:
     """Traces the steps from `first` up to, but not including, `stop`, to RUN/profile/. Use it in a `with` block.
 
-    A run that starts within the range traces the rest of it. Tracing makes these steps slower.
+    A run that starts within the range traces the rest of it. Each step is a slice ProfilerStep#<step>, the name that
+    TensorBoard's plugin knows steps by. Tracing makes these steps slower.
     """
 
     def __init__(self, run_dir: Path, first: int, stop: int):
         self._folder, self._first, self._stop = run_dir / "profile", first, stop
         self._trace: profile | None = None
+        self._slice: record_function | None = None  # of the step that is being traced
         self._began = 0
         self._step = 0
 
@@ -34,10 +36,20 @@ class Profiler:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
             self._trace, self._began = profile(activities=activities, record_shapes=True), step
             self._trace.start()
+        if self._trace:
+            self._end_slice()
+            self._slice = record_function(f"ProfilerStep#{step}")
+            self._slice.__enter__()
 
     def _finish(self, step: int) -> None:
         assert self._trace
+        self._end_slice()
         self._trace.stop()
         self._folder.mkdir(exist_ok=True)
         self._trace.export_chrome_trace(str(self._folder / f"steps-{self._began}-{step}.pt.trace.json.gz"))
         self._trace = None
+
+    def _end_slice(self) -> None:
+        if self._slice:
+            self._slice.__exit__(None, None, None)
+            self._slice = None

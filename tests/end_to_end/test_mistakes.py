@@ -123,7 +123,9 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
     (run / "done.json").write_text("")
     before[run / "done.json"] = b""
     refused(train("run", *short), "done.json: cannot be read")
-    assert {path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"} == before
+    assert {
+        path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"
+    } == before
 
 
 def test_a_second_run_on_a_live_folder_is_refused(train, tmp_path):

@@ -74,8 +74,11 @@ def test_the_trace_is_of_the_asked_steps(watched):
     (trace,) = (watched / "one/profile").iterdir()
     assert trace.name == "steps-3-5.pt.trace.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    steps = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
-    assert len(steps) == 2
+    optimizer = [event for event in events if str(event.get("name", "")).startswith("Optimizer.step")]
+    steps = {event["name"]: event for event in events if str(event.get("name", "")).startswith("ProfilerStep#")}
+    assert list(steps) == ["ProfilerStep#3", "ProfilerStep#4"]
+    for event, step in zip(optimizer, steps.values(), strict=True):
+        assert step["ts"] <= event["ts"] <= event["ts"] + event["dur"] <= step["ts"] + step["dur"]
     assert len(list((watched / "two/profile").iterdir())) == 1  # of rank 0
 
 
