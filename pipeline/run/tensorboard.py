@@ -20,7 +20,8 @@ from pipeline.recipe import Recipe, dump_recipe, flat_recipe
 from pipeline.run.trackers import figures_of
 
 BY_EPOCH = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
-
+# TensorBoard's table of runs sorts figures by name, and accuracy is to come before them.
+LOSSES = {"train/loss": "loss/train", "eval/loss": "loss/eval", "eval/ema_loss": "loss/eval_ema"}
 
 _BUFFER = 8 << 20  # bytes of events that are kept in memory while the disk is full
 _FILES = itertools.count()  # of this process
@@ -81,7 +82,7 @@ class Board:
         """Draw the figures of a line by its step and its time; losses and accuracy also by hundredths of an epoch."""
         step, at = line["step"], line.get("time")
         for name, value in figures_of(line).items():
-            self._writer.add_scalar(name, value, step, at)
+            self._writer.add_scalar(LOSSES.get(name, name), value, step, at)
             if name in BY_EPOCH and "epoch" in line:
                 place = round(100 * line["epoch"])
                 self._writer.add_scalar(f"over_epochs_x100/{BY_EPOCH[name]}", value, place, at)
@@ -122,11 +123,11 @@ def _layout() -> dict[str, dict[str, list[Any]]]:
         return ["Multiline", list(tags)]
 
     return {
-        "training": {"loss": chart("train/loss"), "learning rate": chart("train/lr")},
+        "training": {"loss": chart("loss/train"), "learning rate": chart("train/lr")},
         "evaluation": {
             "top-1": chart("eval/top1", "eval/ema_top1"),
             "top-5": chart("eval/top5", "eval/ema_top5"),
-            "loss": chart("eval/loss", "eval/ema_loss"),
+            "loss": chart("loss/eval", "loss/eval_ema"),
         },
         "by epoch (in hundredths)": {
             "loss": chart("over_epochs_x100/train_loss", "over_epochs_x100/eval_loss"),
