@@ -48,7 +48,7 @@ def dry_run(
     check_outside(to, origin)
     existing = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    done = find_prepared(source, origin, to, settings, force)
+    done = find_prepared(source, origin, to, settings, force, extend)
     dataset = select(read_source(source, origin, settings), settings)
     if done is not None and not is_outdated(to, done, dataset, extend):
         return [], free

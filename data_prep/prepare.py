@@ -14,6 +14,7 @@ from data_prep.prep_dir import (
     check_outside,
     check_target,
     clear_leftovers,
+    leftovers,
     prep_dir,
     translate_errors,
 )
@@ -61,7 +62,7 @@ def prepare(
     else:
         name = SOURCE
     check_outside(to, origin)
-    done = find_prepared(name, origin, to, settings, force)
+    done = find_prepared(name, origin, to, settings, force, extend)
     dataset = select(read_source(source, origin, settings) if isinstance(source, str) else source, settings)
     if done is not None and not is_outdated(to, done, dataset, extend):
         clear_leftovers(to)
@@ -114,7 +115,9 @@ def take_part(dataset: Dataset, settings: PrepSettings) -> Dataset:
     return replace(dataset, splits=parts, check_files=tuple)
 
 
-def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool) -> Manifest | None:
+def find_prepared(
+    source: str, origin: Path | None, to: Path, settings: PrepSettings, force: bool, extend: bool
+) -> Manifest | None:
     """The manifest if `to` already holds this preparation, None if it is to be written.
 
     Raises `InputError` if `to` must not be written to. Folders that older versions prepared are recognised.
@@ -123,6 +126,8 @@ def find_prepared(source: str, origin: Path | None, to: Path, settings: PrepSett
         raise InputError(f"{to}: is a file, not a folder to write to")
     if not (to / NAME).exists():
         check_target(to, force)
+        if extend and not leftovers(to):
+            raise InputError(f"{to}: holds no prepared data to extend; name another folder, or leave out --extend")
         return None
     if force:
         return None

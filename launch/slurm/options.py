@@ -75,5 +75,11 @@ def _minutes(text: str) -> float:
     if match is None:
         forms = "minutes, minutes:seconds, hours:minutes:seconds, days-hours or days-hours:minutes:seconds"
         raise InputError(f"--time {text}: should be {forms}, such as 24:00:00 or 1-12")
-    d, h, m, s = (int(match.groupdict().get(name) or 0) for name in "dhms")
+    given = [(unit, int(number)) for unit in "dhms" if (number := match.groupdict().get(unit))]
+    for unit, number in given[1:]:  # the first may be any number
+        name, most = {"h": ("hours", 23), "m": ("minutes", 59), "s": ("seconds", 59)}[unit]
+        if number > most:
+            raise InputError(f"--time {text}: has {number} {name}, where at most {most} are written")
+    parts = dict(given)
+    d, h, m, s = (parts.get(unit, 0) for unit in "dhms")
     return 60 * (24 * d + h) + m + s / 60

@@ -40,16 +40,23 @@ class Parser(argparse.ArgumentParser):
         if wrong:
             close = difflib.get_close_matches(wrong[1], re.findall(r"'(.+?)'", wrong[2]), n=1, cutoff=0.5)
             message += f"; did you mean {close[0]}?" if close else ""
+        mistyped = [] if "required" not in message else [word for word in self._words if self._is_unknown(word)]
+        if mistyped:  # what is missing may be what was mistyped
+            message = f"unrecognized arguments: {' '.join(mistyped)}"
         unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
         hint = self._nearest(unknown[1]) if unknown else ""
         raise InputError(f"{message}{hint or f'; see `{self.prog} --help`'}")
 
     def parse_known_args(self, args=None, namespace=None):
         """As argparse's, but a command refuses what it does not know itself: it knows the nearest option."""
+        self._words = list(sys.argv[1:] if args is None else args)
         namespace, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return namespace, rest
+
+    def _is_unknown(self, word: str) -> bool:
+        return bool(re.match(r"--?[a-z]", word)) and word.partition("=")[0] not in self._option_string_actions
 
     def _nearest(self, option: str) -> str:
         close = difflib.get_close_matches(option, self._option_string_actions, n=1)

@@ -75,6 +75,8 @@ def estimate(
 def _model(recipe: Recipe) -> list[Row]:
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     sample = _sample(recipe)
+    if cost.parameters > 1e14:
+        raise InputError(f"model: {cost.parameters:.3g} weights, where costs end at 1e+14; take smaller sizes")
     rows = [
         Row("parameters", cost.parameters, f"{cost.parameters:,}"),
         Row(

@@ -46,6 +46,11 @@ def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
     if not (omega > 0 and gamma > 0):
         raise InputError(f"--omega {omega:g}, --gamma {gamma:g}: both must be above 0")
     best = widest(omega, gamma)
+    if best > 1e6:
+        raise InputError(
+            f"--omega {omega:g}, --gamma {gamma:g}: the widest such Mixer has {best:.3g} channels, and tables end at "
+            "1e+06; take a smaller Omega"
+        )
     most = next(k for k in range(64) if tokens_of(best * 2 ** ((k + 1) / 2), omega, gamma) < 1)
     channels = sorted({max(1, round(best * 2 ** (k / 2))) for k in range(-most, most + 1)})
     rows = []
