@@ -186,9 +186,12 @@ def _timm_train(script: Path) -> Pair:
     import timm.data
     from timm.models import register_model
 
+    seen: list[int] = []
+
     def colour_mean(pretrained: bool = False, **_options: Any) -> nn.Module:
         network: Any = _network()
         network.num_classes = 1000
+        network.register_forward_hook(lambda _network, images, _logits: seen.append(len(images[0])))
         return network
 
     def pair(folder: Path) -> tuple[Contestant, Contestant]:
@@ -211,6 +214,7 @@ def _timm_train(script: Path) -> Pair:
 
         def trained_by(create: tuple[Any, Any]) -> Contestant:
             def process(_number: int) -> int:
+                seen.clear()
                 before = timm.data.create_dataset, timm.data.create_loader, sys.argv
                 timm.data.create_dataset, timm.data.create_loader = create
                 sys.argv = words
@@ -218,7 +222,7 @@ def _timm_train(script: Path) -> Pair:
                     runpy.run_path(words[0], run_name="__main__")
                 finally:
                     timm.data.create_dataset, timm.data.create_loader, sys.argv = before
-                return STEPS * BATCH
+                return sum(seen)
 
             return process
 
@@ -230,7 +234,7 @@ def _timm_train(script: Path) -> Pair:
 class _TimmLoader:
     """What train.py asks of a loader."""
 
-    sampler = None
+    sampler = batch_sampler = None
 
     def __init__(self, loader: Loader):
         self.loader = loader

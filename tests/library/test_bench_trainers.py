@@ -1,6 +1,7 @@
-"""`widemix bench trainers`: each trainer takes its steps on both loaders."""
+"""`widemix bench trainers`: each trainer takes its steps on both loaders. TIMM_TRAIN=path/to/train.py adds timm's."""
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,19 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # those of the other packages
 def test_each_takes_its_steps_on_both_loaders(pair, package, seen, pictures: Path, tmp_path: Path, monkeypatch):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    two_classes(tmp_path / "pictures")
-    (tmp_path / "prepared").symlink_to(pictures)
+    assert images_of(getattr(bench, pair), pictures, tmp_path, monkeypatch) == [seen, seen]
+
+
+def test_timms_train_script_takes_its_steps_on_both_loaders(pictures: Path, tmp_path: Path, monkeypatch):
+    script = os.environ.get("TIMM_TRAIN")
+    if not script:
+        pytest.skip("TIMM_TRAIN is not set; it names train.py of a timm checkout")
+    assert images_of(bench._timm_train(Path(script)), pictures, tmp_path, monkeypatch) == [48, 48]
+
+
+def images_of(pair, pictures: Path, folder: Path, monkeypatch) -> list[int]:
+    two_classes(folder / "pictures")
+    (folder / "prepared").symlink_to(pictures)
     for name, value in {"STEPS": 2, "BATCH": 8, "SIDE": 32}.items():
         monkeypatch.setattr(bench, name, value)
-    assert [train(0) for train in getattr(bench, pair)(tmp_path)] == [seen, seen]
+    return [train(0) for train in pair(folder)]

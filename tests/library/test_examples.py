@@ -85,14 +85,20 @@ def test_skypilot_accepts_the_task() -> None:
     assert len((EXAMPLES / "skypilot.yaml").read_text().splitlines()) <= 40
 
 
-def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """A list that every batch of every training loader will be added to."""
+class Stopped(Exception):
+    """In the place of a signal."""
+
+
+def seen_by(monkeypatch: pytest.MonkeyPatch, stop_after: int = 0) -> list[torch.Tensor]:
+    """A list that every batch of every training loader will be added to; the one after `stop_after` raises, once."""
     seen: list[torch.Tensor] = []
-    real = widemix.Loader.__iter__
+    real, stops = widemix.Loader.__iter__, [stop_after]
 
     def spy(loader: widemix.Loader) -> Any:
         for images, targets in real(loader):
             if loader.is_training:
+                if stops[:1] == [len(seen)] and stops.pop():
+                    raise Stopped
                 seen.append(images.clone())
             yield images, targets
 
@@ -111,8 +117,10 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 def test_plain_loop(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the second epoch and continued, it has seen the pictures of an unbroken run."""
-    train, seen = example("plain_loop", "torchvision")["train"], seen_by(monkeypatch)
-    train(pictures, tmp_path / "state.pt", 2, stop_after=5, batch_size=16, image_size=32)
+    train, seen = example("plain_loop", "torchvision")["train"], seen_by(monkeypatch, stop_after=5)
+    with pytest.raises(Stopped):
+        train(pictures, tmp_path / "state.pt", 2, save_every=5, batch_size=16, image_size=32)
+    assert len(seen) == 5
     assert 0 <= train(pictures, tmp_path / "state.pt", 2, batch_size=16, image_size=32) <= 100
     monkeypatch.undo()
     assert equal(seen, epochs(pictures, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
