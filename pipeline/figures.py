@@ -1,15 +1,25 @@
 """The figures of an evaluation, by what is predicted, and how they are printed."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
 
 
 class Figure(NamedTuple):
-    """A figure of an evaluation."""
+    """A figure of an evaluation.
+
+    build: of a registered one: given the number of outputs N, returns the torchmetrics.Metric whose value it is,
+        computed by all ranks together. Its `update` gets logits float32 [B, N] and labels int64 [B] where
+        `data.targets` is class; probabilities float64 and 0 or 1 int64 [B, N] where it is multilabel; outputs and
+        targets float64 [B, N] where it is regression.
+    """
 
     title: str
-    form: str  # of its value, for `format`
+    form: str  # of its value, for `format`; with PERCENT the value is 100 times the metric's
     higher: bool  # whether higher is better
+    build: "Callable[[int], Metric] | None" = None
 
 
 PERCENT = "{:.2f} %"
@@ -23,6 +33,15 @@ FIGURES = {
 }
 # Those of each kind of `data.targets`, the most telling first; each has the loss too.
 MEASURED = {"class": ("top1", "top5"), "multilabel": ("map",), "regression": ("mae", "r2")}
+
+
+def register_figure(name: str, figure: Figure, targets: str = "class") -> None:
+    """Add a figure to all evaluations of a kind of `data.targets`; ValueError if the name is taken."""
+    if name in FIGURES:
+        raise ValueError(f"figure {name} is already registered")
+    loss = FIGURES.pop("loss")
+    FIGURES.update({name: figure, "loss": loss})  # which is named last
+    MEASURED[targets] += (name,)
 
 
 def show_figure(name: str, value: float) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 import pytest
 import yaml
@@ -17,37 +18,42 @@ TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.wor
 
 
 def in_folder(folder: str, *words: str) -> None:
-    """In a fork: `widemix WORDS` from a folder."""
+    """In a fork: `widemix WORDS` from a folder, with modules from where PYTHONPATH says."""
     os.chdir(folder)
+    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
     be_widemix(*words)
 
 
-def run(folder, words) -> None:
+def run(folder, words, environ: dict[str, str]) -> None:
     program, *arguments = words
+    if program == "export":
+        environ |= {name: value.replace("$PWD", str(folder)) for name, _, value in [arguments[0].partition("=")]}
+        return
     assert program == "widemix", f"{program}: mark the block with why it is not run"
     if arguments[0] == "train":
         arguments += [f"--{key}" for key in TINY]
         arguments += ["--train.max_steps=24"] if "--train.profile" in arguments else []
-    codes, output = Forks(in_folder, str(folder), *arguments, log=folder / "log").wait()
+    codes, output = Forks(in_folder, str(folder), *arguments, log=folder / "log", environs=[environ]).wait()
     assert codes == [0], f"{' '.join(words)}\n{output}"
 
 
 def follow(page, folder, monkeypatch, capsys) -> None:
     """Do what the page says, from its beginning, in a folder that has the recipes."""
     monkeypatch.chdir(folder)
+    environ: dict[str, str] = {}
     for block in blocks(page):
         first = block.text.partition("\n")[0]
         if block.language == "python":
             code = compile(block.text, str(page), "exec")
             if first == "# pictures to try":
                 exec(code, {})
-        elif block.language == "yaml" and re.fullmatch(r"# [\w.]+\.yaml", first):
+        if re.fullmatch(r"# \w+\.(py|yaml)", first):
             (folder / first.removeprefix("# ")).write_text(block.text)
         elif block.language == "yaml":
             yaml.safe_load(block.text)
         for words in block.commands if block.language == "sh" else ():
             if not block.reason:
-                run(folder, words)
+                run(folder, words, environ)
             elif words[0] == "widemix":
                 assert run_command(parser(), check, words[1:]) == 0, capsys.readouterr().err
 

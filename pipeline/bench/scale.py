@@ -26,11 +26,12 @@ from pipeline.data.loader import TrainLoader, check_model
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology, mean_over_ranks, process_group, read_topology, share_cpus
 from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.engine.loss import LOSSES, autocast
+from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.optim.build import build_optimizer, set_rate
 from pipeline.recipe import Recipe, check_world
+from pipeline.recipe.losses import LOSSES
 
 PARTS = ("compute", "exposed communication", "data wait", "other")
 VERSIONS = ("torch", "numpy")
@@ -119,7 +120,7 @@ def _plain_step(recipe: Recipe, batches: list[Batch], topology: Topology) -> Cal
     module.train()
     optimizer = build_optimizer(recipe.optim, module)
     set_rate(optimizer, 0.0)
-    loss = LOSSES[recipe.train.loss]
+    loss = LOSSES[recipe.train.loss].compute
 
     def step() -> None:
         for batch in batches:

@@ -41,6 +41,8 @@ def add_prep(commands) -> None:
     origin += "folder of --to with .source after its name"
     add("--from", dest="origin", type=_place, metavar="DIR", help=origin)
     add("--to", type=Path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
+    plugins = "modules to import first, which register sources of their own, as `plugins` of a recipe"
+    add("--plugins", nargs="+", default=(), metavar="MODULE", help=plugins)
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
     add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
@@ -107,7 +109,9 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     from data_prep.prepare import prepare
     from data_prep.remote import download
     from data_prep.settings import PrepSettings, parse_share
+    from pipeline.recipe.plugins import import_modules
 
+    import_modules(arguments.plugins, "--plugins")
     given = vars(arguments)
     longest = arguments.short_side is None
     size: dict[str, Any] = {"max_size": given["max_size" if longest else "short_side"]}

@@ -16,11 +16,11 @@ from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.batch_norm import Frozen
-from pipeline.engine.loss import LOSSES
 from pipeline.engine.state import Shard, State, by_parameter
 from pipeline.models.drop_path import DropPath, set_drop_path_keys
 from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
 from pipeline.optim.section import OptimSection
+from pipeline.recipe.losses import LOSSES
 from pipeline.recipe.train import TrainSection
 
 
@@ -71,7 +71,7 @@ class Engine(ABC):
         self.spec = optim.spec
         self.device = topology.device
         self.is_main = topology.is_main
-        self.loss = LOSSES[train.loss]
+        self.loss = LOSSES[train.loss].compute
         optimized = {name for name, _ in self.param_slots()}
         self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
         self._averages_buffers = not train.sync_batch_norm and topology.world > 1

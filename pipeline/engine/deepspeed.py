@@ -18,7 +18,7 @@ from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
-from pipeline.engine.loss import autocast
+from pipeline.engine.precision import autocast
 from pipeline.engine.state import State
 from pipeline.engine.torch_versions import set_timeout
 from pipeline.optim.build import build_optimizer

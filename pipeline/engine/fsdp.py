@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
-from pipeline.engine.loss import autocast
+from pipeline.engine.precision import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.engine.torch_versions import set_timeout
 from pipeline.optim.section import OptimSection

@@ -8,12 +8,13 @@ import torch
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import read_topology
 from pipeline.engine import prepare
-from pipeline.engine.loss import LOSSES, autocast
+from pipeline.engine.precision import autocast
 from pipeline.estimate.fake import fake_inputs
 from pipeline.estimate.hardware import Gpu
 from pipeline.estimate.network import Pass
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe
+from pipeline.recipe.losses import LOSSES
 
 REPEATS = 3
 
@@ -46,7 +47,7 @@ def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[flo
     def run_pass() -> None:
         with autocast(device, DTYPES[recipe.train.precision]):
             logits = module(inputs)
-        LOSSES[recipe.train.loss](logits, targets).backward()
+        LOSSES[recipe.train.loss].compute(logits, targets).backward()
         module.zero_grad(set_to_none=True)
 
     run_pass()

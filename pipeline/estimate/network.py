@@ -7,10 +7,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from pipeline.data.precision import DTYPES
-from pipeline.engine.loss import LOSSES, autocast
+from pipeline.engine.precision import autocast
 from pipeline.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
 from pipeline.estimate.hardware import Gpu
 from pipeline.recipe import Recipe
+from pipeline.recipe.losses import LOSSES
 
 
 class Pass(NamedTuple):
@@ -54,7 +55,7 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
         with memory, OpRecorder() as recorder:
             with autocast(torch.device("cpu"), half if autocasts else torch.float32), _NormsInFp32():
                 logits = module(inputs)
-            LOSSES[train.loss](logits, targets).backward()
+            LOSSES[train.loss].compute(logits, targets).backward()
     operators = [
         (train.precision if kind == "bf16" else kind, flops, traffic) for kind, flops, traffic in recorder.operators
     ]

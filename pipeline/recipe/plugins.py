@@ -4,7 +4,7 @@ A recipe names them in its key `plugins`; an installed package may name its own 
 `widemix.plugins`, and recipes then use its parts without naming it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -27,17 +27,22 @@ def _import_installed() -> None:
 
 
 def import_plugins(values: Mapping[str, Any], origin: str) -> None:
-    """Import installed plugins and the modules that a recipe's plain values name; `InputError` where one is missing.
+    """Import installed plugins and the modules that a recipe's plain values name; see `import_modules`."""
+    names = values.get("plugins") or ()
+    import_modules(map(str, names if isinstance(names, list | tuple) else ()), f"{origin}: plugins")
+
+
+def import_modules(names: Iterable[str], origin: str) -> None:
+    """Import installed plugins and the modules of these names; `InputError` where one is missing.
 
     Only modules that Python finds by itself: a recipe or checkpoint of a stranger brings no code.
     """
     _import_installed()
-    names = values.get("plugins") or ()
-    for name in names if isinstance(names, list | tuple) else ():
+    for name in names:
         try:
-            import_module(str(name))
+            import_module(name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise  # the module is there, and imports one that is not
             cure = "install it, or add its folder to PYTHONPATH"
-            raise InputError(f"{origin}: plugins: there is no module {name}; {cure}") from None
+            raise InputError(f"{origin}: there is no module {name}; {cure}") from None

@@ -16,6 +16,7 @@ from pipeline.optim.section import OptimSection
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.faults import FaultsSection
+from pipeline.recipe.losses import LOSSES
 from pipeline.recipe.schedule import ScheduleSection
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 from pipeline.section import Section
@@ -110,17 +111,14 @@ def _picture_fits(recipe: Recipe) -> None:
         )
 
 
-# The losses for each kind of `data.targets`.
-_LOSSES = {"class": ("softmax", "sigmoid"), "multilabel": ("sigmoid",), "regression": ("mse",)}
-
-
 def _targets_fit(recipe: Recipe) -> None:
     """Loss, label smoothing and CutMix make sense for what is predicted."""
     targets, augment = recipe.data.targets, recipe.augment
-    if recipe.train.loss not in _LOSSES[targets]:
+    fitting = [name for name, loss in LOSSES.items() if targets in loss.targets]
+    if recipe.train.loss not in fitting:
         raise ValueError(
             f"train.loss {recipe.train.loss} is not for data.targets {targets}; set it to "
-            f"{' or '.join(_LOSSES[targets])}, or set data.targets"
+            f"{' or '.join(fitting)}, or set data.targets"
         )
     if targets != "class" and augment.smoothing > 0:
         raise ValueError(f"augment.smoothing {augment.smoothing:g} is for classes, data.targets is {targets}; set 0")

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.section import Decay, Positive, Section, key
+from pipeline.recipe.losses import LOSSES
+from pipeline.section import Decay, OneOf, Positive, Section, key
 
 Minutes = Annotated[float, Field(gt=0)]
 
@@ -23,11 +24,7 @@ class TrainSection(Section):
     global_batch: Positive = key(..., "samples per step over all ranks, whatever their number")
     grad_accum_steps: Positive = key(1, "micro-batches per step over which each rank accumulates its gradient")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
-    loss: Literal["softmax", "sigmoid", "mse"] = key(
-        "softmax",
-        "softmax: cross-entropy; sigmoid: binary cross-entropy, summed over classes; mse: squared error, mean over "
-        "targets (all: sample mean)",
-    )
+    loss: Annotated[str, OneOf("loss", LOSSES)] = key("softmax", "the loss, mean over samples")
     matmul_precision: Literal["highest", "high"] = key(
         "highest", "what GPUs compute fp32 products in: highest: fp32; high: TF32, faster, with 10 bits of mantissa"
     )
@@ -70,23 +67,11 @@ class TrainSection(Section):
     )
     save_minutes: Minutes | None = key(None, "minutes between checkpoints, by the clock of rank 0; null is off")
     keep_last: Positive = key(2, "newest checkpoints to keep")
-    keep_best: (
-        Literal[
-            "top1",
-            "top5",
-            "map",
-            "mae",
-            "r2",
-            "loss",
-            "ema_top1",
-            "ema_top5",
-            "ema_map",
-            "ema_mae",
-            "ema_r2",
-            "ema_loss",
-        ]
-        | None
-    ) = key(None, "save after each evaluation, and also keep the checkpoint that is best in this figure; null is off")
+    keep_best: str | None = key(
+        None,
+        "save after each evaluation, and also keep the checkpoint that is best in this figure: top1, top5, map, mae, "
+        "r2, loss, one of a plug-in, or ema_ and its name; null is off",
+    )
     keep_every_steps: Positive | None = key(None, "also keep the checkpoints of steps that this divides; null is off")
 
 

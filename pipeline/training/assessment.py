@@ -14,7 +14,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, check_model
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
-from pipeline.engine.loss import autocast
+from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.figures import all_figures
 from pipeline.formats.manifest import read_manifest

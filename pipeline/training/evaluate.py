@@ -13,6 +13,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader
 from pipeline.engine import Engine
 from pipeline.errors import InputError
+from pipeline.figures import FIGURES, MEASURED, PERCENT
 
 Observe = Callable[[torch.Tensor, Batch], None]
 
@@ -57,13 +58,15 @@ def evaluate(
       average precision, without classes that no sample has.
     - regression: loss (mean squared error), mae and r2: means over targets.
 
-    Every rank calls it. `precision` is the autocast context of the forward pass; `beat` is called after each batch,
-    and `observe` with its logits, float32 [B, classes], and the batch. One sample whose loss is not finite makes the
-    mean so too.
+    And those that plug-ins registered for it. Every rank calls it. `precision` is the autocast context of the forward
+    pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the batch. One
+    sample whose loss is not finite makes the mean so too.
     """
     device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
-    metrics = {name: metric.to(device) for name, metric in _metrics(kind, classes, len(loader)).items()}
+    metrics = _metrics(kind, classes, len(loader))
+    metrics |= {name: build(classes) for name in MEASURED[kind] if (build := FIGURES[name].build)}
+    metrics = {name: metric.to(device) for name, metric in metrics.items()}
     was_training = module.training
     module.eval()
     with loader.batches() as batches, precision:
@@ -77,8 +80,8 @@ def evaluate(
                 _update(kind, metric, logits, batch.targets)
     module.train(was_training)
     result = {"loss": loss.compute().item()}
-    scale = 1 if kind == "regression" else 100
-    return result | {name: scale * metric.compute().item() for name, metric in metrics.items()}
+    scale = {name: 100 if FIGURES[name].form == PERCENT else 1 for name in metrics}
+    return result | {name: scale[name] * metric.compute().item() for name, metric in metrics.items()}
 
 
 def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:

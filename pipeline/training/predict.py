@@ -13,7 +13,7 @@ from pipeline.data.pixel_order import permute_pixels, pixel_permutation
 from pipeline.data.precision import DTYPES
 from pipeline.data.with_pillow import resized_box
 from pipeline.distributed.topology import read_topology, set_matmul_precision
-from pipeline.engine.loss import autocast
+from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.recipe.data import DataSection
 from pipeline.training.networks import Network
@@ -33,7 +33,7 @@ class Predictor:
         if train:
             set_matmul_precision(train.matmul_precision)
         self.dtype = DTYPES[train.precision if train else "fp32"]
-        self.sigmoid = train is not None and train.loss == "sigmoid"
+        self.sigmoid = train is not None and "sigmoid" in (train.loss, self.section.targets)
         self.module = network.module.eval().to(self.device)
         self._mean, self._std = (
             255 * torch.tensor(values, device=self.device)[:, None, None]

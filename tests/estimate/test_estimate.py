@@ -8,7 +8,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipeline.cli.commands import Parser, run_command
 from pipeline.cli.machine import add_cost
-from pipeline.engine.loss import softmax_loss
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from pipeline.estimate.network import fake_pass
@@ -18,6 +17,7 @@ from pipeline.estimate.tables import named_rows, pairs_table
 from pipeline.estimate.traffic import Traffic, exposed
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.recipe.losses import softmax_loss
 from tests.conftest import ROOT, Command
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"

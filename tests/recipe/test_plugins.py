@@ -7,10 +7,15 @@ import pytest
 import torch
 
 import widemix
+from data_prep.sources import SOURCES
+from pipeline import figures
+from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
+from pipeline.formats.manifest import read_manifest
 from pipeline.models.export import loading_line
 from pipeline.models.families import KINDS
-from pipeline.recipe import dump_recipe, load_recipe, plugins
+from pipeline.recipe import dump_recipe, load_recipe, losses, plugins
+from tests.conftest import train_lines
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -88,6 +93,72 @@ def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, di
     card = (exported / "README.md").read_text()
     assert f"| 2 | {done['loss']:.4f} | {done['top1']:.2f} % |" in card
     assert "plugins:\n- my_plugin" in card
+
+
+SOURCE = """
+import numpy as np
+from widemix.plugins import Dataset, Sample, register_source
+
+def read(origin):
+    pixels = np.zeros((8, 8, 8, 3), np.uint8)
+    return Dataset(("one", "other"), {"train": [Sample(str(k), k % 2, pixels[k]) for k in range(8)]})
+
+register_source("stripes", "my_source.read", "striped pictures", takes_origin=False)
+"""
+FIGURES = """
+from torchmetrics.classification import MulticlassAccuracy
+from pipeline.recipe.losses import softmax_loss
+from widemix.plugins import PERCENT, Figure, LossSpec, register_figure, register_loss
+
+register_loss("triple", LossSpec(lambda logits, targets: 3 * softmax_loss(logits, targets), "three times softmax"))
+register_figure("micro", Figure("share", PERCENT, True, lambda n: MulticlassAccuracy(n, average="micro")))
+"""
+
+
+def test_its_loss_is_trained_with_and_its_figure_evaluated(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_figures.py").write_text(FIGURES)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"extends: {ROOT}/recipes/digits/mixer.yaml\nplugins: [my_figures]\n")
+    measured = figures.MEASURED["class"]
+    short = {"data.path": digits, "data.workers": 1, "train.max_steps": 1, "log.every": 1, "model.depth": 1}
+    try:
+        for loss in ("softmax", "triple"):
+            changes = short | {"train.loss": loss, "train.keep_best": "micro"}
+            loaded = load_recipe(recipe, [(name, str(value)) for name, value in changes.items()])
+            done = widemix.train(loaded, tmp_path / loss)
+            assert done is not None
+            assert done["micro"] == pytest.approx(done["top1"])
+        one, three = (train_lines(tmp_path / loss)[0]["loss"] for loss in ("softmax", "triple"))
+        assert three == pytest.approx(3 * one, rel=1e-6)
+        assert f"share {done['micro']:.2f} %" in figures.all_figures(done)
+        with pytest.raises(InputError, match=r"train.keep_best mirco is not measured .* top1, top5, micro or loss"):
+            load_recipe(recipe, [("train.keep_best", "mirco")])
+        with pytest.raises(ValueError, match="loss triple is already registered"):
+            losses.register("triple", losses.LOSSES["softmax"])
+    finally:
+        figures.MEASURED["class"] = measured
+        figures.FIGURES.pop("micro", None)
+        losses.LOSSES.pop("triple", None)
+        sys.modules.pop("my_figures", None)
+
+
+def test_prep_reads_a_plugins_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_source.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    to = tmp_path / "data"
+    arguments = make_parser().parse_args(["prep", "stripes", "--plugins", "my_source", "--to", str(to)])
+    try:
+        arguments.command(arguments)
+    finally:
+        SOURCES.pop("stripes", None)
+        sys.modules.pop("my_source", None)
+    assert read_manifest(to).splits["train"].samples == 8
+    arguments.plugins = ["my_sauce"]
+    with pytest.raises(InputError, match=r"^--plugins: there is no module my_sauce; install it, or add"):
+        arguments.command(arguments)
 
 
 def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
