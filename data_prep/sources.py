@@ -64,9 +64,9 @@ SOURCES = {
 
 
 def register_source(name: str, reader: str, description: str, *, takes_origin: bool = True) -> None:
-    """Add a source of another package to `SOURCES`; see `Source`. Raises `ValueError` if the name is taken."""
+    """Add a source of another package to `SOURCES`; see `Source`. Raises `InputError` if the name is taken."""
     if name in SOURCES:
-        raise ValueError(f"source {name!r} is already registered, with the reader {SOURCES[name].reader}")
+        raise InputError(f"source {name!r} is already registered, with the reader {SOURCES[name].reader}")
     SOURCES[name] = Source(reader, description, takes_origin)
 
 

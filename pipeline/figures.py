@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline.errors import InputError
+
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
@@ -36,9 +38,9 @@ MEASURED = {"class": ("top1", "top5"), "multilabel": ("map",), "regression": ("m
 
 
 def register_figure(name: str, figure: Figure, targets: str = "class") -> None:
-    """Add a figure to all evaluations of a kind of `data.targets`; ValueError if the name is taken."""
+    """Add a figure to all evaluations of a kind of `data.targets`; `InputError` if the name is taken."""
     if name in FIGURES:
-        raise ValueError(f"figure {name} is already registered")
+        raise InputError(f"figure {name} is already registered")
     loss = FIGURES.pop("loss")
     FIGURES.update({name: figure, "loss": loss})  # which is named last
     MEASURED[targets] += (name,)

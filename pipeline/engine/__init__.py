@@ -1,7 +1,6 @@
 """Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
 import os
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from pipeline.engine.deepspeed_config import deepspeed_config
 from pipeline.engine.state import State
 from pipeline.errors import InputError
 from pipeline.models.drop_path import number_drop_paths
+from pipeline.models.timm_methods import timm_method
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -52,11 +52,10 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    network: Any = module  # all of our networks have timm's methods
     if train.head_bias:
-        nn.init.constant_(network.get_classifier().bias, train.head_bias)
+        nn.init.constant_(timm_method(module, "get_classifier", "train.head_bias")().bias, train.head_bias)
     if train.activation_checkpointing:
-        network.set_grad_checkpointing(True)
+        timm_method(module, "set_grad_checkpointing", "train.activation_checkpointing")(True)
     number_drop_paths(module)
     if train.sync_batch_norm:
         sync_batch_norms(module)

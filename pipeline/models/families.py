@@ -3,6 +3,7 @@
 from importlib import import_module
 from inspect import isabstract
 
+from pipeline.errors import InputError
 from pipeline.models.section import ModelSection
 
 # One line a family: its folder, whose section.py lists its sections in SECTIONS.
@@ -24,17 +25,17 @@ KINDS: dict[str, type[ModelSection]] = {}
 def register(section: type[ModelSection]) -> type[ModelSection]:
     """Make recipes understand the section's kinds; returns the section, so that it serves as a decorator.
 
-    Families outside this package call it before a recipe that names them is loaded. ValueError if the section is
+    Families outside this package call it before a recipe that names them is loaded. `InputError` if the section is
     incomplete or another one has its kind.
     """
     kinds = section.kinds()
     if not kinds:
-        raise ValueError(f"{section.__name__}: has no kind; declare `kind: Literal[...]` with its names in recipes")
+        raise InputError(f"{section.__name__}: has no kind; declare `kind: Literal[...]` with its names in recipes")
     if isabstract(section):
-        raise ValueError(f"{section.__name__}: must define {', '.join(sorted(section.__abstractmethods__))}")
+        raise InputError(f"{section.__name__}: must define {', '.join(sorted(section.__abstractmethods__))}")
     for kind in kinds:
         if KINDS.setdefault(kind, section) is not section:
-            raise ValueError(f"{section.__name__}: kind {kind} is {KINDS[kind].__name__}'s already; choose another")
+            raise InputError(f"{section.__name__}: kind {kind} is {KINDS[kind].__name__}'s already; choose another")
     return section
 
 

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from pipeline.errors import InputError
+from pipeline.models.timm_methods import timm_method
 from pipeline.optim.section import OptimSection
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
@@ -52,8 +53,7 @@ def undecayed(module: nn.Module, decay_embeddings: bool = True) -> set[str]:
 
 def inner_matrices(module: nn.Module) -> set[str]:
     """Names of the matrices that Muon is for (Jordan et al. 2024): two dimensions, no embeddings, not the head."""
-    network: Any = module
-    outer = {id(p) for p in network.get_classifier().parameters()}
+    outer = {id(p) for p in timm_method(module, "get_classifier", "optim.name muon")().parameters()}
     outer |= {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
     return {name for name, p in module.named_parameters() if p.ndim == 2 and id(p) not in outer}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
@@ -141,8 +143,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = _Table(
 def register(name: str, spec: OptimizerSpec) -> None:
     """Make `optim.name: NAME` mean this optimizer, in recipes that are loaded from now on.
 
-    Raises ValueError where the name is taken.
+    Raises `InputError` where the name is taken.
     """
     if name in OPTIMIZERS:
-        raise ValueError(f"optimizer {name} is already registered")
+        raise InputError(f"optimizer {name} is already registered")
     OPTIMIZERS[name] = spec

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -49,7 +51,7 @@ LOSSES = {
 
 
 def register(name: str, spec: LossSpec) -> None:
-    """Make `train.loss: NAME` mean this loss, in recipes that are loaded from now on; ValueError if NAME is taken."""
+    """Make `train.loss: NAME` mean this loss, in recipes that are loaded from now on; `InputError` if it is taken."""
     if name in LOSSES:
-        raise ValueError(f"loss {name} is already registered")
+        raise InputError(f"loss {name} is already registered")
     LOSSES[name] = spec

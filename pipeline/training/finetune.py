@@ -6,7 +6,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import timm
 import torch
@@ -19,6 +19,7 @@ from pipeline.errors import InputError
 from pipeline.models.hub import timm_name
 from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
+from pipeline.models.timm_methods import timm_method
 from pipeline.models.timm_registry import load_pretrained
 from pipeline.run import checkpoint
 
@@ -44,7 +45,7 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
             method = _method(module, weights, factor, source)
             weights = _grown(module, weights, factor, method, source)
             changes.append(f"grown {factor} x {factor} times by {method}")
-    wanted, head = module.state_dict(), _head(module)
+    wanted, head = module.state_dict(), _head(module, "train.init_from")
     for name in head:
         if reset_head or (name in weights and weights[name].shape != wanted[name].shape):
             changes.append(f"{name} newly initialised for {len(wanted[name])} classes")
@@ -93,7 +94,8 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
     their running statistics and normalise by them. `InputError` if a pattern matches no parameter, or if nothing is
     left to train.
     """
-    names, head = [name for name, _ in module.named_parameters()], _head(module)
+    names = [name for name, _ in module.named_parameters()]
+    head = _head(module, "train.freeze body") if BODY in patterns else set()
 
     def matches(name: str, pattern: str) -> bool:
         return name not in head if pattern == BODY else fnmatchcase(name, pattern)
@@ -148,9 +150,8 @@ def _read_torch(path: Path) -> Weights:
     return weights
 
 
-def _head(module: nn.Module) -> set[str]:
-    network: Any = module  # every model has timm's methods
-    parameters = {id(p) for p in network.get_classifier().parameters()}
+def _head(module: nn.Module, key: str) -> set[str]:
+    parameters = {id(p) for p in timm_method(module, "get_classifier", key)().parameters()}
     return {name for name, p in module.named_parameters() if id(p) in parameters}
 
 

@@ -145,6 +145,32 @@ def test_its_loss_is_trained_with_and_its_figure_evaluated(
         sys.modules.pop("my_figures", None)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "method"),
+    [
+        ("train.head_bias", "-3.0", "get_classifier"),
+        ("train.activation_checkpointing", "true", "set_grad_checkpointing"),
+        ("train.freeze", "[body]", "get_classifier"),
+        ("optim.name", "muon", "get_classifier"),
+    ],
+)
+def test_a_key_that_needs_a_method_of_timms_names_it(
+    key: str, value: str, method: str, recipe: Path, digits: Path
+) -> None:
+    loaded = load_recipe(recipe, [("data.path", str(digits)), ("train.max_steps", "1"), (key, value)])
+    with pytest.raises(
+        InputError, match=f"^{key}.*: needs the method {method} of timm's networks; define it in Linear"
+    ):
+        widemix.train(loaded, recipe.with_name("run"))
+
+
+def test_an_incomplete_family_is_one_line(recipe: Path) -> None:
+    plugin = recipe.with_name("my_plugin.py")
+    plugin.write_text(plugin.read_text().replace("def model_spec", "def model_speck"))
+    with pytest.raises(InputError, match="LinearSection: must define model_spec"):
+        load_recipe(recipe)
+
+
 def test_prep_reads_a_plugins_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_source.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -25,6 +25,7 @@ def test_the_table_is_the_commands():
     assert measured(FOLDER) == lines[lines.index(measured(FOLDER)[0]) :][: len(measured(FOLDER))], STALE
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="the table's hours are those of torch 2.15")
 @pytest.mark.parametrize("name", ["digits/rp_mixer", "mnist/monarch", "imagenet/mixer_s32"])
 def test_the_tables_hours_are_the_commands(name):
     """Of a few recipes: each takes a second, and the other columns hold what the hours follow from."""

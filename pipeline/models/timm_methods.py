@@ -1,0 +1,16 @@
+"""Methods that timm's networks have, and somebody else's may lack."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from pipeline.errors import InputError
+
+
+def timm_method(module: nn.Module, name: str, key: str) -> Callable[..., Any]:
+    """Return the network's method; `InputError` that names the recipe's key that needs it where there is none."""
+    method = getattr(module, name, None)
+    if method is None:
+        raise InputError(f"{key}: needs the method {name} of timm's networks; define it in {type(module).__name__}")
+    return method
