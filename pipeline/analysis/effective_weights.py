@@ -49,25 +49,17 @@ def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...])
         return {name: _matrix(function, shape) for name, function, shape in layers}
 
 
-def block_weights(module: Any, image_size: int, number: int) -> tuple[dict[str, np.ndarray], int]:
-    """Return `effective_weights` of a network's block, from 0, and m of the first block's input.
+def block_weights(module: Any, features: tuple[int, ...], number: int) -> dict[str, np.ndarray]:
+    """Return `effective_weights` of a network's block, from 0; `features` are its `input_features`.
 
     `InputError` if there is no such block.
     """
-    _check(module)
     if not 0 <= number < len(module.blocks):
         raise InputError(f"--block {number}: the network has blocks 0 to {len(module.blocks) - 1}")
-    features = input_features(module, image_size)
-    width = int(np.prod(features))
     for block in module.blocks[:number]:
         with torch.no_grad():
             features = tuple(block(torch.zeros(1, *features)).shape[1:])
-    return effective_weights(module.blocks[number], features), width
-
-
-def _check(module: nn.Module) -> None:
-    if not isinstance(module, Mixer | SwMlp):
-        raise InputError("effective weights and receptive fields are those of Mixers and SW-MLPs")
+    return effective_weights(module.blocks[number], features)
 
 
 def _branches(block: MixerBlock | SwMlpBlock, features: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -99,16 +91,15 @@ def _matrix(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> np.
 
 
 def receptive_fields(
-    module: nn.Module, image_size: int, units: int = 64, skips: bool = False, seed: int = 0
+    module: nn.Module, features: tuple[int, ...], units: int = 64, skips: bool = False, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Return, for each mixing from the first on, the share of the first block's input that reaches a unit after it.
 
-    Over `units` units drawn at random: `mean`, `least` and `most` of the m features, `tokens` of the tokens (the
-    mean; None in an SW-MLP). By propagation through what the masks and permutations connect, whatever the weights;
-    with `skips` also through the skip connections. `InputError` for other networks than Mixers and SW-MLPs.
+    `features` are the network's `input_features`. Over `units` units drawn at random: `mean`, `least` and `most` of
+    the m features, `tokens` of the tokens (the mean; None in an SW-MLP). By propagation through what the masks and
+    permutations connect, whatever the weights; with `skips` also through the skip connections.
     """
-    _check(module)
-    steps = _steps(module, image_size, skips)
+    steps = _steps(module, features, skips)
     random = np.random.default_rng(seed)
     results = []
     for depth, (name, _, shape) in enumerate(steps):
@@ -124,10 +115,9 @@ def receptive_fields(
     return results
 
 
-def _steps(module: Any, image_size: int, skips: bool) -> list[tuple[str, Callable, tuple[int, ...]]]:
+def _steps(module: Any, features: tuple[int, ...], skips: bool) -> list[tuple[str, Callable, tuple[int, ...]]]:
     """Of each mixing its name, the transpose of its connections, and the shape of its output."""
     steps = []
-    features = input_features(module, image_size)
     for number, block in enumerate(module.blocks):
         for name, part, skip in _mixings(block):
             connected = _connections(part)
@@ -147,7 +137,12 @@ def _mixings(block: Any) -> list[tuple[str, nn.Module, nn.Module]]:
 
 
 def input_features(module: Any, image_size: int) -> tuple[int, ...]:
-    """Return the shape of one sample of the first block's input: (S0, C) of a Mixer, (m,) of an SW-MLP."""
+    """Return the shape of one sample of the first block's input: (S0, C) of a Mixer, (m,) of an SW-MLP.
+
+    `InputError` for other networks, which have neither effective weights nor receptive fields.
+    """
+    if not isinstance(module, Mixer | SwMlp):
+        raise InputError("effective weights and receptive fields are those of Mixers and SW-MLPs")
     found: list[tuple[int, ...]] = []
     handle = module.blocks[0].register_forward_pre_hook(lambda _, inputs: found.append(tuple(inputs[0].shape[1:])))
     try:

@@ -6,13 +6,9 @@ import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, check_least
+from pipeline.cli.inputs import NETWORK, add_ema
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
-
-NETWORK = (
-    "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "
-    "(RECIPE.yaml, its weights at the start of training), timm:NAME (timm's pretrained weights) or hf:OWNER/NAME."
-)
 
 
 def add_cka(analyses) -> None:
@@ -38,7 +34,7 @@ def add_cka(analyses) -> None:
     add("--batch", type=int, default=256, metavar="N", help="samples of a mini-batch (default: 256)")
     add("--samples", type=int, metavar="N", help="compare on so many samples, drawn by --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the samples (default: 0)")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(parser)
     parser.set_defaults(command=_cka)
 
 
@@ -93,7 +89,7 @@ def add_spectrum(analyses) -> None:
     add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
     add_outputs(parser, "draw spectrum.png there", "write the singular values")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(parser)
     parser.set_defaults(command=_spectrum)
 
 
@@ -147,10 +143,11 @@ def _weights(arguments: argparse.Namespace) -> Exit:
     for name in arguments.networks:
         network = load_network(name)
         module, side = network.module, network.data.image_size
-        fields = [receptive_fields(module, side, arguments.units, skips) for skips in (False, True)]
-        features = math.prod(input_features(module, side))
+        shape = input_features(module, side)
+        features = math.prod(shape)
+        fields = [receptive_fields(module, shape, arguments.units, skips) for skips in (False, True)]
         try:
-            matrices[name] = block_weights(module, side, arguments.block)[0]
+            matrices[name] = block_weights(module, shape, arguments.block)
         except TooLargeError as error:
             print(f"{name}: {error}, so its receptive fields alone are drawn", file=sys.stderr)
         own = matrices.get(name, {})

@@ -2,10 +2,9 @@
 
 import argparse
 from functools import partial
-from pathlib import Path
 
-from pipeline.cli.analyse_networks import NETWORK
 from pipeline.cli.commands import Exit
+from pipeline.cli.inputs import NETWORK, add_ema, add_evaluation
 from pipeline.cli.outputs import add_outputs, write_outputs
 
 
@@ -21,10 +20,7 @@ def add_pixels(analyses) -> None:
     add = parser.add_argument
     add("networks", metavar="NETWORK", nargs="+", help="networks to evaluate")
     add("--patch", type=int, metavar="P", help="side of the patches in pixels (default: the network's own, or 16)")
-    add("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
-    add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
-    add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_evaluation(parser)
     add_outputs(
         parser,
         "draw pixels.png, the accuracies, and inputs.png, some pictures",
@@ -62,7 +58,7 @@ def add_filters(analyses) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="network to look into")
     add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(parser)
     add_outputs(parser, "draw a PNG of each layer there", "write order, frequencies and cosines of the pairs")
     parser.set_defaults(command=_filters)
 

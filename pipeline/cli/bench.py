@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
+from pipeline.cli.inputs import add_ema
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
@@ -93,7 +94,7 @@ def add_inference(benches) -> None:
     add("--rounds", type=int, default=20, metavar="N", help="forward passes of each size (default: 20)")
     precision = "precision of the forward pass (default: fp32)"
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=precision)
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(bench)
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     bench.set_defaults(command=_inference)
 
@@ -131,7 +132,7 @@ def add_scale(benches) -> None:
         metavar="DIR",
         help="folder of the rows and the figure (default: scale)",
     )
-    add("--ranks", type=int, default=0, metavar="N", help="number of ranks to start on this machine")
+    add("--ranks", type=int, default=1, metavar="N", help="number of ranks to start on this machine (default: 1)")
     cpus = "CPUs of each rank, the same for any number of ranks (default: an equal share of the node's)"
     add("--cpus", type=int, metavar="N", help=cpus)
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
@@ -141,9 +142,7 @@ def add_scale(benches) -> None:
 def _scale(arguments: argparse.Namespace) -> int:
     started = export_torchrun_env()
     recipe = load_from_arguments(arguments)
-    check_least(arguments, 1, "batch", "steps", "cpus")
-    if arguments.ranks < 0:
-        raise InputError(f"--ranks {arguments.ranks}: must be at least 1")
+    check_least(arguments, 1, "batch", "steps", "ranks", "cpus")
     if arguments.ranks > 1 and not started:
         from launch.local import launch
 

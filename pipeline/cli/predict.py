@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cgroups import usable_cpus
-from pipeline.cli.analyse_networks import NETWORK
 from pipeline.cli.commands import Exit, check_least
+from pipeline.cli.inputs import NETWORK, add_ema
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 
@@ -33,7 +33,7 @@ def add_predict(commands) -> None:
     add("--to", dest="to_file", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
     add("--top", type=int, default=1, metavar="K", help="classes of each picture, likeliest first (default: 1)")
     add("--batch", type=int, default=64, metavar="N", help="pictures of a batch (default: 64)")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(parser)
     parser.set_defaults(command=_predict)
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, check_least, load_from_arguments
+from pipeline.cli.inputs import add_ema, add_evaluation
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
@@ -32,7 +33,6 @@ def add_train(commands) -> None:
     parser.add_argument(
         "--ranks",
         type=int,
-        default=0,
         metavar="N",
         help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
         "GPUs, or 1). On several nodes start `python -m pipeline.train` with torchrun instead",
@@ -50,7 +50,8 @@ def _train(arguments: argparse.Namespace) -> int:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         return train_from_arguments(arguments)
     recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
-    ranks = count_ranks(arguments.ranks)
+    check_least(arguments, 1, "ranks")
+    ranks = arguments.ranks or _count_gpus()
     check_world(recipe, ranks)
     recipe = match_folder(recipe)  # last, since it needs prepared data
     if arguments.dry_run:
@@ -92,12 +93,8 @@ def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
     return Exit.DONE
 
 
-def count_ranks(asked: int) -> int:
-    """Return `asked`, or if it is 0 the number of GPUs, but at least 1."""
-    if asked < 0:
-        raise InputError(f"--ranks {asked}: must be at least 1")
-    if asked:
-        return asked
+def _count_gpus() -> int:
+    """The number of GPUs, but at least 1."""
     import torch
 
     return max(1, torch.cuda.device_count())
@@ -113,10 +110,7 @@ def add_eval(commands) -> None:
     )
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")
-    add("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
-    add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
-    add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
-    add("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_evaluation(parser)
     details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
     add("--details", action="store_true", help=details)
     add_outputs(
@@ -183,7 +177,7 @@ def add_export(commands) -> None:
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
-    parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
+    add_ema(parser)
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx, and check it by onnxruntime")
     parser.set_defaults(command=_export)
 

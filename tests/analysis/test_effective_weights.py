@@ -79,7 +79,7 @@ def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
 )
 def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips):
     model = build(kind, **keys)
-    features = input_features(model, 8)
+    features = inputs = input_features(model, 8)
     reach = np.eye(int(np.prod(features)), dtype=bool)
     expected = []
     for block in model.blocks:
@@ -97,7 +97,7 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
             reach = new
             expected.append(reach.mean(1))
         features = (6, 8) if keys.get("project_tokens") else features
-    found = receptive_fields(model, 8, units=10_000, skips=skips)
+    found = receptive_fields(model, inputs, units=10_000, skips=skips)
     assert [each["mean"] for each in found] == pytest.approx([each.mean() for each in expected])
     assert [each["least"] for each in found] == pytest.approx([each.min() for each in expected])
     assert [each["most"] for each in found] == pytest.approx([each.max() for each in expected])
@@ -106,14 +106,14 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
 def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
     """Appendix D.4, for S = C; drawn units of a larger one, of which no matrix is made."""
     model = build("s_mixer", **{**MIXER, "channels": 16}, permutation="random")
-    first, second = receptive_fields(model, 8, units=20)[:2]
+    first, second = receptive_fields(model, input_features(model, 8), units=20)[:2]
     assert first["mean"] == first["most"] == 256**-0.5
     assert 0.5 < second["mean"] < 0.75  # 1 - 1/e
 
 
 def test_networks_without_effective_weights_and_shrinking():
     with pytest.raises(InputError, match="Mixers and SW-MLPs"):
-        receptive_fields(torch.nn.Linear(2, 2), 8)
+        input_features(torch.nn.Linear(2, 2), 8)
     sparse = np.zeros((1000, 700), bool)
     sparse[999, 1] = True
     shown = shrink(sparse)
