@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from pipeline.bench.sample import link_repeatedly, prepare
-from pipeline.bench.timing import Contestant, compare_loaders
+from pipeline.bench.timing import Contestant, compare_loaders, percent_longer
 from pipeline.data.decode import Decoder, cubic, random_boxes
 from pipeline.data.loader import TrainLoader
 from pipeline.distributed.topology import Topology
@@ -32,7 +32,6 @@ VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 SIDE, BATCH = 224, 50
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 FFCV = "FFCV, original bytes, uint8"
-UNCHECKED = ", without checksums"  # ends the name of a contestant
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -50,16 +49,29 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             ("raw", "--raw"),
         ):
             prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", option)
-        return compare_loaders(_contestants(links, folder), arguments.rounds, peer=FFCV, without=UNCHECKED)
+        decoders = {
+            "ours, original bytes, uint8": folder / "original",
+            "ours, restart markers, uint8": folder / "segments",
+            "ours, pixels, uint8": folder / "raw",
+        }
+        contestants = _contestants(links, folder, {name: _decoder(where) for name, where in decoders.items()})
+        rows = compare_loaders(contestants, arguments.rounds, peer=FFCV)
+        for row in rows:
+            where = decoders.get(row["name"])
+            row["checksums_percent"] = None if where is None else _price(where, arguments.rounds)
+        return rows
 
 
-def _contestants(links: Sequence[Path], folder: Path) -> dict[str, Contestant]:
+def _price(folder: Path, rounds: int) -> float:
+    """By how many percent a decoder takes longer than one without checksums."""
+    return round(percent_longer(_decoder(folder), _decoder(folder, checked=False), rounds), 2)
+
+
+def _contestants(links: Sequence[Path], folder: Path, decoders: dict[str, Contestant]) -> dict[str, Contestant]:
     original, segments = folder / "original", folder / "segments"
     contestants = {
         FFCV: _ffcv(original / "train.beton"),
-        **_decoders("ours, original bytes, uint8", original),
-        **_decoders("ours, restart markers, uint8", segments),
-        **_decoders("ours, pixels, uint8", folder / "raw"),
+        **decoders,
         "timm's create_loader, original files": _timm(folder / "pictures" / "train"),
         "torchvision v2 and its decoder, original files": _torchvision(links),
         "ours, original bytes": _loader(original),
@@ -85,15 +97,10 @@ def _count(batches: Iterable[Any]) -> int:
     return sum(len(batch) for batch in batches)
 
 
-def _decoders(name: str, folder: Path) -> dict[str, Contestant]:
-    """With and without checksums, next to each other in every round."""
+def _decoder(folder: Path, checked: bool = True) -> Contestant:
     beton = open_beton(folder / "train.beton")
-    checked, unchecked = Decoder(beton, open_checksums(beton)), Decoder(beton)
-    return {name: _decoder(checked), f"{name}{UNCHECKED}": _decoder(unchecked)}
-
-
-def _decoder(decoder: Decoder) -> Contestant:
-    beton, pictures = decoder.beton, np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
+    decoder = Decoder(beton, open_checksums(beton) if checked else None)
+    pictures = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
 
     def process(number: int) -> int:
         order = np.random.RandomState(number).permutation(len(beton))

@@ -56,27 +56,35 @@ def time_in_turns(
     return seconds
 
 
-def compare_loaders(
-    contestants: Mapping[str, Contestant], rounds: int, peer: str, without: str | None = None
-) -> list[dict[str, Any]]:
+def compare_loaders(contestants: Mapping[str, Contestant], rounds: int, peer: str) -> list[dict[str, Any]]:
     """Return a row for each contestant: `images_per_cpu_s`, and its `ratio` to the peer's.
 
-    Both are medians over rounds, by CPU time of all threads of the process. A contestant of whose name there is
-    another with `without` at its end gets `checksums_percent`: by how much it takes longer than that one.
+    Both are medians over rounds, by CPU time of all threads of the process.
     """
     seconds = time_in_turns(contestants, rounds, time.process_time)
-    rows = []
-    for name, own in seconds.items():
-        row: dict[str, Any] = {
+    return [
+        {
             "name": name,
             "images_per_cpu_s": round(statistics.median(1 / value for value in own), 1),
             "ratio": round(_median_ratio(seconds[peer], own), 3),
         }
-        if without is not None:
-            twin = seconds.get(f"{name}{without}")
-            row["checksums_percent"] = None if twin is None else round(100 * (_median_ratio(own, twin) - 1), 2)
-        rows.append(row)
-    return rows
+        for name, own in seconds.items()
+    ]
+
+
+def percent_longer(
+    one: Contestant, other: Contestant, rounds: int, clock: Callable[[], float] = time.process_time
+) -> float:
+    """Return by how many percent a turn of `one` takes longer than one of `other`, the median over rounds.
+
+    A round is a turn of `one`, two of `other` and one of `one`: a cost that the first turn has, or that grows with
+    time, falls on both.
+    """
+    turns = time_in_turns({"one": one, "other": other, "other again": other, "one again": one}, rounds, clock)
+    sums = (
+        [sum(pair) for pair in zip(turns[name], turns[f"{name} again"], strict=True)] for name in ("one", "other")
+    )
+    return 100 * (_median_ratio(*sums) - 1)
 
 
 def _median_ratio(one: Sequence[float], other: Sequence[float]) -> float:
