@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -41,7 +42,7 @@ class Remote(NamedTuple):
                 raise InputError(f"{where}: cannot be read ({error})") from None
             except Exception as error:  # each file system has its own types for a line that was cut
                 _check_credentials(where, error)
-                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                reason = _first_line(error)
                 continue
             if end is None or len(data) == end - begin:
                 return data
@@ -53,6 +54,7 @@ def open_remote(url: str) -> Remote:
     """The folder at a URL. Raises `InputError` if fsspec cannot open URLs of that kind, or lacks a package for it."""
     from fsspec.core import url_to_fs
 
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each try
     try:
         files, root = url_to_fs(url)
     except (ImportError, ValueError) as error:
@@ -70,11 +72,12 @@ def download(url: str, to: Path) -> Path:
     differ.
     """
     remote = open_remote(url)
+    print_status(f"{url}: listing its files")
     try:
         found = remote.files.find(remote.root, detail=True)
     except Exception as error:  # each file system has its own
         _check_credentials(url, error)
-        raise InputError(f"{url}: cannot be listed ({type(error).__name__}: {error})") from None
+        raise InputError(f"{url}: cannot be listed ({_first_line(error)})") from None
     files = [path for path, info in found.items() if info.get("type", "file") == "file"]
     if not files:
         raise InputError(f"{url}: holds no files, or cannot be reached")
@@ -87,6 +90,10 @@ def download(url: str, to: Path) -> Path:
         stated = found[path].get("size") is not None  # web servers' listings have no sizes
         _download(file, found[path] if stated else remote.files.info(path), to / name)
     return to / Path(files[0]).name if single else to
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _check_credentials(url: str, error: Exception) -> None:

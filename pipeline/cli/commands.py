@@ -28,11 +28,22 @@ class Exit(enum.IntEnum):
     REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
+def _local_path(text: str) -> Path:
+    """The path; an error of argparse for a URL, of which Path would make a folder named `s3:`."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text} is a URL, where a path on this machine is needed; `widemix stage URL --to DIR` copies a "
+            "prepared folder from a URL"
+        )
+    return Path(text)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises `InputError` and does not accept abbreviated options."""
 
     def __init__(self, **options):
         super().__init__(**options, allow_abbrev=False)
+        self.register("type", Path, _local_path)  # arguments of type=Path
 
     def error(self, message: str):
         """Raise `InputError` with the message and the nearest recipe key, where argparse would print its usage."""

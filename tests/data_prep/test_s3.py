@@ -61,7 +61,9 @@ def line(to: int, cuts: list[int]):
                     cuts.pop(0)
                     break
                 target.sendall(data)
-            for end in (source, target):
+            for end in (source, target):  # close() alone would wait for the other thread, which reads it
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
                 end.close()
 
         def serve():

@@ -1,4 +1,4 @@
-"""A server that answers the calls of huggingface_hub which create, fill and read a model's repository."""
+"""A server that answers the calls of huggingface_hub which create, fill and read repositories of models and data."""
 
 import base64
 import hashlib
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 COMMIT = "c0ffee" * 6 + "beef"
 
@@ -16,7 +17,10 @@ COMMIT = "c0ffee" * 6 + "beef"
 @dataclass
 class Hub:
     address: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)  # by OWNER/NAME/path
+    files: dict[str, bytes] = field(
+        default_factory=dict
+    )  # by OWNER/NAME/path, of data sets by datasets/OWNER/NAME/path
+    cuts: list[str] = field(default_factory=list)  # files whose next answer ends in the middle, one for each time
     uploaded: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256
     refuse: int = 0  # the status of every answer, if it is not 0
 
@@ -70,26 +74,65 @@ class _Answers(BaseHTTPRequestHandler):
         self.answer(200, {})
 
     def do_GET(self) -> None:
-        name = re.sub(f"/resolve/(main|{COMMIT})/", "/", self.path.partition("?")[0].strip("/"))
+        path = unquote(self.path.partition("?")[0].strip("/"))
+        name = re.sub(f"/resolve/(main|{COMMIT})/", "/", path)
+        listed = re.fullmatch(r"api/(datasets/[^/]+/[^/]+)(?:/(revision|tree)/[^/]+)?/?(.*)", path)
         data = self.hub.files.get(name)
-        if data is None:
-            self.answer(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        if self.hub.refuse:
+            self.answer(self.hub.refuse, {"error": "Invalid username or password."})
+        elif listed and any(file.startswith(f"{listed[1]}/") for file in self.hub.files):
+            self.describe(*listed.groups())
+        elif data is None:
+            kind = "RepoNotFound" if path.startswith("api/") else "EntryNotFound"
+            self.answer(404, {"error": "not found"}, {"X-Error-Code": kind, "X-Repo-Commit": COMMIT})
         else:
-            tag = hashlib.sha256(data).hexdigest()
-            self.send(200, data, {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT})
+            headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}
+            asked, size = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")), len(data)
+            if asked:
+                data = data[int(asked[1]) : int(asked[2]) + 1]
+                headers["Content-Range"] = f"bytes {asked[1]}-{int(asked[1]) + len(data) - 1}/{size}"
+            cut = self.command == "GET" and name in self.hub.cuts
+            if cut:
+                self.hub.cuts.remove(name)
+                self.close_connection = True
+            self.send(206 if asked else 200, data, headers, sent=len(data) // 2 if cut else len(data))
+
+    def describe(self, repository: str, what: str | None, folder: str) -> None:
+        """A data set's repository, or the files in one of its folders, all of them large ones."""
+        begin = f"{repository}/{folder}/" if folder else f"{repository}/"
+        files = {file[len(repository) + 1 :]: data for file, data in self.hub.files.items() if file.startswith(begin)}
+        if what != "tree":
+            self.answer(200, {"id": repository.removeprefix("datasets/"), "sha": COMMIT, "siblings": []})
+        elif not files:
+            self.answer(404, {"error": "no such entry"}, {"X-Error-Code": "EntryNotFound"})
+        else:
+            large = {
+                path: {"oid": hashlib.sha256(data).hexdigest(), "size": len(data)} for path, data in files.items()
+            }
+            entries = [
+                {
+                    "type": "file",
+                    "path": path,
+                    "oid": "0" * 40,
+                    "size": lfs["size"],
+                    "lfs": lfs | {"pointerSize": 130},
+                }
+                for path, lfs in large.items()
+            ]
+            self.answer(200, entries)
 
     do_HEAD = do_GET
 
     def answer(self, status: int, body: dict, headers: dict[str, str] | None = None) -> None:
         self.send(status, json.dumps(body).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+    def send(self, status: int, data: bytes, headers: dict[str, str], sent: int | None = None) -> None:
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(data[:sent])
 
     def log_message(self, *words: object) -> None:
         pass
