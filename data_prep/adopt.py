@@ -78,6 +78,8 @@ def adopt(
     opened = {split: open_beton(path.resolve()) for split, path in betons.items()}
     names = tuple(classes) or tuple(map(str, range(1 + max(int(beton.label.max()) for beton in opened.values()))))
     for beton in opened.values():
+        if beton.target_count:
+            raise InputError(f"{beton.path}: holds targets instead of classes; prepare them from their source")
         if beton.label.min() < -1 or beton.label.max() >= len(names):
             raise InputError(
                 f"{beton.path}: has labels from {beton.label.min()} to {beton.label.max()}, and there "
@@ -138,10 +140,12 @@ def _check(split: str, beton: Beton, processes: int) -> _Checked:
                 continue
             if record.rule:
                 exceptions.append({"file": record.name, "rule": record.rule})
-            blocks = record.blocks(record.parts) if record.mode == RAW else [record.origin.checksum, crc32c(b"")]
+            start, length = int(beton.segments[number]), int(beton.segments_size[number])  # none in FFCV's own files
+            segments = crc32c(beton.bytes[start : start + length].tobytes())
+            blocks = record.blocks(record.parts) if record.mode == RAW else [record.origin.checksum, segments]
             bands += np.array(blocks, NUMBER).tobytes() if record.mode == RAW else b""
             size = beton.width[number], beton.height[number], beton.label[number], beton.size[number]
-            checksums[number] = sample_checksum((int(beton.mode[number]), *map(int, size), 0), blocks)
+            checksums[number] = sample_checksum((int(beton.mode[number]), *map(int, size), length), blocks)
     if damaged:
         for line in damaged[:LISTED]:
             print_status(line)

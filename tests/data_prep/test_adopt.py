@@ -7,6 +7,7 @@ import pytest
 
 from data_prep.adopt import adopt
 from data_prep.encode import encode_all
+from data_prep.prepare import prepare
 from data_prep.samples import PictureFiles
 from data_prep.settings import PrepSettings
 from data_prep.verify import repair_command, verify
@@ -117,3 +118,21 @@ def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
         assert not (tmp_path / "out").exists()
     assert main(["adopt", str(beton), "--to", str(tmp_path)]) == 2
     assert "holds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("settings", [{}, {"restart_markers": False}, {"raw": True}])
+def test_a_file_of_prep_gets_the_checksums_that_prep_gave_it(tmp_path, folder, settings):
+    """The tables of its segments too, where it has restart markers."""
+    prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(**settings), processes=1)
+    out = tmp_path / "out"
+    adopt({"train": tmp_path / "prepared/train.beton"}, out, processes=1)
+    assert (out / "train.crc32c").read_bytes() == (tmp_path / "prepared/train.crc32c").read_bytes()
+    assert verify(out) == []
+
+
+def test_a_file_of_targets_is_refused(tmp_path, picture):
+    picture(0).save(tmp_path / "0.jpg")
+    (tmp_path / "table.csv").write_text("path,age\n0.jpg,3.5\n")
+    prepare("csv", tmp_path / "table.csv", tmp_path / "prepared", PrepSettings(targets="age"), processes=1)
+    with pytest.raises(InputError, match=r"train\.beton: holds targets instead of classes"):
+        adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")
