@@ -139,7 +139,7 @@ class Night:
         self.slurm("scancel", self.job, check=True)
 
     def _wait_for_state(self, name: str, state: str) -> None:
-        self.slurm.until(lambda: state in self.slurm("sinfo", "-h", "-n", name, "-o", "%T"), 120)
+        self.slurm.until(lambda: state in self.slurm("sinfo", "-h", "-n", name, "-o", "%T"), 300)
 
 
 DISTURBANCES = (

@@ -22,6 +22,7 @@ from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_a
 from launch.slurm.ports import free_ports
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
+from pipeline.distributed.start_times import VARIABLE
 from pipeline.errors import InputError
 from pipeline.recipe import dump_recipe
 from tests.conftest import ROOT
@@ -204,6 +205,7 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
 
 def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # to which the node adds
     logs = tmp_path / "slurm" / "7.0"
     logs.mkdir(parents=True)
     arguments = Namespace(
