@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, check_least
-from pipeline.cli.inputs import NETWORK, add_ema
+from pipeline.cli.inputs import NETWORK, add_ema, check_networks
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
 
@@ -39,6 +39,7 @@ def add_cka(analyses) -> None:
 
 
 def _cka(arguments: argparse.Namespace) -> Exit:
+    check_networks(*arguments.networks, *(arguments.others or ()))
     from pipeline.analysis.cka import LEAST, diagonal_mean
     from pipeline.analysis.similarity import (
         Samples,
@@ -94,6 +95,7 @@ def add_spectrum(analyses) -> None:
 
 
 def _spectrum(arguments: argparse.Namespace) -> Exit:
+    check_networks(arguments.network)
     from pipeline.analysis.training_spectrum import as_json, course, draw_course
 
     steps = course(arguments.network, arguments.layers, arguments.ema)
@@ -128,6 +130,7 @@ def add_weights(analyses) -> None:
 
 
 def _weights(arguments: argparse.Namespace) -> Exit:
+    check_networks(*arguments.networks)
     from pipeline.analysis.effective_weights import (
         TooLargeError,
         block_weights,

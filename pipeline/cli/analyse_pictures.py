@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from pipeline.cli.commands import Exit
-from pipeline.cli.inputs import NETWORK, add_ema, add_evaluation
+from pipeline.cli.inputs import NETWORK, add_ema, add_evaluation, check_networks
 from pipeline.cli.outputs import add_outputs, write_outputs
 
 
@@ -30,6 +30,7 @@ def add_pixels(analyses) -> None:
 
 
 def _pixels(arguments: argparse.Namespace) -> Exit:
+    check_networks(*arguments.networks)
     from pipeline.analysis.pixels import ORDERS, draw_inputs, draw_scores, pixel_scores
     from pipeline.training.networks import load_network
 
@@ -64,6 +65,7 @@ def add_filters(analyses) -> None:
 
 
 def _filters(arguments: argparse.Namespace) -> Exit:
+    check_networks(arguments.network)
     import numpy as np
 
     from pipeline.analysis.filters import draw_filters, layer_filters

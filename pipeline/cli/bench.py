@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
-from pipeline.cli.inputs import add_ema
+from pipeline.cli.inputs import add_ema, check_networks
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
@@ -101,6 +101,7 @@ def add_inference(benches) -> None:
 
 def _inference(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "rounds", "batches")
+    check_networks(arguments.network)
     from pipeline.bench.inference import BATCHES, VERSIONS, measure_inference
     from pipeline.bench.report import report
     from pipeline.distributed.topology import read_topology

@@ -3,6 +3,10 @@
 import argparse
 from pathlib import Path
 
+from pipeline.errors import InputError
+from pipeline.models.names import FORMS, HUB, TIMM
+from pipeline.recipe.files import find_recipe
+
 NETWORK = (
     "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "
     "(RECIPE.yaml, its weights at the start of training), timm:NAME (timm's pretrained weights) or hf:OWNER/NAME."
@@ -21,3 +25,12 @@ def add_evaluation(parser: argparse.ArgumentParser) -> None:
     add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
     add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
     add_ema(parser)
+
+
+def check_networks(*names: str) -> None:
+    """Raise `InputError` for a NETWORK that is not there: at once, before torch and timm are imported."""
+    for name in names:
+        path = Path(name)
+        elsewhere = name.startswith((TIMM, HUB)) or path.suffix in (".yaml", ".yml")
+        if not (elsewhere or path.exists() or find_recipe(name).is_file()):
+            raise InputError(f"{path}: no such run or checkpoint folder; give {FORMS}")

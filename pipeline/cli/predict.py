@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.cgroups import usable_cpus
 from pipeline.cli.commands import Exit, check_least
-from pipeline.cli.inputs import NETWORK, add_ema
+from pipeline.cli.inputs import NETWORK, add_ema, check_networks
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 
@@ -39,6 +39,7 @@ def add_predict(commands) -> None:
 
 def _predict(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "top", "batch")
+    check_networks(arguments.network)
     suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")

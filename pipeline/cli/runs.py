@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from pipeline.cli.commands import Exit, check_least, load_from_arguments
-from pipeline.cli.inputs import add_ema, add_evaluation
+from pipeline.cli.inputs import add_ema, add_evaluation, check_networks
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
@@ -130,6 +130,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) and not arguments.details:
             raise InputError(f"--{option}: needs --details")
     check_least(arguments, 1, "ranks", "batch")
+    check_networks(arguments.network)
     if not export_torchrun_env() and arguments.ranks > 1:
         from launch.local import launch
 

@@ -1,14 +1,13 @@
 """Shares exported networks on the Hugging Face Hub, or on another server that HF_ENDPOINT names."""
 
-import re
 from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
 from pipeline.errors import InputError, RunError
+from pipeline.models.names import check_repository
 
-HUB = "hf:"
 _NEEDED = ("config.json", "model.safetensors")
 
 
@@ -40,22 +39,6 @@ def push(folder: Path, repository: str, private: bool = False) -> str:
     except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
         raise RunError(f"{api.endpoint}: {_first_line(error)}") from None
     return str(address)
-
-
-def timm_name(name: str) -> str | None:
-    """The name by which timm loads `timm:NAME` or `hf:OWNER/NAME`; None for others. `InputError` for half a name."""
-    if name.startswith(HUB):
-        return "hf-hub:" + check_repository(name.removeprefix(HUB), name)
-    if name == "timm:":
-        raise InputError("timm:: should be timm:NAME, such as timm:mixer_b16_224")
-    return name.removeprefix("timm:") if name.startswith("timm:") else None
-
-
-def check_repository(repository: str, given: str) -> str:
-    """A repository's name; `InputError`, which names what was given, unless it is OWNER/NAME."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", repository):
-        raise InputError(f"{given}: a repository of the Hub is named OWNER/NAME")
-    return repository
 
 
 def _first_line(error: BaseException) -> str:

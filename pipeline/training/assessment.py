@@ -132,7 +132,7 @@ def assess(
     details: bool = False,
     real: Path | None = None,
 ) -> Assessment:
-    """Evaluate a network, one of `networks.FORMS`, on a whole split. Every rank calls it.
+    """Evaluate a network, one of `names.FORMS`, on a whole split. Every rank calls it.
 
     Prepared folder, split and batch size are by default those of its recipe. real: file of ReaL labels.
     """

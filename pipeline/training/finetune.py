@@ -16,9 +16,9 @@ from torch import nn
 
 from pipeline.engine.batch_norm import freeze_batch_norms
 from pipeline.errors import InputError
-from pipeline.models.hub import timm_name
 from pipeline.models.mixer.grow import grow
 from pipeline.models.mixer.network import Mixer
+from pipeline.models.names import timm_name
 from pipeline.models.timm_methods import timm_method
 from pipeline.models.timm_registry import load_pretrained
 from pipeline.run import checkpoint

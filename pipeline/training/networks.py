@@ -11,7 +11,7 @@ from torch import nn
 
 from pipeline.errors import InputError
 from pipeline.formats.manifest import NAME, read_manifest
-from pipeline.models.hub import timm_name
+from pipeline.models.names import FORMS, timm_name
 from pipeline.models.registry import build_model
 from pipeline.models.section import ModelSection
 from pipeline.models.timm_registry import load_pretrained
@@ -21,11 +21,6 @@ from pipeline.recipe.files import find_recipe
 from pipeline.run import checkpoint
 from pipeline.training.finetune import load_init_weights
 from pipeline.training.trained import load_trained
-
-FORMS = (
-    "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "
-    "or hf:OWNER/NAME"
-)
 
 
 @dataclass(frozen=True)
@@ -46,7 +41,7 @@ class Network:
 
 
 def load_network(name: str, ema: bool = False) -> Network:
-    """Load the network that `name` stands for, one of `FORMS`; `InputError` if there is none.
+    """Load the network that `name` stands for, one of `names.FORMS`; `InputError` if there is none.
 
     With `ema` a run's network has the averaged weights.
     """

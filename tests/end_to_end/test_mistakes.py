@@ -62,6 +62,19 @@ def test_a_wrong_command_line(words, expected, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_network_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
+    analyses = ("cka nowhere nowhere", "spectrum nowhere", "weights nowhere", "pixels nowhere", "filters nowhere")
+    commands = ["eval nowhere", f"predict nowhere {tmp_path}", "bench inference nowhere"]
+    (tmp_path / "a.png").touch()
+    for words in [*commands, *(f"analyse {analysis} --json x.json" for analysis in analyses)]:
+        program = "import sys; from pipeline.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+        answer = subprocess.run(
+            [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+        assert answer.returncode == 2, answer.stderr
+        assert "nowhere: no such run or checkpoint folder; give a run" in answer.stderr
+
+
 def test_data_that_is_not_there(train, tmp_path):
     refused(train("run", "--data.path", str(tmp_path / "nothing")), "no such folder; `widemix prep")
     assert not (tmp_path / "run").exists()
