@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,15 +145,20 @@ def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     Raises `InputError` if another process writes there: at once if it is on this machine, else after `wait_s`, since
     the lock of a machine that died, or was cut off and has still to notice it, is free some time later.
     """
+    locked: bool | None = False
+
+    def take() -> bool:
+        nonlocal locked
+        locked = try_lock(file.fileno())
+        return locked is not False
+
+    def holder() -> tuple[str, bool]:
+        record = _read(folder / ".lock")
+        who = f"process {record.get('pid')} on {record.get('host')}" if record else "another process"
+        return who, record.get("machine") == _machine_and_name()
+
     with (folder / ".lock").open("a+") as file:
-        deadline, told = time.monotonic() + wait_s, False
-        while (locked := try_lock(file.fileno())) is False:
-            record = _read(folder / ".lock")
-            holder = f"process {record.get('pid')} on {record.get('host')}" if record else "another process"
-            if record.get("machine") == _machine_and_name() or time.monotonic() > deadline:
-                raise InputError(f"{folder}: {holder} is writing there; name another folder with --run-dir")
-            told = told or _tell_wait(folder, holder)
-            time.sleep(min(1.0, wait_s / 10))
+        _wait_for(folder, take, holder, wait_s)
         if locked:
             file.truncate(0)
             json.dump({"host": platform.node(), "pid": os.getpid(), "machine": _machine_and_name()}, file)
@@ -170,15 +175,12 @@ def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
     one was suspended for longer than that, this one ends at once.
     """
     leases = Leases(folder, expiry_s)
-    deadline = time.monotonic() + 1.5 * expiry_s
-    told = False
-    while not leases.take(_FOLDER):
-        holder = leases.holder(_FOLDER)
-        who = f"process {holder.pid} on {holder.host}" if holder else "another process"
-        if time.monotonic() > deadline:
-            raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
-        told = told or _tell_wait(folder, who)
-        time.sleep(min(1.0, expiry_s / 10))
+
+    def holder() -> tuple[str, bool]:
+        found = leases.holder(_FOLDER)
+        return (f"process {found.pid} on {found.host}" if found else "another process"), False
+
+    _wait_for(folder, lambda: leases.take(_FOLDER), holder, 1.5 * expiry_s)
     ended = threading.Event()
 
     def renew() -> None:
@@ -198,9 +200,20 @@ def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
         leases.release(_FOLDER)
 
 
-def _tell_wait(folder: Path, holder: str) -> bool:
-    print(f"{folder}: held by {holder}; waiting until it is free", file=sys.stderr, flush=True)
-    return True
+def _wait_for(folder: Path, take: Callable[[], bool], holder: Callable[[], tuple[str, bool]], wait_s: float) -> None:
+    """Wait until `take` succeeds; `InputError` after `wait_s`, or at once where the holder needs no waiting for.
+
+    holder: who holds the folder, and whether waiting for them is in vain.
+    """
+    deadline, told = time.monotonic() + wait_s, False
+    while not take():
+        who, in_vain = holder()
+        if in_vain or time.monotonic() > deadline:
+            raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
+        if not told:
+            print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
+            told = True
+        time.sleep(min(1.0, wait_s / 15))
 
 
 def _read(path: Path) -> dict:
