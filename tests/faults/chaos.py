@@ -102,12 +102,17 @@ class Disturbed:
         assert codes == [0] * world, f"{codes}\n{said}"
         if self.missing != "none":
             clean = undisturbed(self.data, self.run.with_name(f"{self.run.name}-clean"), self.missing)
-        found, expected = train_lines(self.run), train_lines(clean)
-        assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
-        for ours, theirs in zip(found, expected, strict=True):
-            for name in ("loss", "grad_norm", "lr"):
-                difference = abs(ours[name] - theirs[name])
-                assert difference <= TOLERANCE * theirs[name], f"{name} at step {ours['step']}: {ours} {theirs}"
+        assert_same_steps(self.run, clean, LAST, TOLERANCE)
+
+
+def assert_same_steps(run: Path, clean: Path, last: int, tolerance: float) -> None:
+    """Each step up to the last is there once, with the figures of the undisturbed run."""
+    found, expected = train_lines(run), train_lines(clean)
+    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, last + 1))
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in ("loss", "grad_norm", "lr"):
+            difference = abs(ours[name] - theirs[name])
+            assert difference <= tolerance * theirs[name], f"{name} at step {ours['step']}: {ours} {theirs}"
 
 
 def undisturbed(data: Path, run: Path, missing: str = "none") -> Path:

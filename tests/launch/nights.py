@@ -9,7 +9,6 @@ without a new checkpoint. As root; DATA are the prepared digits. Without --minut
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -24,8 +23,9 @@ import psutil
 
 from pipeline.cli.commands import Exit
 from tests.conftest import ROOT, SMALL, train_lines
+from tests.faults.chaos import assert_same_steps
 from tests.launch.hosts import Hosts
-from tests.launch.slurm import Slurm
+from tests.launch.slurm import Slurm, job_of, log_of, summaries
 
 LAST, TOLERANCE = 200, 1e-4
 RECIPE = "recipes/digits/rp_mixer.yaml"
@@ -56,7 +56,7 @@ class Night:
         """Start a job that trains in this folder."""
         words = ("submit", RECIPE, "--run-dir", str(run), "--data.path", str(self.data), *OPTIONS, *MACHINE, *options)
         said = self.slurm(sys.executable, "-m", "pipeline.cli", *words, check=True)
-        self.run, self.job = run, said.splitlines()[-1].split()[1].rstrip(",;")
+        self.run, self.job = run, job_of(said)
 
     def state(self) -> str:
         self.slurm.hurry(self.job)
@@ -168,45 +168,27 @@ def play(night: Night, run: Path, clean: Path, chosen: list, *options: str) -> s
         told.append(_explained(night))
         night.submit(run, *options)
         night.slurm.until(night.over, TIMEOUT_S)
-    assert night.state() == "COMPLETED", f"{told}\n{_log(run)}"
+    assert night.state() == "COMPLETED", f"{told}\n{log_of(run)}"
     _check_requeues(run)
-    _check_curve(run, clean)
+    assert_same_steps(run, clean, LAST, TOLERANCE)
     return "; ".join(told)
 
 
 def _explained(night: Night) -> str:
     """Why a job ended that was not complete: it was cancelled, or its last verdict says it."""
-    summaries = _summaries(night.run)
+    found = summaries(night.run)
     if night.state() == "CANCELLED":
         return "cancelled, submitted again"
-    assert summaries, f"{night.state()} without a verdict\n{_log(night.run)}"
-    last = summaries[-1]
-    assert last["code"] == Exit.FAILED, f"{last}\n{_log(night.run)}"
-    assert re.search("saved nothing", last["why"][-1]), f"{last}\n{_log(night.run)}"
+    assert found, f"{night.state()} without a verdict\n{log_of(night.run)}"
+    last = found[-1]
+    assert last["code"] == Exit.FAILED, f"{last}\n{log_of(night.run)}"
+    assert re.search("saved nothing", last["why"][-1]), f"{last}\n{log_of(night.run)}"
     return f"ended ({'; '.join(last['why'])}), submitted again"
 
 
 def _check_requeues(run: Path) -> None:
-    in_vain = [summary["code"] == Exit.REQUEUE and summary.get("new_steps") == 0 for summary in _summaries(run)]
-    assert not any(map(all, pairwise(in_vain))), f"requeued twice without progress\n{_log(run)}"
-
-
-def _check_curve(run: Path, clean: Path) -> None:
-    found, expected = train_lines(run), train_lines(clean)
-    assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, LAST + 1))
-    for ours, theirs in zip(found, expected, strict=True):
-        for name in ("loss", "grad_norm", "lr"):
-            difference = abs(ours[name] - theirs[name])
-            assert difference <= TOLERANCE * abs(theirs[name]), f"{name} at step {ours['step']}: {ours} {theirs}"
-
-
-def _summaries(run: Path) -> list[dict]:
-    paths = sorted(run.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime)
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def _log(run: Path) -> str:
-    return "".join(path.read_text() for path in sorted(run.glob("slurm/*.log")))
+    in_vain = [summary["code"] == Exit.REQUEUE and summary.get("new_steps") == 0 for summary in summaries(run)]
+    assert not any(map(all, pairwise(in_vain))), f"requeued twice without progress\n{log_of(run)}"
 
 
 def main() -> None:

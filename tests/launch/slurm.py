@@ -3,6 +3,7 @@
 The nodes share this machine's network, or are hosts with networks of their own (hosts.py), host 0 the controller.
 """
 
+import json
 import os
 import shutil
 import signal
@@ -172,3 +173,19 @@ class Slurm:
         for daemon in (*self.nodes.values(), *reversed(self.daemons)):
             daemon.send_signal(signal.SIGTERM)
             daemon.wait(30)
+
+
+def job_of(output: str) -> str:
+    """The number of the job that `widemix submit` has said it submitted."""
+    return output.splitlines()[-1].split()[1].rstrip(",;")
+
+
+def summaries(run: Path) -> list[dict]:
+    """The summaries of a run's starts, the oldest first."""
+    paths = sorted(run.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def log_of(run: Path) -> str:
+    """The logs of a run's jobs, one after the other."""
+    return "".join(path.read_text() for path in sorted(run.glob("slurm/*.log")))

@@ -1,6 +1,5 @@
 """Jobs on a real Slurm: submitted, preempted, with a failing node, and studies with a failed cell."""
 
-import json
 import re
 import shutil
 import signal
@@ -12,7 +11,7 @@ import pytest
 
 from tests.conftest import SMALL, Command, train_lines
 from tests.end_to_end.test_train import EPOCHS, LAST, assert_same_curve
-from tests.launch.slurm import Slurm, missing
+from tests.launch.slurm import Slurm, job_of, log_of, missing, summaries
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(missing()), reason=missing())]
 RECIPE = "recipes/digits/rp_mixer.yaml"
@@ -48,21 +47,8 @@ def submit(slurm, digits):
     return start
 
 
-def job_of(output: str) -> str:
-    return output.splitlines()[-1].split()[1].rstrip(",;")
-
-
 def wait_for_step(slurm: Slurm, run: Path, step: int) -> None:
     slurm.until(lambda: any(line["step"] >= step for line in train_lines(run)), 600)
-
-
-def summaries(run: Path) -> list[dict]:
-    paths = sorted(run.glob("slurm/*/summary.json"), key=lambda path: path.stat().st_mtime)
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def log_of(run: Path) -> str:
-    return "".join(path.read_text() for path in run.glob("slurm/*.log"))
 
 
 def test_two_nodes_run_what_the_dry_run_said(slurm, submit, undisturbed, tmp_path):
