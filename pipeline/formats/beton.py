@@ -160,34 +160,41 @@ def open_beton(path: Path) -> Beton:
     part = sum(
         kind in ALLOCATING for kind in kinds[: kinds.index(IMAGE_FIELD)]
     )  # of the image, among those of a sample
-    image, (segments, segments_size) = tables.samples["f0"], _segments(path, tables)
+    count, none = len(tables.samples), np.broadcast_to(np.int64(0), len(tables.samples))
+    has_segments = tables.fields in RECORDS and tables.fields[: len(SEGMENT_FIELDS)] == SEGMENT_FIELDS
+    width, height, sizes, label = (np.empty(count, np.int32) for _ in range(4))
+    for piece in pieces(count):  # once over the file's tables, which are larger than any cache
+        records, offset, size = tables.samples[piece], tables.offset[piece, part], tables.size[piece, part]
+        image = records["f0"]
+        width[piece], height[piece], sizes[piece], label[piece] = image["width"], image["height"], size, records["f1"]
+        raw = width[piece].astype(np.int64) * height[piece] * 3
+        misplaced = (image["data_ptr"].view(np.int64) != offset) | (sizes[piece] != size)
+        is_raw = image["mode"] == RAW
+        bad = misplaced | (raw == 0) | np.where(is_raw, size != raw, image["mode"] != JPEG)
+        if has_segments:
+            bad |= _misplaced_segments(records["f2"], tables.offset[piece, 1], tables.size[piece, 1])
+        refuse(path, bad, piece.start)
+        if (label[piece] != records["f1"]).any():
+            raise InputError(f"{path}: has labels of more than 31 bits; prepare it again")
     targets, target_count = _targets(path, tables)
-    beton = Beton(
+    segments = tables.samples["f2"] if has_segments else None
+    return Beton(
         path=path,
         bytes=tables.bytes,
-        mode=image["mode"],
-        width=image["width"].astype(np.int32),
-        height=image["height"].astype(np.int32),
-        offset=image["data_ptr"].view(np.int64),
-        size=tables.size[:, part].astype(np.int32),
-        segments=segments,
-        segments_size=segments_size,
+        mode=tables.samples["f0"]["mode"],
+        width=width,
+        height=height,
+        offset=tables.samples["f0"]["data_ptr"].view(np.int64),
+        size=sizes,
+        segments=none if segments is None else segments["ptr"].view(np.int64),
+        segments_size=none if segments is None else segments["size"].view(np.int64),
         targets=targets,
         target_count=target_count,
-        label=tables.samples["f1"].astype(np.int32),
+        label=label,
         records=tables.samples,
         fields=tables.fields,
         records_at=tables.samples_at,
     )
-    for piece in pieces(len(beton)):
-        mode, size = beton.mode[piece], beton.size[piece]
-        raw = beton.width[piece].astype(np.int64) * beton.height[piece] * 3
-        misplaced = (beton.offset[piece] != tables.offset[piece, part]) | (size != tables.size[piece, part])
-        unknown = (mode != JPEG) & (mode != RAW)
-        refuse(path, misplaced | unknown | ((mode == RAW) & (size != raw)) | (raw == 0), piece.start)
-        if (beton.label[piece] != tables.samples["f1"][piece]).any():
-            raise InputError(f"{path}: has labels of more than 31 bits; prepare it again")
-    return beton
 
 
 def _layout(fields: Fields) -> np.dtype | None:
@@ -207,17 +214,10 @@ def _layout(fields: Fields) -> np.dtype | None:
     )
 
 
-def _segments(path: Path, tables: Tables) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets and sizes in bytes of the tables of segments: int64 [n] each, zeros in a file that has none."""
-    if tables.fields[: len(SEGMENT_FIELDS)] != SEGMENT_FIELDS or tables.fields not in RECORDS:
-        none = np.broadcast_to(np.int64(0), len(tables.offset))
-        return none, none
-    field = tables.samples["f2"]
-    for piece in pieces(len(field)):
-        offset, size = tables.offset[piece, 1], tables.size[piece, 1]
-        misplaced = (field["ptr"][piece] != offset.view(np.uint64)) | (field["size"][piece] != size.view(np.uint64))
-        refuse(path, misplaced | (offset % ALIGNED != 0) | (size % ALIGNED != 0) | (size < 12), piece.start)
-    return field["ptr"].view(np.int64), field["size"].view(np.int64)
+def _misplaced_segments(field: np.ndarray, offset: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Whether tables of segments are not at the places, int64 [n], that the allocation table has: bool [n]."""
+    begins, sizes = field["ptr"].view(np.int64), field["size"].view(np.int64)
+    return (begins != offset) | (sizes != size) | ((offset | size) & (ALIGNED - 1) != 0) | (size < 12)
 
 
 def _targets(path: Path, tables: Tables) -> tuple[np.ndarray, int]:

@@ -6,13 +6,14 @@ in the page cache; a check of all at once would need copies as large in each ran
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
 from pipeline.errors import InputError
 
 ALIGNED = 4  # bytes; every part of a sample except the first begins at a multiple of this
-PIECE = 1 << 14  # samples that are checked at a time: their tables fit into a core's cache
+PIECE = 1 << 13  # samples that are checked at a time: their tables fit into a core's cache
 
 
 def pieces(count: int) -> Iterator[slice]:
@@ -23,8 +24,12 @@ def pieces(count: int) -> Iterator[slice]:
 def refuse(path: Path, bad: np.ndarray, first: int = 0) -> None:
     """Raise `InputError` with the first sample that is `bad`, bool [n] or [n, parts], of those from `first` on."""
     if bad.any():
-        sample = first + int(np.nonzero(bad)[0][0])
-        raise InputError(f"{path}: sample {sample} does not lie inside the file; prepare it again")
+        refuse_sample(path, first + int(np.nonzero(bad)[0][0]))
+
+
+def refuse_sample(path: Path, sample: int) -> NoReturn:
+    """Raise `InputError` with the number of a sample."""
+    raise InputError(f"{path}: sample {sample} does not lie inside the file; prepare it again")
 
 
 def in_sample_order(path: Path, table: np.ndarray) -> np.ndarray:
@@ -49,24 +54,33 @@ def check_places(path: Path, offset: np.ndarray, size: np.ndarray, start: int, s
 
     The sum of offset and size is not compared with `stop`, since it could overflow.
     """
-    for piece in pieces(len(offset)):
-        begins, sizes = np.ascontiguousarray(offset[piece]), np.ascontiguousarray(size[piece])
-        refuse(path, (begins < start) | (sizes <= 0) | (sizes > stop - begins), piece.start)
-        refuse(path, begins // page != (begins + sizes - 1) // page, piece.start)
-    _check_gaps(path, offset.reshape(-1), size.reshape(-1), offset.shape[1], page)
+    begins, sizes = offset.reshape(-1), size.reshape(-1)
+    parts, in_file_order = offset.shape[1], True
+    for piece in pieces(len(begins)):
+        chosen = slice(piece.start, piece.stop + 1)  # and the part after it
+        places, lengths = np.ascontiguousarray(begins[chosen]), np.ascontiguousarray(sizes[chosen])
+        outside = (places < start) | (lengths <= 0) | (lengths > stop - places)
+        crossing = (places ^ (places + lengths - 1)) >= page  # which is a power of two
+        bad = np.flatnonzero(outside | crossing)
+        if len(bad):
+            refuse_sample(path, (piece.start + int(bad[0])) // parts)
+        in_file_order = in_file_order and not _wrong_gaps(places, lengths, page).any()
+    if not in_file_order:
+        _check_gaps(path, begins, sizes, parts, page)
+
+
+def _wrong_gaps(begins: np.ndarray, sizes: np.ndarray, page: int) -> np.ndarray:
+    """Whether each part but the last overlaps the next, or lies too far from it: bool [n - 1]."""
+    gap = begins[1:] - (begins[:-1] + sizes[:-1])
+    return (gap < 0) | ((gap >= ALIGNED) & (begins[1:] & (page - 1) != 0))
 
 
 def _check_gaps(path: Path, offset: np.ndarray, size: np.ndarray, parts: int, page: int) -> None:
-    """Raise `InputError` where two parts overlap, or lie apart other than by alignment and the end of a page."""
-    ascending = all((np.diff(offset[piece.start : piece.stop + 1]) >= 0).all() for piece in pieces(len(offset)))
-    order = None if ascending else np.argsort(offset, kind="stable")
+    """Raise `InputError` where two parts, in whatever order they are stored, overlap or lie apart."""
+    order = np.argsort(offset, kind="stable")
     for piece in pieces(len(offset) - 1):
-        chosen = slice(piece.start, piece.stop + 1)
-        place = chosen if order is None else order[chosen]
-        begins, ends = offset[place], offset[place] + size[place]
-        gap = begins[1:] - ends[:-1]
-        wrong = (gap < 0) | ((gap >= ALIGNED) & (begins[1:] % page != 0))
+        place = order[piece.start : piece.stop + 1]
+        wrong = _wrong_gaps(offset[place], size[place], page)
         if wrong.any():
-            numbers = np.arange(chosen.start, chosen.stop) if order is None else order[chosen]
-            first, second = numbers[wrong.argmax() :][:2] // parts
+            first, second = place[wrong.argmax() :][:2] // parts
             raise InputError(f"{path}: samples {first} and {second} overlap or lie apart; prepare it again")
