@@ -169,14 +169,20 @@ def at_random(disturbed: Disturbed, clean: Path) -> str:
     return "; ".join([*done, f"finished on {world} of {engine}"])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("folder", type=Path)
+def parse_arguments(description: str | None) -> argparse.Namespace:
+    """The arguments `DATA FOLDER [--minutes N] [--seed N]`, after which the random numbers are those of the seed."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("data", type=lambda path: Path(path).absolute())
+    parser.add_argument("folder", type=lambda path: Path(path).absolute())
     parser.add_argument("--minutes", type=float, default=0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     random.seed(arguments.seed)
+    return arguments
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     clean = undisturbed(arguments.data, arguments.folder / "clean")
     if not arguments.minutes:

@@ -8,7 +8,6 @@ ended with a verdict that says why, and then be complete after one more submissi
 without a new checkpoint. As root; DATA are the prepared digits. Without --minutes each disturbance comes once.
 """
 
-import argparse
 import os
 import random
 import re
@@ -16,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,7 +23,7 @@ import psutil
 
 from pipeline.cli.commands import Exit
 from tests.conftest import ROOT, SMALL, train_lines
-from tests.faults.chaos import assert_same_steps
+from tests.faults.chaos import assert_same_steps, parse_arguments
 from tests.launch.hosts import Hosts
 from tests.launch.slurm import Slurm, job_of, log_of, summaries
 
@@ -154,7 +154,7 @@ DISTURBANCES = (
 )
 
 
-def play(night: Night, run: Path, clean: Path, chosen: list, *options: str) -> str:
+def play(night: Night, run: Path, clean: Path, chosen: list[Callable[[Night], None]], *options: str) -> str:
     """A round: what is done, in turns, to a job with these options of `widemix submit`; return what happened."""
     night.submit(run, *options)
     told = [" ".join(("submitted", *options))]
@@ -191,39 +191,36 @@ def _check_requeues(run: Path) -> None:
     assert not any(map(all, pairwise(in_vain))), f"requeued twice without progress\n{log_of(run)}"
 
 
+def disturbances(minutes: float) -> Iterator[list[Callable[[Night], None]]]:
+    """Those of each round: random ones for so many minutes; without minutes each comes once, alone."""
+    if not minutes:
+        yield from ([disturb] for disturb in DISTURBANCES)
+    end = time.monotonic() + 60 * minutes
+    while time.monotonic() < end:
+        yield random.choices(DISTURBANCES, k=random.randint(1, 4))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--minutes", type=float, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    random.seed(arguments.seed)
-    folder = arguments.folder.absolute()
+    arguments = parse_arguments(__doc__)
+    folder = arguments.folder
     folder.mkdir(parents=True)
     os.chdir(ROOT)
     clean = folder / "clean"
-    words = (RECIPE, "--run-dir", str(clean), "--data.path", str(arguments.data.absolute()), *OPTIONS)
+    words = (RECIPE, "--run-dir", str(clean), "--data.path", str(arguments.data), *OPTIONS)
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", "pipeline.cli", "train", *words], env=environ, check=True)
-    night = Night(arguments.data.absolute(), folder)
-    began, rounds = time.monotonic(), 0
+    night = Night(arguments.data, folder)
+    began, number = time.monotonic(), 0
     try:
-        while (
-            rounds < len(DISTURBANCES) if not arguments.minutes else time.monotonic() - began < 60 * arguments.minutes
-        ):
-            chosen = random.choices(DISTURBANCES, k=random.randint(1, 4))
-            if not arguments.minutes:
-                chosen = [DISTURBANCES[rounds]]
+        for number, chosen in enumerate(disturbances(arguments.minutes), start=1):
             options = random.choice([("--nodes", "2"), ("--nodes", "4"), ("--nodes", "4", "--elastic", "2")])
-            rounds += 1
-            run = night.disk / f"round-{rounds}"
+            run = night.disk / f"round-{number}"
             told = play(night, run, clean, chosen, *options)
-            print(f"{(time.monotonic() - began) / 60:.1f} min  round {rounds}: {told}", flush=True)
+            print(f"{(time.monotonic() - began) / 60:.1f} min  round {number}: {told}", flush=True)
             shutil.rmtree(run)  # the disk is small
     finally:
         night.close()
-    print(f"{rounds} rounds, each complete with the undisturbed curve", file=sys.stderr)
+    print(f"{number} rounds, each complete with the undisturbed curve", file=sys.stderr)
 
 
 if __name__ == "__main__":
