@@ -58,10 +58,15 @@ def train(
     """
     times = StartTimes()
     recipe = match_folder(recipe)
-    import torch
 
     from pipeline.distributed.requests import SharedRequests
-    from pipeline.distributed.topology import on_main, process_group, read_topology, set_matmul_precision, share_cpus
+    from pipeline.distributed.topology import (
+        on_main,
+        process_group,
+        read_topology,
+        set_matmul_precision,
+        set_torch_threads,
+    )
     from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
     from pipeline.estimate.utilisation import peak_share
@@ -86,7 +91,7 @@ def train(
         stop = stack.enter_context(StopRequest())
         store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
         times.end("rendezvous")
-        torch.set_num_threads(share_cpus(topology))
+        set_torch_threads(topology)
         set_matmul_precision(recipe.train.matmul_precision)
 
         loader, eval_loader = _open_data(recipe, topology)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from pipeline.bench.timing import elapsed
 from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology, process_group, read_topology, share_cpus
+from pipeline.distributed.topology import Topology, process_group, read_topology, set_torch_threads
 from pipeline.engine import Engine, build_engine
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
@@ -67,7 +67,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """
     topology = read_topology()
     with process_group(topology, timeout_s=600) as store:
-        torch.set_num_threads(share_cpus(topology))
+        set_torch_threads(topology)
         engine, batches = _build(name, topology)
         saver = Saver(folder, topology, store.clone(), RetentionPolicy(1))
         step = partial(elapsed, lambda: engine.step(batches, 1e-4), topology.device)

@@ -137,6 +137,18 @@ def share_cpus(topology: Topology) -> int:
     return max(1, usable_cpus() // topology.local_world)
 
 
+def set_torch_threads(topology: Topology) -> None:
+    """Let torch compute on this rank's share of the CPUs, or on as many threads as OMP_NUM_THREADS says.
+
+    torchrun sets it to 1 for several ranks where the user has not set it, so that 1 is not read there. More threads
+    than idle CPUs wait for each other most of the time.
+    """
+    given = os.environ.get("OMP_NUM_THREADS")
+    set_by_torchrun = given == "1" and topology.local_world > 1 and "TORCHELASTIC_RUN_ID" in os.environ
+    if given is None or set_by_torchrun:
+        torch.set_num_threads(share_cpus(topology))
+
+
 def set_matmul_precision(precision: str) -> None:
     """Set what GPUs compute products and convolutions of fp32 in: "highest" is fp32, "high" TF32.
 

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, check_model
 from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, share_cpus
+from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, set_torch_threads
 from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.figures import all_figures
@@ -163,7 +163,7 @@ def assess_network(
         raise InputError(f"--{'details' if details else 'real'}: is for classes, data.targets is {section.targets}")
     recipe, topology = network.recipe, read_topology()
     with process_group(topology, recipe.engine.timeout_s if recipe else TIMEOUT_S):
-        torch.set_num_threads(share_cpus(topology))
+        set_torch_threads(topology)
         if recipe:
             set_matmul_precision(recipe.train.matmul_precision)
         dtype = DTYPES[recipe.train.precision if recipe else "fp32"]

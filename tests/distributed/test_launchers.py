@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pipeline.distributed import topology
 from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses, write_rank_status
 from pipeline.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
@@ -35,11 +36,27 @@ SRUN = {
 }
 
 
+@pytest.mark.parametrize(
+    ("given", "torchrun", "local_world", "threads"),
+    [(None, False, 2, 4), ("1", False, 2, None), ("1", True, 2, 4), ("3", True, 2, None), ("1", True, 1, None)],
+)
+def test_torch_computes_on_a_share_of_the_cpus_unless_the_user_says_how_many_threads(
+    monkeypatch, given, torchrun, local_world, threads
+):
+    chosen = []
+    monkeypatch.setattr(topology, "usable_cpus", lambda: 8)
+    monkeypatch.setattr(topology.torch, "set_num_threads", chosen.append)
+    for name, value in (("OMP_NUM_THREADS", given), ("TORCHELASTIC_RUN_ID", "none" if torchrun else None)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    topology.set_torch_threads(read_topology({"LOCAL_WORLD_SIZE": str(local_world), "WORLD_SIZE": "4"}))
+    assert chosen == ([threads] if threads else [])
+
+
 def test_openmpi_and_srun_are_read_like_torchrun():
-    topology = read_topology(torchrun_env(OPENMPI | {"MASTER_ADDR": "head"}))
-    assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (3, 4, 1, 2)
-    topology = read_topology(torchrun_env(SRUN))
-    assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (2, 4, 0, 2)
+    rank = read_topology(torchrun_env(OPENMPI | {"MASTER_ADDR": "head"}))
+    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (3, 4, 1, 2)
+    rank = read_topology(torchrun_env(SRUN))
+    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (2, 4, 0, 2)
     assert torchrun_env(SRUN)["MASTER_ADDR"] == "n2"
 
 
