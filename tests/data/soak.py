@@ -153,13 +153,13 @@ def run_group(
 
 
 def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Counts:
-    """At least `groups` groups, until the minutes are over. `AssertionError` for any picture out of order."""
+    """Run `groups` groups, two epochs and `minutes` at least. `AssertionError` for any picture out of order."""
     chance = random.Random(seed)
     clean = Undisturbed(folder, order, chance)
     process, until = psutil.Process(), time.monotonic() + 60 * minutes
     position, steps, kills, settled = (0, 0), 0, 0, 0
     clean.step(0, 0)
-    while kills < groups or time.monotonic() < until:
+    while kills < groups or position[0] < 2 or time.monotonic() < until:
         assert threading.active_count() == 1
         world, consumed = run_group(folder, order, position, chance)
         part = BATCH // world
@@ -176,7 +176,7 @@ def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Cou
         position, steps, kills = (epoch, step), steps + common, kills + 1
         if not settled and epoch > 1:
             settled = process.memory_info().rss
-    growth = process.memory_info().rss - settled if settled else 0
+    growth = process.memory_info().rss - settled
     assert growth < GROWTH, f"{growth >> 20} MiB more than after the first epochs"
     return Counts(kills, steps, position[0], growth)
 
