@@ -189,7 +189,7 @@ def test_folds_of_other_numbers(tmp_path, line):
 
 def test_a_target_that_is_a_link_to_itself(tmp_path, folder):
     (tmp_path / "out").symlink_to("out")
-    with pytest.raises(InputError, match=r"out.*Too many levels of symbolic links"):
+    with pytest.raises(InputError, match=r"out.*(Too many levels of symbolic links|File exists)"):
         prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
 
 
