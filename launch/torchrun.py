@@ -3,7 +3,10 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
+
+from packaging.version import Version
 
 from launch.relay import Relay
 from launch.stage import stage
@@ -11,6 +14,13 @@ from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
 
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
+
+
+def check_torch() -> None:
+    """Raise `InputError` where torchrun has no options to forward Slurm's signals and to wait while ranks save."""
+    found = version("torch")
+    if Version(found).release < (2, 12):
+        raise InputError(f"torch {found}: Slurm jobs need torch 2.12 or newer, whose torchrun lets ranks save first")
 
 
 def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) -> Path:

@@ -18,7 +18,7 @@ from launch.environment import unpack
 from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES
-from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, local_folder, run_torchrun
+from launch.torchrun import SHUTDOWN_TIMEOUT_S, check_torch, data_for, local_folder, run_torchrun
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
@@ -128,6 +128,7 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
         note_part("batch script")
         if arguments.environment:
             _use_local_python(arguments.environment, arguments.stage)
+    check_torch()
     if arguments.sizes:
         return _run_elastic(arguments, train)
     with _relay(arguments, os.environ) as relay:

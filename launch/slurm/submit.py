@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
 from launch.slurm.options import check_options, elastic_sizes
+from launch.torchrun import check_torch
 from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
@@ -223,6 +224,8 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(text, *([f"# {TABLE}", *submission.table] if submission.table else []), sep="\n")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
+    if arguments.container is None and arguments.environment is None:  # the nodes have this torch
+        check_torch()
     sbatch, *rest = submission.command
     _run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
     logs = submission.folder / "slurm"

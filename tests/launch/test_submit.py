@@ -9,9 +9,12 @@ import subprocess
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import asdict
+from importlib.metadata import version
 
 import pytest
+from packaging.version import Version
 
 from launch.relay import Relay
 from launch.slurm import node as node_module
@@ -20,6 +23,7 @@ from launch.slurm.cells import cross, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from launch.slurm.ports import free_ports
+from launch.torchrun import check_torch
 from pipeline.cli.commands import Exit, Parser, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.distributed.start_times import VARIABLE
@@ -28,6 +32,16 @@ from pipeline.recipe import dump_recipe
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
+new_torchrun = pytest.mark.skipif(
+    Version(version("torch")) < Version("2.12"), reason="its torchrun has other options"
+)
+
+
+def test_an_older_torch_is_refused(monkeypatch):
+    for found, refused in (("2.11.0+cu128", True), ("2.12.0", False), ("2.15.0.dev20261101", False)):
+        monkeypatch.setattr("launch.torchrun.version", lambda _, found=found: found)
+        with pytest.raises(InputError, match=r"torch 2\.11.*need torch 2\.12") if refused else nullcontext():
+            check_torch()
 
 
 @pytest.fixture
@@ -473,6 +487,7 @@ def test_the_verdict(statuses, stop_requested, new_steps, code, reason):
     assert re.search(reason, "; ".join(verdict.lines))
 
 
+@new_torchrun
 @pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20015"), ("::1", "[::1]:20015")])
 def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -488,6 +503,7 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
 
 
+@new_torchrun
 def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
     from torch.distributed.run import parse_args
 
