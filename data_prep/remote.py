@@ -5,7 +5,10 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 from data_prep.progress import print_status
@@ -14,6 +17,7 @@ from pipeline.errors import InputError, RunError
 TRIES = 5
 WAIT_S = 1.0  # before the second try; before each further one twice as long
 PIECE = 16 << 20  # bytes that are requested at once
+AT_ONCE = 8  # files: of small ones each waits for the server's answer
 PARTIAL = ".partial"  # after the name of a file that is not complete
 
 
@@ -64,12 +68,12 @@ def open_remote(url: str) -> Remote:
     return Remote(url.rstrip("/"), files, root)
 
 
-def download(url: str, to: Path) -> Path:
+def download(url: str, to: Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
     """Download the files at a URL (of a folder, or of one file) to the folder `to`; returns the path to read from.
 
-    Complete files are kept, and others resumed. A file is compared with its size, and with its MD5 or SHA-256 where
-    the store states one. Raises `InputError` if there is nothing, and `RunError` if the line stays cut or data
-    differ.
+    Of a folder only those whose paths in it are `wanted`. Complete files are kept, and others resumed. A file is
+    compared with its size, and with its MD5 or SHA-256 where the store states one. Raises `InputError` if there is
+    nothing, and `RunError` if the line stays cut or data differ.
     """
     remote = open_remote(url)
     print_status(f"{url}: listing its files")
@@ -82,13 +86,32 @@ def download(url: str, to: Path) -> Path:
     if not files:
         raise InputError(f"{url}: holds no files, or cannot be reached")
     single = files == [remote.root.rstrip("/")]
+    named = []
     for path in files:
         name = Path(path).name if single else os.path.relpath(path, remote.root)
         if ".." in Path(name).parts or os.path.isabs(name):
             raise InputError(f"{url}: lists {path}, which lies outside of it")
-        file = Remote(remote.files.unstrip_protocol(path), remote.files, path)
-        stated = found[path].get("size") is not None  # web servers' listings have no sizes
-        _download(file, found[path] if stated else remote.files.info(path), to / name)
+        if single or wanted(name):
+            named.append((path, name))
+    left, stopped = iter(named), Event()
+
+    def work() -> None:
+        for path, name in left:
+            if stopped.is_set():
+                return
+            file = Remote(remote.files.unstrip_protocol(path), remote.files, path)
+            try:
+                _download(file, found[path], to / name, stopped)
+            except BaseException:
+                stopped.set()
+                raise
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        try:
+            for worker in [pool.submit(work) for _ in range(AT_ONCE)]:
+                worker.result()
+        finally:
+            stopped.set()
     return to / Path(files[0]).name if single else to
 
 
@@ -105,7 +128,9 @@ def _check_credentials(url: str, error: Exception) -> None:
         ) from None
 
 
-def _download(remote: Remote, info: dict[str, Any], to: Path) -> None:
+def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) -> None:
+    """Download a file, unless `stopped`, which leaves a part of it."""
+    info = remote.files.info(remote.root) if listed.get("size") is None else listed  # web servers list no sizes
     size = info.get("size")
     if to.exists() and to.stat().st_size == size:
         return
@@ -120,6 +145,8 @@ def _download(remote: Remote, info: dict[str, Any], to: Path) -> None:
             file.write(remote.read(""))
         else:
             for begin in range(file.tell(), size, PIECE):
+                if stopped.is_set():
+                    return
                 file.write(remote.read("", begin, min(begin + PIECE, size)))
         file.flush()
         os.fsync(file.fileno())

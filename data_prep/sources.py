@@ -5,11 +5,14 @@ The help, the errors and the dry run of `widemix prep` use this table. Other pac
 
 import difflib
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from data_prep.image_folder import SPLIT_FOLDERS
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
+from data_prep.shards import split_of
 from pipeline.errors import InputError
 
 
@@ -20,6 +23,7 @@ class Source(NamedTuple):
     description: str  # one line
     takes_origin: bool = True  # whether it is read from --from; otherwise `reader` is called with None
     takes_targets: bool = False  # whether `reader` takes the setting `targets` too
+    shards: bool = False  # whether paths of its files tell their splits, as in data_prep/shards.py
 
 
 SOURCES = {
@@ -37,11 +41,14 @@ SOURCES = {
         "official tars and devkit; a flat val with its list",
     ),
     "webdataset": Source(
-        "data_prep.webdataset.read", "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)"
+        "data_prep.webdataset.read",
+        "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)",
+        shards=True,
     ),
     "parquet": Source(
         "data_prep.parquet.read",
         "Hugging Face's image datasets: DIR/**/*.parquet with the columns image {bytes, path} and label",
+        shards=True,
     ),
     "csv": Source(
         "data_prep.csv_list.read",
@@ -99,6 +106,21 @@ def read_source(name: str, origin: Path | None, settings: PrepSettings) -> Datas
     if settings.vocab and not dataset.text:
         raise InputError(f"vocab {settings.vocab}: is for sentence pairs, and {name} has none; leave out --vocab")
     return dataset
+
+
+def wanted_files(name: str, splits: str) -> Callable[[str], bool]:
+    """Whether a file of a source, by its path, is read for these splits (separated by commas; empty: all).
+
+    Known for shards alone: class folders number the classes of all splits. Raises `InputError` for other splits than
+    shards have.
+    """
+    if not splits or not _find(name).shards:
+        return lambda path: True
+    chosen = splits.split(",")
+    for split in chosen:
+        if split not in SPLIT_FOLDERS:
+            raise InputError(f"splits: {name} has no {split!r}; it has {', '.join(SPLIT_FOLDERS)}")
+    return lambda path: split_of(path) in (None, *chosen)
 
 
 def _find(name: str) -> Source:

@@ -68,7 +68,8 @@ def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict
         ):
             for record in counted:
                 writer.add(record)
-                check_share(name, written, len(samples), job.max_bad)
+                check_share(name, written, len(samples), job.max_bad, finished=False)
+        check_share(name, written, len(samples), job.max_bad, finished=True)
         if not written.count:
             raise InputError(f"{job.plan['from']}: not one image of {name} can be decoded")
         if not job.settings.part:  # which may hold few images of a class

@@ -109,6 +109,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     from data_prep.prepare import prepare
     from data_prep.remote import download
     from data_prep.settings import PrepSettings, parse_share
+    from data_prep.sources import wanted_files
     from pipeline.recipe.plugins import import_modules
 
     import_modules(arguments.plugins, "--plugins")
@@ -137,7 +138,8 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     arguments.to = arguments.to or Path("datasets", arguments.source)
     origin = arguments.origin
     if isinstance(origin, str):
-        origin = download(origin, arguments.to.absolute().with_name(f"{arguments.to.absolute().name}.source"))
+        copy = arguments.to.absolute().with_name(f"{arguments.to.absolute().name}.source")
+        origin = download(origin, copy, wanted_files(arguments.source, settings.splits))
     job = (arguments.source, origin, arguments.to, settings)
     options: dict[str, Any] = {"processes": arguments.processes, "force": arguments.force}
     options["extend"] = arguments.extend

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import left_out
 from data_prep.dry_run import dry_run
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
@@ -166,15 +167,20 @@ def test_a_split_without_a_good_picture_is_refused(tmp_path, folder):
         prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=1)
 
 
-def test_more_bad_pictures_than_allowed_end_it_with_a_list(tmp_path, folder, capsys):
-    for name in ("0", "3"):
-        (folder / f"train/bee/{name}.JPEG").write_bytes(b"")
-    listed = [f"train/bee/{name}.JPEG: left out: is empty" for name in ("0", "3")]
-    with pytest.raises(RunError, match=r"train: 2 images cannot be decoded, more than 5 % of 21; .*--max-bad"):
+def test_more_bad_pictures_than_allowed_end_it_with_a_list(tmp_path, folder, monkeypatch, capsys):
+    names = [f"train/{name}.JPEG" for name in ("bee/0", "bee/3", "cat/6")]
+    for name in names:
+        (folder / name).write_bytes(b"")
+    listed = [f"{name}: left out: is empty" for name in names]
+    with pytest.raises(RunError, match=r"train: 3 images cannot be decoded, more than 5 % of 21; .*--max-bad"):
         prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.05)
-    assert capsys.readouterr().err.splitlines()[:2] == listed
-    manifest = prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.1)
-    assert manifest.splits["train"].per_class == (7, 5, 7)
+    assert capsys.readouterr().err.splitlines()[:3] == listed
+    monkeypatch.setattr(left_out, "LISTED", 2)
+    with pytest.raises(RunError, match=r"train: 2 images of the first 11 cannot be decoded, more than 5 % of 21"):
+        prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.05)
+    assert capsys.readouterr().err.splitlines()[:2] == listed[:2]
+    manifest = prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.15)
+    assert manifest.splits["train"].per_class == (7, 5, 6)
 
 
 def test_a_class_without_a_good_picture_ends_it_with_a_list(tmp_path, folder, capsys):

@@ -20,6 +20,7 @@ from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from launch.stage import stage
 from pipeline.errors import InputError, RunError
+from pipeline.formats.manifest import read_manifest
 from tests.data_prep.test_adopt import main
 
 
@@ -154,6 +155,14 @@ def test_shards_at_a_url_are_prepared(tmp_path, jpeg, memory, capsys):
     capsys.readouterr()
     assert main([*words, "memory://bucket/shards", "--to", str(out)]) == 0
     assert "downloading" not in capsys.readouterr().err
+    memory.put(str(shards / "train-1.tar"), "/bucket/shards/val-0.tar")
+    memory.pipe_file("/bucket/shards/classes.txt", b"cat\ndog\n")
+    chosen = [*words, "memory://bucket/shards", "--to", str(tmp_path / "val"), "--splits"]
+    assert main([*chosen, "val"]) == 0
+    assert sorted(path.name for path in (tmp_path / "val.source").iterdir()) == ["classes.txt", "val-0.tar"]
+    assert read_manifest(tmp_path / "val").classes == ("cat", "dog")
+    assert main([*chosen, "holdout"]) == 2
+    assert "webdataset has no 'holdout'; it has train, val, test" in capsys.readouterr().err
     one = download("memory://bucket/shards/train-0.tar", tmp_path / "one")
     assert one.read_bytes() == (shards / "train-0.tar").read_bytes()
 
@@ -194,3 +203,25 @@ def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
         pieces = -(-(prepared / "train.beton").stat().st_size // remote.PIECE)
         assert contents(download(f"{url}/prepared/", tmp_path / "downloaded")) == contents(prepared)
         assert server.asked.count("train.beton") == pieces + 1
+
+
+def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):
+    together, read, asked = threading.Barrier(4), type(memory).cat_file, []
+
+    def read_together(files, path, start=None, end=None):
+        asked.append(path)
+        if start == 0:
+            together.wait(timeout=30)
+        if path.endswith("3"):
+            raise PermissionError("no")
+        return read(files, path, start=start, end=end)
+
+    for number in range(4):
+        memory.pipe_file(f"/bucket/many/{number}", bytes(50 * remote.PIECE))
+    monkeypatch.setattr(remote, "AT_ONCE", 4)
+    monkeypatch.setattr(type(memory), "cat_file", read_together)
+    with pytest.raises(InputError, match=r"many/3: cannot be read \(no\)"):
+        download("memory://bucket/many", tmp_path / "many")
+    assert len(asked) < 150
+    monkeypatch.setattr(type(memory), "cat_file", read)
+    assert len(contents(download("memory://bucket/many", tmp_path / "many"))) == 4
