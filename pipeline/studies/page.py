@@ -31,7 +31,8 @@ def as_page(results: Sequence[Result], study: Study, name: str) -> str:
     name: of the study file.
     """
     stem = name.removesuffix(".yaml")
-    parts = [f"# {study.title}", f"{study.source}. The paper's claim: {study.claim}"]
+    claim = f" The paper's claim: {study.claim}" if study.claim else ""
+    parts = [f"# {study.title}", f"{study.source}.{claim}"]
     if study.verdict:
         parts.append(f"**Here:** {study.verdict}")
     parts += [f"![{study.title}]({stem}.png)", *_tables(results, study)]

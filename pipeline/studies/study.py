@@ -97,7 +97,7 @@ class Study(Section):
 
     title: str = key(..., "what is compared")
     source: str = key(..., "paper, figure or table, and the section with its settings")
-    claim: str = key(..., "the trend that the paper reports, in one sentence")
+    claim: str = key("", "the trend that the paper reports, in one sentence, if it does")
     verdict: str = key("", "what our results show of it: seen, not seen, or not to be seen at this size; and why")
     seeds: list[Annotated[int, Field(ge=0)]] = key([], "values of train.seed; empty: that of the recipe, once")
     set: dict[str, Any] = key({}, "section.key names with the value that all cells have")

@@ -87,6 +87,9 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     assert "Missing: 7 of 12 cells" in page
     assert "Normal: 128: 30 ± 1.5 [figure 1 (digitised)]" in page
     assert "5 of 12 runs are done" in page
+    assert "a paper, figure 1. The paper's claim: Wider is better.\n" in page
+    ours = parsed.model_copy(update={"claim": ""})
+    assert "a paper, figure 1.\n" in as_page(results, ours, "widths.yaml")
 
 
 def test_another_recipes_run_is_no_result(study, tmp_path):
