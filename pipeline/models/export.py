@@ -48,6 +48,7 @@ def export_model(
         save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
         fsync_path(unfinished / "model.safetensors")
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
+        shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # else only of its owner
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
             atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
         if onnx:

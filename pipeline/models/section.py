@@ -95,10 +95,20 @@ class ModelSection(Section):
         return "head"
 
     def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
-        """Return name and arguments with which `timm.create_model` makes this network; for exports."""
+        """Return name and arguments with which `timm.create_model` makes this network; for exports.
+
+        The name is the network's own where `named` has it, else one of its family.
+        """
         if self.timm_architecture is None:
             return self.kind, {**self.model_dump(mode="json", exclude={"kind"}), "img_size": image_size}
-        return self.timm_architecture, self.model_spec(image_size)[1]
+        from pipeline.models.timm_registry import default_cfgs  # not the names that are timm's own networks
+
+        arguments = self.model_spec(image_size)[1]
+        rate = {"drop_path_rate": 0}  # trains another way, and is no other network
+        for name, (section, side) in self.named().items():
+            if name in default_cfgs and section.model_spec(side)[1] | rate == arguments | rate:
+                return name, arguments
+        return self.timm_architecture, arguments
 
     @classmethod
     def register_timm(cls) -> None:

@@ -165,11 +165,14 @@ def _write_files(folder: Path, state: State, position: Position) -> list[str]:
     save_file(state.model, folder / _MODEL)
     save_file(state.optimizer, folder / _OPTIMIZER)
     (folder / _STATE).write_text(position.model_dump_json(indent=1))
-    if not state.ema:
-        return [_MODEL, _OPTIMIZER, _STATE]
-    (folder / _EMA).parent.mkdir()
-    save_file(state.ema, folder / _EMA)
-    return [_MODEL, _OPTIMIZER, _STATE, _EMA]
+    names = [_MODEL, _OPTIMIZER, _STATE]
+    if state.ema:
+        (folder / _EMA).parent.mkdir()
+        save_file(state.ema, folder / _EMA)
+        names.append(_EMA)
+    for name in names:  # safetensors writes files that only their owner can read
+        shutil.copymode(folder / _STATE, folder / name)
+    return names
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

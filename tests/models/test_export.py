@@ -8,6 +8,7 @@ import torch
 
 from pipeline.errors import InputError
 from pipeline.models.export import export_model
+from pipeline.models.families import named_networks
 from pipeline.models.ff_only.section import FfOnlySection
 from pipeline.models.lasso.section import LassoSection
 from pipeline.models.mixer.section import MixerSection
@@ -64,12 +65,27 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     export_model(model, section, folder, **OUTER)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert [path.name for path in folder.parent.iterdir()] == ["exported"]
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded(x), model(x))
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     assert loaded.pretrained_cfg["crop_pct"] == 0.9
     assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
+
+
+def test_a_published_network_keeps_its_name():
+    for name, (section, side) in named_networks().items():
+        trained = {"drop_path_rate"} & section.model_dump().keys()
+        dropped = section.model_copy(update=dict.fromkeys(trained, 0.1))
+        entry = timm.model_entrypoint(name)
+        found, arguments = dropped.timm_spec(side)
+        if entry.__module__.startswith("timm."):  # plain Mixers: another class, with arguments of other names
+            assert found == section.timm_architecture
+        else:
+            assert found == name
+            assert dropped.timm_spec(2 * side)[0] == section.timm_architecture
+        timm.create_model(found, device="meta", **arguments)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,8 @@ def test_whichever_call_fails_nothing_of_it_is_left(tmp_path, monkeypatch, call)
     assert failed
     assert folders(tmp_path) == ["00000001", "00000002"]
     assert checkpoint.newest(tmp_path).load().model["fc.bias"].tolist() == [1, 1, 1]
+    files = [path for path in (tmp_path / "checkpoints/00000002").rglob("*") if path.is_file()]
+    assert len({path.stat().st_mode for path in files}) == 1  # whoever may read one may read all
 
 
 def test_folders_that_someone_else_has_named_are_left_alone(tmp_path):

@@ -22,7 +22,8 @@ def row_counts(outputs: int, inputs: int, density: float, generator: np.random.G
     """Draw the number of nonzeros in each row of a Bernoulli(density) mask [outputs, inputs]: int [outputs]."""
     if density == 1:
         return np.full(outputs, inputs)
-    return generator.binomial(inputs, density, size=outputs)
+    # The same numbers with every numpy: Generator.binomial gives others since 2.5, RandomState never will.
+    return np.random.RandomState(generator.bit_generator).binomial(inputs, density, size=outputs)
 
 
 def multiplies_sparsely(device: torch.device, density: float, entries: int) -> bool:
