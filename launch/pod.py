@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 
 from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
-from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
 from pipeline.errors import InputError
 

@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from pipeline.cli.arguments import Parser, add_recipe_arguments
 from pipeline.cli.commands import (
     Exit,
-    Parser,
-    add_recipe_arguments,
     load_from_arguments,
     run_command,
     tune_garbage_collector,

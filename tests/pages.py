@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.slurm.cells import cross
-from pipeline.cli.commands import Exit, Parser
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit
 from pipeline.cli.parser import COMMANDS
 from pipeline.recipe import load_recipe
 from pipeline.studies.study import is_study, read_study, study_cells

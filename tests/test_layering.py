@@ -19,6 +19,7 @@ LAYERS = [
     ["pipeline.optim"],
     ["pipeline.recipe"],
     ["pipeline.distributed"],
+    ["pipeline.cli.arguments"],
     ["pipeline.cli.commands"],
     ["pipeline.data"],
     ["pipeline.engine"],

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from pipeline.cli.commands import Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import run_command
 from pipeline.cli.parser import make_parser
 from tests.conftest import ROOT, Fork
 
@@ -37,6 +38,7 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
         (tmp / name).write_text(text.format(**names))
     for name in ("empty", "classes/train/empty_class"):
         (tmp / name).mkdir(parents=True)
+    (tmp / "itself").symlink_to("itself")
     (tmp / "null").symlink_to("/dev/null")  # itself would be replaced where the check is broken
     (tmp / "binary.yaml").write_bytes(bytes(range(128, 256)))
     (tmp / "garbage.pt").write_bytes(b"PK\x03\x04garbage")
@@ -86,7 +88,7 @@ def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
 
 
 def test_the_catalogue_is_as_large_as_it_says():
-    assert len(MESSAGES) >= 168
+    assert len(MESSAGES) >= 500
     assert len(MESSAGES) == sum(map(len, CATALOGUE.values()))  # none twice
 
 

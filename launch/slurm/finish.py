@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.figures import main_figure
 from pipeline.files import atomic_write

@@ -19,7 +19,8 @@ from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES
 from launch.torchrun import SHUTDOWN_TIMEOUT_S, check_torch, data_for, local_folder, run_torchrun
-from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.distributed.start_times import note_part

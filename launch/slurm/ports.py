@@ -4,7 +4,8 @@ import argparse
 import socket
 import sys
 
-from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.launchers import PORTS, USES, job_port
 from pipeline.errors import RunError
 

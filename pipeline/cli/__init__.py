@@ -2,12 +2,16 @@
 
 import io
 import sys
+from threading import Timer, main_thread
 
 
 def main() -> None:
     """Run the command line of this process, and exit with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # print file names with the bytes that they have on disk
         sys.stdout.reconfigure(errors="surrogateescape")
+    timer = Timer(2.0, _name_import)
+    timer.daemon = True
+    timer.start()
     try:
         from pipeline.cli.commands import run_command, tune_garbage_collector
 
@@ -18,4 +22,17 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 1
+    finally:
+        timer.cancel()
     sys.exit(code)
+
+
+def _name_import() -> None:
+    """Say on stderr that torch or timm is being imported, if one is: it takes seconds, on a slow disk many."""
+    frame = sys._current_frames().get(main_thread().ident or 0)
+    names: list[str] = []  # of the modules that the main thread is in, from the innermost to the first of ours
+    while frame and not (names and names[-1].startswith("pipeline.")):
+        names.append(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    if "importlib._bootstrap" in names and {"torch", "timm"} & {name.partition(".")[0] for name in names}:
+        print("importing torch and timm", file=sys.stderr, flush=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
 from pipeline.cli.analyse_pictures import add_filters, add_pixels
 from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
-from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
+from pipeline.cli.arguments import add_recipe_arguments
+from pipeline.cli.commands import Exit, check_least, load_from_arguments
 
 
 def add_analyse(commands) -> None:
@@ -32,6 +33,7 @@ def add_augment(analyses) -> None:
     parser = analyses.add_parser(
         "augment",
         help="augmented training pictures, and every operation next to Pillow's",
+        examples="widemix analyse augment digits/rp_mixer --to figures",
         description="Write training.png, the first training pictures as the model gets them, and operations.png, "
         "every augmentation operation over its range of magnitudes, next to Pillow's result and the difference. "
         "Needs the prepared data.",

@@ -16,6 +16,7 @@ def add_cka(analyses) -> None:
     parser = analyses.add_parser(
         "cka",
         help="similarity of the features of networks, layer by layer",
+        examples="widemix analyse cka runs/a runs/b --layers 'blocks.*.norm1' --to figures",
         description="Centered kernel alignment (CKA) between the layers of network A and those of each network B: in "
         "mini-batches, with the unbiased estimator of HSIC (Nguyen et al. 2021). By default the layers are those "
         "before each skip connection. Several B, or several A and the B after --with, also give figure 2a of Hayase "
@@ -81,6 +82,7 @@ def add_spectrum(analyses) -> None:
     parser = analyses.add_parser(
         "spectrum",
         help="singular values of a network's weights, at the start and along training",
+        examples="widemix analyse spectrum runs/a --to figures",
         description="Singular values of every linear layer, next to where the largest is at the start of training: "
         "the Marchenko-Pastur edge, of masked weights L+. Of a run folder, at the start and at each checkpoint that "
         "it keeps. The wide matrix I (x) W of a Mixer, permuted or not, has those of W, each `repeats` times. Of "
@@ -112,6 +114,7 @@ def add_weights(analyses) -> None:
     parser = analyses.add_parser(
         "weights",
         help="the wide, sparse matrices that mixings stand for, and receptive fields by depth",
+        examples="widemix analyse weights runs/a --to figures",
         description="Draw the effective weights of a block of each network, J2 (I (x) W) J1 or M * A (figure S.9 of "
         "Hayase & Karakida 2024), and the share of the features that reaches a unit after each mixing. For Mixers "
         f"and SW-MLPs. {NETWORK}",

@@ -13,6 +13,7 @@ def add_pixels(analyses) -> None:
     parser = analyses.add_parser(
         "pixels",
         help="accuracy with the pixels of all pictures shuffled in one fixed way",
+        examples="widemix analyse pixels runs/a runs/b --to figures",
         description="Accuracy with the original pictures, with their patches and the pixels within patches "
         "shuffled, and with all pixels shuffled, each by one fixed permutation (section 3.4 of Tolstikhin et al. "
         f"2021). Networks are trained on such pictures with --data.pixel_order. {NETWORK}",
@@ -52,6 +53,7 @@ def add_filters(analyses) -> None:
     parser = analyses.add_parser(
         "filters",
         help="filters of the patch layer and of token-mixing units, as sheets",
+        examples="widemix analyse filters runs/a --to figures",
         description="Draw the filters of the first convolution and the weights by which token-mixing units read the "
         "grid of patches, sorted by frequency, with opposite phases next to each other (figure 5 of Tolstikhin et "
         f"al. 2021). {NETWORK}",

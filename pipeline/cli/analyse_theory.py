@@ -12,6 +12,7 @@ def add_sparse_spectrum(analyses) -> None:
     parser = analyses.add_parser(
         "sparse-spectrum",
         help="largest singular values of randomly masked weights as they widen",
+        examples="widemix analyse sparse-spectrum --to figures",
         description="Draw masked random matrices [gamma m, m] with a fixed number of connections, and compare their "
         "largest singular value with L+ and with the Marchenko-Pastur edge of a Mixer's weights (figures 4 right and "
         "S.1 of Hayase & Karakida 2024). Needs no data and no run.",
@@ -59,6 +60,7 @@ def add_regularisation(analyses) -> None:
     parser = analyses.add_parser(
         "regularisation",
         help="the implicit L1 regularisation of a linear Mixer, and its bound",
+        examples="widemix analyse regularisation --to figures",
         description="Compute both sides of proposition 3.3 of Hayase & Karakida 2024 for a small linear regression: "
         "the least loss of a Mixer V (x) W with weight decay, its L1 bound over all matrices, and the minimum with "
         "the Frobenius norm between the two. Needs no data and no run.",

@@ -5,7 +5,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, add_recipe_arguments, check_least, load_from_arguments
+from pipeline.cli.arguments import add_recipe_arguments
+from pipeline.cli.commands import Exit, check_least, load_from_arguments
 from pipeline.cli.inputs import add_ema, check_networks
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
@@ -85,6 +86,7 @@ def add_inference(benches) -> None:
     bench = benches.add_parser(
         "inference",
         help="latency and throughput of a network by batch size",
+        examples="widemix bench inference runs/a --batches 1 64",
         description="Time forward passes of a network in evaluation mode, on batches in memory, by batch size.",
     )
     add = bench.add_argument
@@ -119,6 +121,7 @@ def add_scale(benches) -> None:
     bench = benches.add_parser(
         "scale",
         help="weak scaling of a recipe, and the parts of a step's time",
+        examples="widemix bench scale digits/rp_mixer --ranks 2 --to scale",
         description="Measure weak scaling: the same batch on each rank, on more and more ranks. Start it by the "
         "job's launcher on 1, 2, 4 ... nodes with the same --to; each start adds a row there and draws all of them.",
     )

@@ -1,7 +1,6 @@
-"""What all commands share: exit codes, one-line errors, and recipe keys as options of the command line."""
+"""What all commands share: exit codes, one-line errors, checks of options, and loading the recipe that one names."""
 
 import argparse
-import difflib
 import enum
 import gc
 import math
@@ -9,14 +8,14 @@ import os
 import re
 import sys
 import tempfile
-import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pipeline.cli.arguments import Parser
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.errors import InputError, RunError
-from pipeline.recipe import SECTIONS, Recipe, fill_classes, keys, load_recipe, suggest, tables
+from pipeline.recipe import Recipe, fill_classes, load_recipe
 
 
 class Exit(enum.IntEnum):
@@ -26,55 +25,6 @@ class Exit(enum.IntEnum):
     FAILED = 1
     WRONG_INPUT = 2
     REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
-
-
-def _local_path(text: str) -> Path:
-    """The path; an error of argparse for a URL, of which Path would make a folder named `s3:`."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(
-            f"{text} is a URL, where a path on this machine is needed; `widemix stage URL --to DIR` copies a "
-            "prepared folder from a URL"
-        )
-    return Path(text)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `InputError` and does not accept abbreviated options."""
-
-    def __init__(self, **options):
-        super().__init__(**options, allow_abbrev=False)
-        self.register("type", Path, _local_path)  # arguments of type=Path
-
-    def error(self, message: str):
-        """Raise `InputError` with the message and the nearest recipe key, where argparse would print its usage."""
-        wrong = re.search(r"invalid choice: '(.+?)' \(choose from (.+)\)", message)
-        if wrong:
-            close = difflib.get_close_matches(wrong[1], re.findall(r"'(.+?)'", wrong[2]), n=1, cutoff=0.5)
-            message += f"; did you mean {close[0]}?" if close else ""
-        mistyped = [] if "required" not in message else [word for word in self._words if self._is_unknown(word)]
-        if mistyped:  # what is missing may be what was mistyped
-            message = f"unrecognized arguments: {' '.join(mistyped)}"
-        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-        hint = self._nearest(unknown[1]) if unknown else ""
-        raise InputError(f"{message}{hint or f'; see `{self.prog} --help`'}")
-
-    def parse_known_args(self, args=None, namespace=None):
-        """As argparse's, but a command refuses what it does not know itself: it knows the nearest option."""
-        self._words = list(sys.argv[1:] if args is None else args)
-        namespace, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return namespace, rest
-
-    def _is_unknown(self, word: str) -> bool:
-        return bool(re.match(r"--?[a-z]", word)) and word.partition("=")[0] not in self._option_string_actions
-
-    def _nearest(self, option: str) -> str:
-        close = difflib.get_close_matches(option, self._option_string_actions, n=1)
-        if close:
-            return f"; did you mean {close[0]}?"
-        takes_keys = any(action.dest == "recipe" for action in self._actions)
-        return suggest(option.lstrip("-"), keys()) if takes_keys else ""
 
 
 def run_command(
@@ -161,6 +111,8 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
 def _check_folder(option: str, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{option} {folder}: is a file; name a folder")
+    if folder.is_symlink() and not folder.exists():
+        raise InputError(f"{option} {folder}: is a link to nothing; name a folder")
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryDirectory(dir=place).cleanup()
@@ -209,55 +161,6 @@ def tune_garbage_collector() -> None:
         gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
-def add_recipe_arguments(parser: Parser) -> None:
-    """Add the argument RECIPE.yaml and `--help SECTION`; `parser.epilog` may have examples."""
-    parser.add_argument(
-        "recipe", metavar="RECIPE.yaml", nargs="?", help="recipe file, or a shipped recipe's name: digits/rp_mixer"
-    )
-    parser._optionals.conflict_handler = "resolve"  # in place of argparse's --help
-    parser.add_argument(
-        "-h", "--help", nargs="?", action=_Help, metavar="SECTION", help="print this, or the keys of a recipe section"
-    )
-    parser.epilog = (parser.epilog or "") + (
-        "recipe keys: --section.key VALUE, with the value in YAML, overrides the recipe's. Their lists:\n"
-        + textwrap.fill(
-            ", ".join(f"{parser.prog} --help {section}" for section in SECTIONS[:2])
-            + f"; also of {', '.join(SECTIONS[2:])}.",
-            100,
-            initial_indent="  ",
-            subsequent_indent="  ",
-        )
-    )
-    parser.description = textwrap.fill(parser.description, 100) if parser.description else None
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = "%(prog)s RECIPE.yaml [options] [--section.key VALUE ...]"
-
-
-class _Help(argparse.Action):
-    """`--help` prints the help, `--help SECTION` the keys of a section."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        if values is None:
-            parser.print_help()
-        elif values in SECTIONS:
-            print(describe_section(str(values)))
-        else:
-            parser.error(f"--help {values}: no such section; choose from {', '.join(SECTIONS)}")
-        parser.exit()
-
-
-def describe_section(section: str) -> str:
-    """Return the keys of a recipe section as text, one table for each family of networks."""
-    rows = []
-    for title, known in tables(section):
-        rows.append(f"{title}:")
-        for name, (values, default, text) in known.items():
-            rows.append(f"  --{name} {values}")
-            stated = text if default is ... else f"{text} (default: {yaml_value(default)})"
-            rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
-    return "\n".join(rows)
-
-
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
     """Load the recipe that a command line names, with its overrides applied and its number of classes filled in."""
     if arguments.recipe is None:
@@ -280,14 +183,3 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
             raise InputError(f"--{match[1]}: needs a value")
         overrides.append((match[1], value))
     return words, overrides
-
-
-def yaml_value(value: object) -> str:
-    """Return the default of a key as YAML."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(f'{part:.4g}' for part in value)}]"
-    return str(value)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, check_least
 from pipeline.errors import InputError
 
@@ -28,29 +29,34 @@ def add_prep(commands) -> None:
     parser = commands.add_parser(
         "prep",
         help="prepare a dataset, once",
-        description="Read a dataset and write one .beton file per split, and manifest.json last.\n"
+        usage="%(prog)s SOURCE [--from DIR] [--to DIR] [options]",
+        examples="widemix prep digits --to datasets/digits\n"
+        "widemix prep image-folder --from my_pictures --to datasets/own\n"
+        "widemix prep imagenet --from /data/ILSVRC2012 --to datasets/imagenet --dry-run",
+        description="Read a dataset and write one .beton file per split, and manifest.json last. "
         "Each file appears whole or not at all. If the command is interrupted, the same command resumes it.",
-        epilog="sources:\n" + "\n".join(f"  {name:<14}{source.description}" for name, source in SOURCES.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("source", metavar="SOURCE", help="one of the sources listed below")
+    add("source", metavar="SOURCE", help=f"one of {', '.join(SOURCES)}")
+    layouts = "\n".join(f"  {name:<14}{source.description}" for name, source in SOURCES.items())
+    parser.add_section("sources", "the layout that each source reads", layouts)
     origin = (
         "folder to read the source from; or its URL (https://, s3://, gs://, hf://): it is then downloaded to the "
     )
     origin += "folder of --to with .source after its name"
     add("--from", dest="origin", type=_place, metavar="DIR", help=origin)
     add("--to", type=Path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
+    add_many = parser.add_section("machines", "several machines or processes, sources of your own").add_argument
     plugins = "modules to import first, which register sources of their own, as `plugins` of a recipe"
-    add("--plugins", nargs="+", default=(), metavar="MODULE", help=plugins)
+    add_many("--plugins", nargs="+", default=(), metavar="MODULE", help=plugins)
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
-    add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
+    add_many("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
     add("--splits", default="", metavar="NAMES", help=splits)
     targets = "csv: columns of numbers to predict, separated by commas; '*' for all but path and split"
     add("--targets", default="", metavar="NAMES", help=targets)
     part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
-    add("--part", default="", metavar="K/N", help=part)
+    add_many("--part", default="", metavar="K/N", help=part)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
     add(
         "--extend",
@@ -63,8 +69,8 @@ def add_prep(commands) -> None:
     parser.set_defaults(command=_prep)
 
 
-def _add_image_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("images")
+def _add_image_options(parser: Parser) -> None:
+    group = parser.add_section("images", "how images are stored, and what is done with unreadable ones")
     add, add_size = group.add_argument, group.add_mutually_exclusive_group().add_argument
     longest = "shrink images whose longest side is over N pixels to N; 0 shrinks none (default: 512)"
     add_size("--max-size", type=int, default=512, metavar="N", help=longest)
@@ -80,10 +86,10 @@ def _add_image_options(parser: argparse.ArgumentParser) -> None:
     add("--max-bad", metavar="SHARE", default="1%", help=BAD)
 
 
-def _add_subset_options(parser: argparse.ArgumentParser) -> None:
-    description = "Subsets of the training split, chosen by --seed with the same share of every class.\n"
-    description += "With one seed, a smaller subset is part of each larger one. And the order in which it is stored."
-    add = parser.add_argument_group("subsets", description).add_argument
+def _add_subset_options(parser: Parser) -> None:
+    description = "Chosen by --seed with the same share of every class. With one seed, a smaller subset is part of "
+    description += "each larger one."
+    add = parser.add_section("subsets", "subsets of the training split, and its order", description).add_argument
     add("--fraction", metavar="SHARE", default="100%", help="share to keep, such as 0.1 or 10%% (default: all)")
     add("--per-class", type=int, default=0, metavar="N", help="samples of each class to keep (default: all)")
     holdout = "share to move from train to a split named holdout (default: none)"
@@ -94,8 +100,8 @@ def _add_subset_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice and of the order (default: 0)")
 
 
-def _add_text_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("sentence pairs").add_argument
+def _add_text_options(parser: Parser) -> None:
+    add = parser.add_section("text", "lengths and vocabulary of sentence pairs").add_argument
     length = "tokens to truncate or pad each pair to (default: 128)"
     add("--length", type=int, default=128, metavar="N", help=length)
     vocab = "WordPiece vocabulary, one word per line (default: vocab.txt in the folder of --from; if there is none, "
@@ -193,9 +199,9 @@ def add_join(commands) -> None:
     parser = commands.add_parser(
         "join",
         help="join the parts that several machines prepared",
-        description="Join all parts that `widemix prep ... --part K/N` prepared: the folder has the bytes of a\n"
+        examples="widemix join parts/1 parts/2 --to datasets/imagenet",
+        description="Join all parts that `widemix prep ... --part K/N` prepared: the folder has the bytes of a "
         "preparation by one machine. The source is listed, but not read again.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="+", type=Path, metavar="PART", help="folder of each part, in any order")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write to")
@@ -217,10 +223,10 @@ def add_adopt(commands) -> None:
     parser = commands.add_parser(
         "adopt",
         help="use .beton files that FFCV wrote",
-        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums, a manifest.\n"
-        "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is\n"
+        examples="widemix adopt train=train_500_0.50_90.beton val=val_500_0.50_90.beton --to datasets/adopted",
+        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums, a manifest. "
+        "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is "
         "decoded once.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     files = "a file whose name tells its split (train, val, validation, valid, test), or SPLIT=FILE"
     parser.add_argument("files", nargs="+", metavar="FILE.beton", help=files)
@@ -253,6 +259,7 @@ def add_verify(commands) -> None:
     parser = commands.add_parser(
         "verify",
         help="check a prepared folder",
+        examples="widemix verify datasets/own",
         description="Check every byte of a prepared folder against the hashes in its manifest, and every sample "
         "against its checksum. Prints each damaged sample and block, and exits with 1 if there is any.",
     )
@@ -288,6 +295,8 @@ def add_stage(commands) -> None:
     parser = commands.add_parser(
         "stage",
         help="copy a prepared folder to this node's disk",
+        examples="widemix stage /shared/datasets/imagenet --to /local/$USER\n"
+        "widemix stage --environment --to /shared/environments",
         description="Copy a prepared folder to this node's own disk, check it, and print its path for data.path. "
         "Any number of processes may run this at once: one copies, the others wait. An existing copy is reused.",
     )

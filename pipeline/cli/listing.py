@@ -12,11 +12,10 @@ from pipeline.errors import InputError
 if TYPE_CHECKING:
     from pipeline.run.listing import RunSummary
 
-EXAMPLES = """examples:
-  widemix runs                        all runs in runs/
-  widemix runs runs/study             those in a folder
-  widemix runs diff runs/a runs/b     the recipe keys in which two runs differ
-  widemix runs csv > runs.csv         the list as CSV"""
+EXAMPLES = """widemix runs                        all runs in runs/
+widemix runs runs/study             those in a folder
+widemix runs diff runs/a runs/b     the recipe keys in which two runs differ
+widemix runs csv > runs.csv         the list as CSV"""
 
 
 def add_runs(commands) -> None:
@@ -27,8 +26,7 @@ def add_runs(commands) -> None:
         help=text,
         description="List runs with their state (done, or the time since their last line), accuracy, speed, hours "
         "and the recipe keys that not all of them share.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     words = "folders to look into (default: runs); after the word diff two runs, after csv folders"
     parser.add_argument("words", nargs="*", metavar="[diff|csv] DIR", help=words)

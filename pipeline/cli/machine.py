@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.commands import Exit, add_recipe_arguments, load_from_arguments
+from pipeline.cli.arguments import add_recipe_arguments
+from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
@@ -19,6 +20,8 @@ def add_cost(commands) -> None:
     parser = commands.add_parser(
         "cost",
         help="estimate memory, time and cost of a recipe",
+        examples="widemix cost digits/rp_mixer --samples 1437\n"
+        "widemix cost recipes/imagenet/rp_mixer_b_w.yaml --gpus 128 --gpu h100 --rehearse",
         description="Print parameters, connections, width and FLOPs of a recipe, and its memory, traffic, time and "
         "storage on a cluster. All of it is computed, without training.",
     )
@@ -34,7 +37,7 @@ def add_cost(commands) -> None:
     add("--rehearse", action="store_true", help=rehearse)
     add("--measure", action="store_true", help="also time a pass on this machine, and compare it with its roofline")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    add = parser.add_argument_group("instead of a recipe").add_argument
+    add = parser.add_section("tables", "tables of many networks or recipes, instead of one recipe").add_argument
     add("--named", action="store_true", help="print the cost of all networks that have a name")
     omega = "print Mixers of this mean connectivity: pairs of channels C and tokens S"
     add("--omega", type=float, metavar="X", help=omega)
@@ -126,6 +129,7 @@ def add_doctor(commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="check this machine, or the nodes of a cluster, before training",
+        examples="widemix doctor\nsrun widemix doctor --cluster --data datasets/imagenet --exclude faulty.txt",
         description="Check what is installed on this machine: a table of what is present, missing or mismatched, and "
         "how to fix it. Exit code 1: training cannot run here. With --cluster, started on all ranks by the job's "
         "launcher: compare the versions, clocks, GPUs, limits, disks and network of all nodes with each other. Exit "

@@ -3,11 +3,10 @@
 A command imports what it needs when it runs, so that help and errors are printed without delay.
 """
 
-import argparse
 from importlib.metadata import version
 
 from pipeline.cli import analyse, bench, data, listing, machine, predict, report, runs, study, submit
-from pipeline.cli.commands import Parser
+from pipeline.cli.arguments import Parser
 
 COMMANDS = (
     data.add_prep,
@@ -31,10 +30,9 @@ COMMANDS = (
 )
 
 
-EXAMPLES = """examples:
-  widemix prep digits --to datasets/digits        prepare a dataset, once
-  widemix train digits/rp_mixer --run-dir runs/a  train a recipe; the same command resumes
-  widemix eval runs/a                             evaluate its newest checkpoint"""
+EXAMPLES = """widemix prep digits --to datasets/digits        prepare a dataset, once
+widemix train digits/rp_mixer --run-dir runs/a  train a recipe; the same command resumes
+widemix eval runs/a                             evaluate its newest checkpoint"""
 
 
 def make_parser() -> Parser:
@@ -42,8 +40,7 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="widemix",
         description="Train MLP-Mixers and other wide, sparse networks. `widemix COMMAND --help` describes a command.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"widemix {version('widemix')}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)

@@ -23,6 +23,8 @@ def add_predict(commands) -> None:
     parser = commands.add_parser(
         "predict",
         help="class and probability of each picture in a folder",
+        examples="widemix predict runs/a my_pictures/val --to predictions.csv\n"
+        "widemix predict exported picture.jpg --top 3",
         description="Write the likeliest class of each picture in a folder, and its probability, or the numbers that "
         "a network of data.targets regression predicts, with the transforms "
         f"of an evaluation. Pictures that cannot be read are left out, named and counted. {NETWORK}",

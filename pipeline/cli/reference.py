@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.cli.commands import Parser, yaml_value
+from pipeline.cli.arguments import Parser, yaml_value
 from pipeline.cli.parser import make_parser
 from pipeline.files import atomic_write
 from pipeline.recipe import SECTIONS, tables

@@ -7,10 +7,9 @@ from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 
-EXAMPLES = """examples:
-  widemix report runs/a                       write report.html
-  widemix report runs/a runs/b --to ab.html   compare two runs
-  widemix report runs/study --to study.html   all runs in a folder"""
+EXAMPLES = """widemix report runs/a                       write report.html
+widemix report runs/a runs/b --to ab.html   compare two runs
+widemix report runs/study --to study.html   all runs in a folder"""
 
 
 def add_report(commands) -> None:
@@ -20,8 +19,7 @@ def add_report(commands) -> None:
         help="write a page with curves, tables and recipe of runs",
         description="Write one HTML file about a run, or several runs compared: curves, evaluations, events, "
         "pictures, recipe and environment. It needs no other file and no network.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
     )
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")

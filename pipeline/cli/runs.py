@@ -15,20 +15,18 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, check_world, dump_recipe, match_folder
 
-EXAMPLES = """examples:
-  widemix train digits/rp_mixer --run-dir runs/a                 the same command resumes
-  widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
-  widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed
-
-"""
+EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a                 the same command resumes
+widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
+widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
 
 
 def add_train(commands) -> None:
     """Add `widemix train`."""
     from pipeline.train import add_arguments
 
-    parser = commands.add_parser("train", help="train a recipe", description="Train a recipe, or continue a run.")
-    parser.epilog = EXAMPLES
+    parser = commands.add_parser(
+        "train", help="train a recipe", description="Train a recipe, or continue a run.", examples=EXAMPLES
+    )
     add_arguments(parser)
     parser.add_argument(
         "--ranks",
@@ -105,6 +103,9 @@ def add_eval(commands) -> None:
     parser = commands.add_parser(
         "eval",
         help="evaluate a network",
+        examples="widemix eval runs/a --details --to figures\n"
+        "widemix eval runs/a/checkpoints/00000330 --data datasets/other --split test\n"
+        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --split val --json figures.json",
         description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
         "an export, timm:NAME or hf:OWNER/NAME. Classes of the data are matched with the network's by name.",
     )
@@ -173,6 +174,7 @@ def add_export(commands) -> None:
     parser = commands.add_parser(
         "export",
         help="write a checkpoint as safetensors, for timm",
+        examples="widemix export runs/a --to exported",
         description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors, "
         "config.json and README.md, the model card. It prints the Python line that loads them by timm.create_model.",
     )
@@ -184,10 +186,7 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    from pipeline.run.progress import announce
-
-    with announce("importing torch and timm"):
-        from pipeline.training.trained import export_checkpoint
+    from pipeline.training.trained import export_checkpoint
 
     labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx)
     print(f"{arguments.to}: {len(labels)} classes; {line}")
@@ -199,6 +198,7 @@ def add_push(commands) -> None:
     parser = commands.add_parser(
         "push",
         help="upload an export to the Hugging Face Hub",
+        examples="widemix push exported OWNER/NAME --private",
         description="Upload a folder of `widemix export`. The repository is created if there is none. Afterwards "
         "timm.create_model('hf-hub:OWNER/NAME') loads it, and hf:OWNER/NAME is its name for all commands.",
     )

@@ -26,23 +26,30 @@ def add_study(commands) -> None:
         "Its runs are called cells. `widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for name, command, text in (
-        ("plan", _plan, "print each cell, its state and, with --gpu, its hours and disk space"),
+    for name, command, example, text in (
+        ("plan", _plan, " --gpu a100", "print each cell, its state and, with --gpu, its hours and disk space"),
         (
             "run",
             _run,
+            " --only 'rp-*' --at-once 2",
             "train the cells that are neither done nor being trained by another process; the same command continues, "
             "and may run on several machines at once if they share the folder",
         ),
         (
             "search",
             _search,
+            " --key optim.lr --low 1e-4 --high 1e-2",
             "search the value of a key, such as the learning rate, with the best top-1 (mean over the seeds) at each "
             "point of the study, by Optuna; the same command continues",
         ),
-        ("report", _report, "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
+        ("report", _report, "", "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
     ):
-        verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        verb = verbs.add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            examples=f"widemix study {name} recipes/studies/figure7.yaml{example}",
+        )
         verb.add_argument(
             "recipe", type=find_study, metavar="STUDY.yaml", help="study file, or a shipped study's name: figure7"
         )

@@ -4,6 +4,7 @@ import copy
 import difflib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -28,6 +29,8 @@ class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen: set[str] = set()
         for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", name.start_mark)
             if name.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {name.value!r} is duplicated", name.start_mark
@@ -158,7 +161,7 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
-    if path.resolve() in chain:
+    if Path(os.path.realpath(path)) in chain:  # Path.resolve raises at a link to itself
         raise InputError(f"{path}: extends itself through {chain[-1]}")
     try:
         values = read_yaml(path)

@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipeline.figures import figure_heading
+from pipeline.figures import FIGURES, figure_heading, show_figure
 from pipeline.report.chart import MOST, Series, line_chart
-from pipeline.report.parts import formatted, named, section, table
+from pipeline.report.parts import chip, formatted, named, section, table
 from pipeline.report.run import ReportedRun, is_figure
 from pipeline.run.listing import differing_keys
 
@@ -146,7 +146,8 @@ def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> str:
             Series(name.removeprefix(BLOCKS), n, axis.points(lines, name, run.began)) for n, name in enumerate(names)
         ]
         drawn += axis.chart(title, series)
-    return f"<figure><h3>{escape(title)}</h3>{drawn}</figure>" if drawn else ""
+    legend = "".join(f"<span>{chip(n)}{escape(name.removeprefix(BLOCKS))}</span>" for n, name in enumerate(names))
+    return f'<figure><h3>{escape(title)}</h3>{drawn}<div class="legend">{legend}</div></figure>' if drawn else ""
 
 
 @dataclass(frozen=True)
@@ -191,14 +192,21 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
         if not lines:
             continue
         rows = [
-            (f"{line['step']:,}", f"{line.get('epoch', 0):g}", *(_figure(name, line.get(name)) for name in names))
+            (f"{line['step']:,}", f"{line.get('epoch', 0):.4g}", *(_figure(name, line.get(name)) for name in names))
             for line in lines
         ]
-        shown = table(("step", "epoch", *map(escape, names)), rows, numbers=range(len(names) + 2))
-        last = ", ".join(f"{escape(name)} {_figure(name, lines[-1].get(name))}" for name in names)
-        summary = f"{named(runs, number)}: {len(lines)} evaluation{'s' * (len(lines) > 1)}, the last {last}"
+        titles = [figure_heading(name) if name in FIGURES else escape(name) for name in names]
+        shown = table(("step", "epoch", *titles), rows, numbers=range(len(names) + 2))
+        last = ", ".join(_said(name, lines[-1].get(name)) for name in names)
+        summary = f"{named(runs, number)}: {len(lines)} evaluation{'s' * (len(lines) > 1)}; the last: {last}"
         parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
     return "\n".join(parts)
+
+
+def _said(name: str, value: Any) -> str:
+    return (
+        show_figure(name, value) if name in FIGURES and is_figure(value) else f"{escape(name)} {_figure(name, value)}"
+    )
 
 
 def _figure(name: str, value: Any) -> str:
@@ -211,8 +219,8 @@ def _events(runs: Sequence[ReportedRun]) -> str:
     rows = []
     for number, run in enumerate(runs):
         for step, at, text in run.events():
-            when = "–" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-            rows.append((named(runs, number), f"{step:,}", when, escape(text)))
+            when = "–" if at is None else time.strftime("<time>%Y-%m-%d %H:%M:%S</time>", time.localtime(at))
+            rows.append((named(runs, number), f"{step:,}", when, f'<div class="text">{escape(text)}</div>'))
     return table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else "<p>None.</p>"
 
 

@@ -1,6 +1,5 @@
 """What a run's page shows, read from the run folder; a run that is still going, or was killed, has a page too."""
 
-import json
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, dump_recipe
-from pipeline.run.listing import RunSummary, metrics, summarise
+from pipeline.run.listing import RunSummary, metrics, read_json, summarise
 from pipeline.run.log import describe_event
 from pipeline.run.starts import read_starts
 
@@ -67,20 +66,18 @@ class ReportedRun:
 
     def confusion(self) -> dict[str, Any] | None:
         """The content of confusion.json: step, classes, and counts [true class][predicted class]."""
-        path = self.path / "confusion.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        return read_json(self.path / "confusion.json")
 
 
 def read_run(path: Path, name: str) -> ReportedRun:
     """Read a run folder; `InputError` if it is none."""
     if not (path / "recipe.yaml").is_file():
         raise InputError(f"{path}: is not a run folder (it has no recipe.yaml)")
-    environment = path / "environment.json"
     return ReportedRun(
         name,
         summarise(path),
         metrics(path),
-        json.loads(environment.read_text()) if environment.is_file() else {},
+        read_json(path / "environment.json") or {},
         read_starts(path),
     )
 

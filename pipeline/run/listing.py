@@ -57,7 +57,7 @@ def summarise(run: Path) -> RunSummary:
     recipe = load_recipe(run / "recipe.yaml")
     figure = MEASURED[recipe.data.targets][0]
     evaluated = [line.get(figure) for line in lines if line.get("split") == "eval"]
-    done = _json(run / "done.json")
+    done = read_json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
     return RunSummary(
@@ -76,7 +76,20 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's metrics.jsonl; none if there is no such file."""
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    whole = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file of a run folder, None if there is none; `InputError` if it is damaged."""
+    return _parse(path.read_text(), str(path)) if path.is_file() else None
+
+
+def _parse(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{place}: is damaged, not JSON ({error}); restore or remove it") from None
 
 
 def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:
@@ -100,10 +113,6 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[tuple[str, list[Any]]]:
 def _value(dump: dict[str, Any], name: str) -> Any:
     section, _, leaf = name.partition(".")
     return dump[section].get(leaf) if leaf else dump.get(section)
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def _age(path: Path) -> str:

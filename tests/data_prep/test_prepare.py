@@ -233,7 +233,7 @@ def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, 
         prepare("squares", None, tmp_path / "out", SETTINGS)
     with pytest.raises(InputError, match=r"no source 'sqares'; did you mean squares\?"):
         prepare("sqares", tmp_path, tmp_path / "out", SETTINGS)
-    monkeypatch.setattr("sys.argv", ["widemix", "prep", "--help"])
+    monkeypatch.setattr("sys.argv", ["widemix", "prep", "--help", "sources"])
     with pytest.raises(SystemExit):
         main()
     assert "squares       grey squares: DIR/count.txt" in capsys.readouterr().out

@@ -82,7 +82,7 @@ def test_its_export_is_the_network(extended):
 
 def test_help_and_errors_name_them(extended):
     folder, run = extended
-    assert "stripes" in run("prep", "--help")
+    assert "stripes" in run("prep", "--help", "sources")
     assert "pixels: one hidden layer over all pixels" in run("train", "--help", "model").replace("\n      ", " ")
     assert "did you mean pixels?" in run("train", folder / "recipe.yaml", "--model.kind", "pixel", expected=2)
     assert "did you mean rmsprop?" in run("train", folder / "recipe.yaml", "--optim.name", "rmspro", expected=2)

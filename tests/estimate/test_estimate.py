@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pipeline.cli.commands import Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import run_command
 from pipeline.cli.machine import add_cost
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launch import pod as launched
-from pipeline.cli.commands import Parser
+from pipeline.cli.arguments import Parser
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from pipeline.recipe import check_world, load_recipe
 from pipeline.train import add_arguments

@@ -24,7 +24,8 @@ from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from launch.slurm.ports import free_ports
 from launch.torchrun import check_torch
-from pipeline.cli.commands import Exit, Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.distributed.start_times import VARIABLE
 from pipeline.errors import InputError

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from pipeline.cli.commands import Parser, run_command
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import run_command
 from pipeline.cli.machine import add_cost
 from pipeline.errors import InputError
 from pipeline.estimate.memory import state_bytes

@@ -51,7 +51,8 @@ shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
 """
 RUN = """
 import pathlib, sys
-from pipeline.cli.commands import run_command, Parser
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import run_command
 from pipeline.studies.runner import Runner
 from pipeline.studies.study import read_study, study_cells
 path, folder, trainer, at_once = sys.argv[1:]

@@ -1,0 +1,55 @@
+"""The help of every command: one screen, examples that parse, further options by section."""
+
+import argparse
+import importlib.util
+import re
+import shlex
+
+import pytest
+
+from pipeline.cli.arguments import Parser
+from pipeline.cli.commands import _split
+from pipeline.cli.parser import make_parser
+from pipeline.cli.reference import _commands
+from tests.conftest import ROOT
+
+COMMANDS = make_parser()
+PARSERS = {parser.prog: parser for parser in _commands(COMMANDS)}
+SCREEN = 45  # lines
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_is_one_screen_and_its_sections_have_the_other_options(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    parser = PARSERS[name]
+    assert isinstance(parser, Parser)
+    text = parser.format_help()
+    assert len(text.splitlines()) <= SCREEN, text
+    sections = re.findall(r"^  (\w+)", text.partition("sections, printed by")[2].partition("\n\n")[0], re.MULTILINE)
+    said = text + "".join(map(parser.format_section, sections))
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    options = [option for action in actions for option in action.option_strings]
+    assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
+
+
+def test_examples_in_help_parse(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = "".join(parser.format_help() for parser in PARSERS.values())
+    examples = re.findall(r"^  widemix (.+?)(?:   .*)?$", text, re.MULTILINE)
+    assert len(examples) > 40
+    for example in examples:
+        words, overrides = _split(shlex.split(example.partition(" > ")[0]))
+        arguments = COMMANDS.parse_args(words)
+        assert not overrides or hasattr(arguments, "recipe"), example
+
+
+def test_a_long_import_is_named(tmp_path, capsys):
+    file = tmp_path / "slow.py"
+    call = "from pipeline.cli import _name_import\nfrom threading import Thread\n"
+    file.write_text(call + "thread = Thread(target=_name_import)\nthread.start()\nthread.join()\n")
+    for name, said in (("torch.slow", "importing torch and timm\n"), ("other.slow", "")):
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        assert capsys.readouterr().err == said
