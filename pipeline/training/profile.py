@@ -1,5 +1,6 @@
 """A trace of some steps by PyTorch's profiler, for Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -33,7 +34,11 @@ class Profiler:
         if self._trace and step >= self._stop:
             self._finish(step)
         elif not self._trace and self._first <= step < self._stop:
-            activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            else:  # libkineto would print "ERROR: gpuGetDeviceCount failed"
+                os.environ.setdefault("KINETO_LOG_LEVEL", "9")
             self._trace, self._began = profile(activities=activities, record_shapes=True), step
             self._trace.start()
         if self._trace:

@@ -38,6 +38,10 @@ def watched(digits, tmp_path_factory):
     return folder
 
 
+def test_a_trace_on_a_cpu_prints_no_error(watched):
+    assert "gpuGetDeviceCount" not in (watched / "one.log").read_text()
+
+
 def lines(run):
     return [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
 
