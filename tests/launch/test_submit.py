@@ -34,7 +34,7 @@ from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
 new_torchrun = pytest.mark.skipif(
-    Version(version("torch")) < Version("2.12"), reason="its torchrun has other options"
+    Version(version("torch")) < Version("2.12"), reason="Slurm jobs need 2.12"
 )
 
 
@@ -218,6 +218,7 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
         module._run(["no-sbatch"])
 
 
+@new_torchrun
 def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     monkeypatch.setenv(VARIABLE, "")  # to which the node adds
