@@ -1,5 +1,7 @@
 """The errors that are no bugs of ours: what the user can correct, and what ends a run."""
 
+import shlex
+
 
 class InputError(ValueError):
     """The user's input is wrong. Printed as one line without a traceback; exit code 2."""
@@ -10,3 +12,8 @@ class RunError(RuntimeError):
 
     Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.
     """
+
+
+def command(*words: object) -> str:
+    """Return a command of ours to suggest, in backticks: `widemix WORDS`, quoted for a shell."""
+    return f"`{shlex.join(['widemix', *map(str, words)])}`"

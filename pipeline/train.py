@@ -22,7 +22,7 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import has_rank_status, write_rank_status
 from pipeline.distributed.signals import StopRequest
 from pipeline.distributed.start_times import StartTimes, note_process
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 from pipeline.figures import main_figure
 from pipeline.files import atomic_write
 from pipeline.recipe import Recipe, check_world, match_folder
@@ -147,7 +147,7 @@ def train(
         if topology.is_main:
             done = write_result(folder, recipe, result)
             result_line = f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s"
-            _print(topology, f"{result_line}; see `widemix report {folder}`")
+            _print(topology, f"{result_line}; see {command('report', folder)}")
         return Exit.DONE
 
 

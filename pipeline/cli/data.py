@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, check_least
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 
 if TYPE_CHECKING:
     from data_prep.dry_run import Estimate
@@ -282,9 +282,8 @@ def _verify(arguments: argparse.Namespace) -> Exit:
         return Exit.FAILED
     if read_manifest(folder).format == UNCHECKED:
         print(f"{folder}: no damage, but an older version prepared it without checksums of samples and manifest;")
-        print(
-            f"`widemix verify {folder} --add-checksums` adds them, and `widemix prep ... --force` prepares it again"
-        )
+        adding = command("verify", folder, "--add-checksums")
+        print(f"{adding} adds them, and `widemix prep ... --force` prepares it again")
     else:
         print(f"{folder}: no damage")
     return Exit.DONE

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 from pipeline.formats.beton import Beton
 from pipeline.formats.checksums import Checksums, open_checksums
 from pipeline.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
@@ -98,7 +98,7 @@ def split_checksums(section: AnyDataSection, file: Beton | TextBeton, topology: 
         return open_checksums(file)
     if topology.rank == 0:
         line = f"warning: {file.path}: has no checksums, so that damaged samples may be read as wrong ones; "
-        print(f"{line}`widemix verify {folder} --add-checksums` adds them", file=sys.stderr)
+        print(f"{line}{command('verify', folder, '--add-checksums')} adds them", file=sys.stderr)
     return None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 from pipeline.formats.blocks import BLOCK, hash_bytes
 from pipeline.formats.tables import pieces
 
@@ -65,7 +65,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / NAME
     if folder.parts[:1] and folder.parts[0].endswith(":"):  # what Path makes of a URL
         url = str(folder).replace(":/", "://", 1)
-        raise InputError(f"{url}: is a URL; `widemix stage {url} --to DIR` copies it to this machine")
+        raise InputError(f"{url}: is a URL; {command('stage', url, '--to', 'DIR')} copies it to this machine")
     if path.exists() and not path.is_file():  # reading a FIFO would wait forever
         raise InputError(f"{path}: is not a regular file; prepare the folder again")
     try:

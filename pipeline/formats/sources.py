@@ -7,7 +7,7 @@ names, a backslash is written as `\\\\` and a line break as `\\n`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 
 SUFFIX = ".sources"
 
@@ -44,7 +44,7 @@ def describe_sample(beton: Path, sample: int) -> str:
 def damaged_sample(beton: Path, sample: int, reason: str) -> str:
     """The message about a sample that cannot be read: which one, why, and the cure."""
     which = f"{beton}: {describe_sample(beton, sample)} cannot be read: {reason}"
-    return f"{which}; `widemix verify {beton.parent}` lists all damage and the command that repairs it"
+    return f"{which}; {command('verify', beton.parent)} lists all damage and the command that repairs it"
 
 
 def _escape(name: str) -> str:

@@ -67,7 +67,7 @@ def export_model(
 def loading_line(folder: str | Path, plugins: Sequence[str] = ()) -> str:
     """Return a line of Python that loads an exported folder; `plugins` are the modules of families of your own."""
     modules = ", ".join([*plugins, "pipeline.models.timm_registry", "timm"])
-    return f"import {modules}; model = timm.create_model('local-dir:{folder}', pretrained=True)"
+    return f"import {modules}; model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)"
 
 
 def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str, Any]:

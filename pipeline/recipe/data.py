@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from pipeline.errors import command
 from pipeline.section import Deviations, Positive, Section, Triple, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -19,7 +20,7 @@ class PreparedSection(Section):
         """Samples are read from a disk; a URL is copied there first."""
         if "://" in path:
             raise ValueError(
-                f"{path} is a URL; `widemix stage {path} --to DIR` copies it to a disk, and prints where"
+                f"{path} is a URL; {command('stage', path, '--to', 'DIR')} copies it to a disk, and prints where"
             )
         return path
 

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 from pipeline.models.families import KINDS
 from pipeline.recipe.key_table import SECTIONS, families, keys
 from pipeline.recipe.plugins import import_plugins
@@ -171,7 +171,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             raise InputError(
-                f"{path}: is a run folder; `widemix train {path}/recipe.yaml --run-dir {path}` resumes it"
+                f"{path}: is a run folder; {command('train', path / 'recipe.yaml', '--run-dir', path)} resumes it"
             ) from None
         raise InputError(f"{path}: is a folder; name a recipe, such as digits/rp_mixer") from None
     except (OSError, UnicodeDecodeError) as error:

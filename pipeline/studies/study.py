@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from pipeline.errors import InputError
+from pipeline.errors import InputError, command
 from pipeline.recipe import keys, load_recipe, suggest
 from pipeline.recipe.files import SHIPPED, read_yaml
 from pipeline.section import Section, key
@@ -125,7 +125,7 @@ def read_study(path: Path) -> Study:
     try:
         values = read_yaml(path)
         if isinstance(values, dict) and "cells" not in values and values.keys() & {"extends", "model", "train"}:
-            raise InputError(f"{path}: is a recipe, not a study; `widemix train {path}` trains it")
+            raise InputError(f"{path}: is a recipe, not a study; {command('train', path)} trains it")
         if not isinstance(values, dict):
             raise InputError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
         return Study.model_validate(values)

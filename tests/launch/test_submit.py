@@ -33,9 +33,7 @@ from pipeline.recipe import dump_recipe
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
-new_torchrun = pytest.mark.skipif(
-    Version(version("torch")) < Version("2.12"), reason="Slurm jobs need 2.12"
-)
+new_torchrun = pytest.mark.skipif(Version(version("torch")) < Version("2.12"), reason="Slurm jobs need 2.12")
 
 
 def test_an_older_torch_is_refused(monkeypatch):

@@ -1,13 +1,14 @@
 """What is exported, timm loads back to equal logits."""
 
 import json
+from typing import Any
 
 import pytest
 import timm
 import torch
 
 from pipeline.errors import InputError
-from pipeline.models.export import export_model
+from pipeline.models.export import export_model, loading_line
 from pipeline.models.families import named_networks
 from pipeline.models.ff_only.section import FfOnlySection
 from pipeline.models.lasso.section import LassoSection
@@ -61,12 +62,14 @@ def trained(section):
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
-    model, folder = trained(section), tmp_path / "deep" / "exported"
+    model, folder = trained(section), tmp_path / "deep" / "it's one"
     export_model(model, section, folder, **OUTER)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert [path.name for path in folder.parent.iterdir()] == ["exported"]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    names: dict[str, Any] = {}
+    exec(loading_line(folder), names)
+    loaded = names["model"].eval()
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded(x), model(x))
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]

@@ -133,7 +133,9 @@ def test_each_start_has_its_seconds_by_part(runs, tmp_path):
 def test_nothing_that_a_run_folder_says_becomes_html(runs, tmp_path):
     text = written(tmp_path, *runs)
     page = Page(text)
-    known = "html head meta title style time body h1 h2 h3 p section div table thead tbody tr th td span code input label"
+    known = (
+        "html head meta title style time body h1 h2 h3 p section div table thead tbody tr th td span code input label"
+    )
     known += " figure svg path text polyline circle details summary pre img figcaption script"
     assert {name for name, _ in page.elements} <= set(known.split())
     assert len(page.all("script")) == 1
