@@ -1,5 +1,6 @@
 """Check every byte of a prepared folder against its manifest and checksums. FFCV's files contain none."""
 
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -34,9 +35,13 @@ class _Opened(NamedTuple):
 def verify(folder: Path) -> list[str]:
     """One line for each damaged sample and block, and for each missing file.
 
-    An empty list means that the folder is intact. Raises `InputError` without a readable, unchanged manifest.
+    An empty list means that the folder is intact. Raises `InputError` without a readable, unchanged manifest, and for a
+    file that this user may not read, which is no damage.
     """
     manifest = read_manifest(folder)
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not os.access(path, os.R_OK):
+            raise InputError(f"{path}: cannot be read (Permission denied)")
     lines = [line for name in manifest.splits for line in _verify(folder, name, manifest)]
     for name, digest in manifest.files.items():
         path = folder / name

@@ -43,6 +43,13 @@ def test_no_manifest_is_an_error(tmp_path):
         verify(tmp_path)
 
 
+def test_a_file_that_may_not_be_read_is_not_called_damaged(prepared, monkeypatch):
+    """Root may read all, so the system's answer is played."""
+    monkeypatch.setattr("data_prep.verify.os.access", lambda path, _: path.name != "train.beton")
+    with pytest.raises(InputError, match=r"train\.beton: cannot be read \(Permission denied\)$"):
+        verify(prepared)
+
+
 def test_what_is_no_manifest_is_named(prepared):
     path = prepared / "manifest.json"
     with pytest.raises(InputError, match=r"manifest\.json: is a file; name the folder"):
