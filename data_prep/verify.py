@@ -35,8 +35,8 @@ class _Opened(NamedTuple):
 def verify(folder: Path) -> list[str]:
     """One line for each damaged sample and block, and for each missing file.
 
-    An empty list means that the folder is intact. Raises `InputError` without a readable, unchanged manifest, and for a
-    file that this user may not read, which is no damage.
+    An empty list means that the folder is intact. Raises `InputError` without a readable, unchanged manifest, and
+    where this user may not read a file, which is no damage.
     """
     manifest = read_manifest(folder)
     for path in sorted(folder.iterdir()):
