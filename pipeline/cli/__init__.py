@@ -11,7 +11,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="surrogateescape")
     timer = Timer(2.0, _name_import)
     timer.daemon = True
-    timer.start()
+    if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
+        timer.start()
     try:
         from pipeline.cli.commands import run_command, tune_garbage_collector
 
