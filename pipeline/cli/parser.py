@@ -5,15 +5,15 @@ A command imports what it needs when it runs, so that help and errors are printe
 
 from importlib.metadata import version
 
-from pipeline.cli import analyse, bench, data, listing, machine, predict, report, runs, study, submit
+from pipeline.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit
 from pipeline.cli.arguments import Parser
 
 COMMANDS = (
-    data.add_prep,
-    data.add_join,
-    data.add_adopt,
-    data.add_verify,
-    data.add_stage,
+    prep.add_prep,
+    prep.add_join,
+    prepared.add_adopt,
+    prepared.add_verify,
+    prepared.add_stage,
     runs.add_train,
     runs.add_eval,
     predict.add_predict,

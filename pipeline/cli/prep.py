@@ -1,4 +1,4 @@
-"""The commands prep, join, adopt, verify and stage."""
+"""The commands prep and join, which prepare a dataset."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, check_least
-from pipeline.errors import InputError, command
+from pipeline.errors import InputError
 
 if TYPE_CHECKING:
     from data_prep.dry_run import Estimate
@@ -17,7 +17,7 @@ BAD = "largest share of a split's images that may be skipped; more of them, or a
 BAD += "with exit code 1 and a list (default: 1%%)"
 
 
-def _place(text: str) -> Path | str:
+def parse_place(text: str) -> Path | str:
     """A path; a URL stays a str."""
     return text if "://" in text else Path(text)
 
@@ -44,29 +44,33 @@ def add_prep(commands) -> None:
         "folder to read the source from; or its URL (https://, s3://, gs://, hf://): it is then downloaded to the "
     )
     origin += "folder of --to with .source after its name"
-    add("--from", dest="origin", type=_place, metavar="DIR", help=origin)
+    add("--from", dest="origin", type=parse_place, metavar="DIR", help=origin)
     add("--to", type=Path, metavar="DIR", help="folder to write to (default: datasets/SOURCE, as in the recipes)")
-    add_many = parser.add_section("machines", "several machines or processes, sources of your own").add_argument
-    plugins = "modules to import first, which register sources of their own, as `plugins` of a recipe"
-    add_many("--plugins", nargs="+", default=(), metavar="MODULE", help=plugins)
     add("--dry-run", action="store_true", help="write nothing; print the estimated size and time of each split")
-    add_many("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
     splits = "splits of the source to prepare, such as train,val (default: all)"
     add("--splits", default="", metavar="NAMES", help=splits)
     targets = "csv: columns of numbers to predict, separated by commas; '*' for all but path and split"
     add("--targets", default="", metavar="NAMES", help=targets)
-    part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
-    add_many("--part", default="", metavar="K/N", help=part)
     add("--force", action="store_true", help="replace what was prepared in the folder before")
     add(
         "--extend",
         action="store_true",
         help="take over what the source gained or changed; only new images are encoded",
     )
+    _add_machine_options(parser)
     _add_image_options(parser)
     _add_subset_options(parser)
     _add_text_options(parser)
     parser.set_defaults(command=_prep)
+
+
+def _add_machine_options(parser: Parser) -> None:
+    add = parser.add_section("machines", "several machines or processes, sources of your own").add_argument
+    plugins = "modules to import first, which register sources of their own, as `plugins` of a recipe"
+    add("--plugins", nargs="+", default=(), metavar="MODULE", help=plugins)
+    add("--processes", type=int, metavar="N", help="processes that encode images (default: one per usable CPU)")
+    part = "prepare only part K of N, on one of several machines; `widemix join` makes the whole"
+    add("--part", default="", metavar="K/N", help=part)
 
 
 def _add_image_options(parser: Parser) -> None:
@@ -154,7 +158,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         _print_estimates(arguments.to, *dry_run(*job, **options))
         return Exit.DONE
     manifest = prepare(*job, **options, max_bad=max_bad)
-    _print_summary(manifest, arguments.to)
+    print_summary(manifest, arguments.to)
     return Exit.DONE
 
 
@@ -167,7 +171,8 @@ def _max_bad(arguments: argparse.Namespace) -> float:
     return share
 
 
-def _print_summary(manifest: "Manifest", to: Path) -> None:
+def print_summary(manifest: "Manifest", to: Path) -> None:
+    """Print a line for each split, and the number of exceptions."""
     for split in manifest.splits.values():
         print(f"{to / split.file}: {_summary(split)}")
     if manifest.exceptions:
@@ -214,121 +219,5 @@ def _join(arguments: argparse.Namespace) -> Exit:
     from data_prep.join import join
 
     manifest = join(arguments.parts, arguments.to, max_bad=_max_bad(arguments), force=arguments.force)
-    _print_summary(manifest, arguments.to)
-    return Exit.DONE
-
-
-def add_adopt(commands) -> None:
-    """Add the command `adopt`."""
-    parser = commands.add_parser(
-        "adopt",
-        help="use .beton files that FFCV wrote",
-        examples="widemix adopt train=train_500_0.50_90.beton val=val_500_0.50_90.beton --to datasets/adopted",
-        description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums, a manifest. "
-        "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is "
-        "decoded once.",
-    )
-    files = "a file whose name tells its split (train, val, validation, valid, test), or SPLIT=FILE"
-    parser.add_argument("files", nargs="+", metavar="FILE.beton", help=files)
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="new or empty folder")
-    classes = "class names in label order, one per line (default: the numbers of the labels)"
-    parser.add_argument("--classes", type=Path, metavar="FILE", help=classes)
-    parser.set_defaults(command=_adopt)
-
-
-def _adopt(arguments: argparse.Namespace) -> Exit:
-    from data_prep.adopt import adopt
-    from data_prep.shards import read_names, split_of
-
-    betons: dict[str, Path] = {}
-    for word in arguments.files:
-        stated, _, path = word.rpartition("=")
-        split = stated or split_of(Path(path).name)
-        if split is None or not split.isidentifier():
-            raise InputError(f"{word}: tells no split; name it, such as train={path}")
-        if split in betons:
-            raise InputError(f"{word}: is of the same split as {betons[split]}; name them, such as train={path}")
-        betons[split] = Path(path)
-    manifest = adopt(betons, arguments.to, read_names(arguments.classes) if arguments.classes else ())
-    _print_summary(manifest, arguments.to)
-    return Exit.DONE
-
-
-def add_verify(commands) -> None:
-    """Add the command `verify`."""
-    parser = commands.add_parser(
-        "verify",
-        help="check a prepared folder",
-        examples="widemix verify datasets/own",
-        description="Check every byte of a prepared folder against the hashes in its manifest, and every sample "
-        "against its checksum. Prints each damaged sample and block, and exits with 1 if there is any.",
-    )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
-    add = "if there is no damage, add checksums to a folder that an older version prepared without"
-    parser.add_argument("--add-checksums", action="store_true", help=add)
-    parser.set_defaults(command=_verify)
-
-
-def _verify(arguments: argparse.Namespace) -> Exit:
-    from data_prep.add_checksums import add_checksums
-    from data_prep.verify import repair_command, verify
-    from pipeline.formats.manifest import UNCHECKED, read_manifest
-
-    folder = arguments.folder
-    damages = add_checksums(folder) if arguments.add_checksums else verify(folder)
-    if damages:
-        print("\n".join(damages))
-        print(f"to prepare it again: {repair_command(folder)}")
-        return Exit.FAILED
-    if read_manifest(folder).format == UNCHECKED:
-        print(f"{folder}: no damage, but an older version prepared it without checksums of samples and manifest;")
-        adding = command("verify", folder, "--add-checksums")
-        print(f"{adding} adds them, and `widemix prep ... --force` prepares it again")
-    else:
-        print(f"{folder}: no damage")
-    return Exit.DONE
-
-
-def add_stage(commands) -> None:
-    """Add the command `stage`."""
-    parser = commands.add_parser(
-        "stage",
-        help="copy a prepared folder to this node's disk",
-        examples="widemix stage /shared/datasets/imagenet --to /local/$USER\n"
-        "widemix stage --environment --to /shared/environments",
-        description="Copy a prepared folder to this node's own disk, check it, and print its path for data.path. "
-        "Any number of processes may run this at once: one copies, the others wait. An existing copy is reused.",
-    )
-    folder = "folder that `widemix prep` wrote, or its URL (https://, s3://, gs://, hf://)"
-    parser.add_argument("folder", type=_place, nargs="?", metavar="DIR", help=folder)
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder on the node's own disk")
-    old = "first remove the copies there that have not been staged for so many days and that no process has open"
-    packed = "pack this Python's environment into an archive there instead, for `widemix submit --environment`"
-    parser.add_argument("--environment", action="store_true", help=packed)
-    parser.add_argument("--clean", type=float, metavar="DAYS", help=old)
-    parser.set_defaults(command=_stage)
-
-
-def _stage(arguments: argparse.Namespace) -> Exit:
-    from data_prep.progress import print_status
-    from launch.stage import remove_old, stage
-
-    if arguments.environment:
-        from launch.environment import pack
-
-        if arguments.folder is not None or arguments.clean is not None:
-            raise InputError("--environment: packs the environment alone; give no folder and no --clean")
-        print(pack(arguments.to))
-        return Exit.DONE
-    if arguments.folder is None and arguments.clean is None:
-        raise InputError("widemix stage: name the folder to copy, or --clean DAYS")
-    if arguments.clean is not None:
-        if not arguments.clean >= 0:
-            raise InputError(f"--clean {arguments.clean:g}: must be a number of days, 0 or more")
-        if arguments.folder is None and not arguments.to.is_dir():  # a node's first copy makes the folder
-            raise InputError(f"--to {arguments.to}: no such folder, so there are no copies to remove")
-        for place in remove_old(arguments.to, arguments.clean):
-            print_status(f"{place}: removed")
-    if arguments.folder is not None:
-        print(stage(arguments.folder, arguments.to))
+    print_summary(manifest, arguments.to)
     return Exit.DONE
