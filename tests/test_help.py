@@ -7,10 +7,11 @@ import shlex
 
 import pytest
 
-from pipeline.cli.arguments import Parser
+from pipeline.cli.arguments import Parser, describe_section
 from pipeline.cli.commands import _split
 from pipeline.cli.parser import make_parser
 from pipeline.cli.reference import _commands
+from pipeline.recipe import SECTIONS
 from tests.conftest import ROOT
 
 COMMANDS = make_parser()
@@ -27,6 +28,7 @@ def test_help_is_one_screen_and_its_sections_have_the_other_options(name, monkey
     assert len(text.splitlines()) <= SCREEN, text
     sections = re.findall(r"^  (\w+)", text.partition("sections, printed by")[2].partition("\n\n")[0], re.MULTILINE)
     said = text + "".join(map(parser.format_section, sections))
+    assert [line for line in said.splitlines() if len(line) > 80] == []
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     options = [option for action in actions for option in action.option_strings]
     assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
@@ -53,3 +55,10 @@ def test_a_long_import_is_named(tmp_path, capsys):
         assert spec.loader is not None
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
         assert capsys.readouterr().err == said
+
+
+def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for section in SECTIONS:
+        text = describe_section(section)
+        assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  --")] == []

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import re
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -22,11 +23,16 @@ def _local_path(text: str) -> Path:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Fills the paragraphs of a text, and leaves indented lines as they are."""
+    """Fills the paragraphs of a text, and of indented lines the second column."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.splitlines()
-        return "\n".join(indent + (line if line.startswith(" ") else textwrap.fill(line, width)) for line in lines)
+        filled = []
+        for line in text.splitlines():
+            column = re.match(r"( +\S+  +)?", line)
+            assert column
+            inner = indent + " " * column.end()
+            filled.append(textwrap.fill(line, width, initial_indent=indent, subsequent_indent=inner))
+        return "\n".join(filled)
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         if self._takes_keys:
             text = f"--help SECTION lists those of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}."
             parts.append(
-                "recipe keys: --section.key VALUE, with the value in YAML, overrides the recipe's.\n"
+                "recipe keys: --section.key VALUE, the value in YAML, overrides the recipe's.\n"
                 + textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="  ")
                 + "\n"
             )
@@ -143,12 +149,13 @@ class _Help(argparse.Action):
 def describe_section(section: str) -> str:
     """Return the keys of a recipe section as text, one table for each family of networks."""
     rows = []
+    width = min(100, shutil.get_terminal_size().columns)
     for title, known in tables(section):
         rows.append(f"{title}:")
         for name, (values, default, text) in known.items():
             rows.append(f"  --{name} {values}")
             stated = text if default is ... else f"{text} (default: {yaml_value(default)})"
-            rows.append(textwrap.fill(stated, 100, initial_indent=" " * 6, subsequent_indent=" " * 6))
+            rows.append(textwrap.fill(stated, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
     return "\n".join(rows)
 
 

@@ -21,7 +21,7 @@ def add_cost(commands) -> None:
         "cost",
         help="estimate memory, time and cost of a recipe",
         examples="widemix cost digits/rp_mixer --samples 1437\n"
-        "widemix cost recipes/imagenet/rp_mixer_b_w.yaml --gpus 128 --gpu h100 --rehearse",
+        "widemix cost imagenet/rp_mixer_b_w --gpus 128 --gpu h100 --rehearse",
         description="Print parameters, connections, width and FLOPs of a recipe, and its memory, traffic, time and "
         "storage on a cluster. All of it is computed, without training.",
     )

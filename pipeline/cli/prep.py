@@ -1,6 +1,7 @@
 """The commands prep and join, which prepare a dataset."""
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,13 +173,14 @@ def _max_bad(arguments: argparse.Namespace) -> float:
 
 
 def print_summary(manifest: "Manifest", to: Path) -> None:
-    """Print a line for each split, and the number of exceptions."""
+    """Print a line for each split, and how many files were unusual in which way."""
     for split in manifest.splits.values():
         print(f"{to / split.file}: {_summary(split)}")
-    if manifest.exceptions:
-        count = len(manifest.exceptions)
-        left_out = sum(exception["rule"].startswith("left out") for exception in manifest.exceptions)
-        print(f"{count} exceptions ({left_out} of them left out) are listed in {to / 'manifest.json'}")
+    rules = Counter(exception["rule"].partition(":")[0] for exception in manifest.exceptions)
+    if rules:
+        counts = [f"{count:,} {rule}" for rule, count in rules.most_common(4)]
+        others = [f"{rules.total():,} in all"] if len(rules) > 4 else []
+        print(f"unusual files: {', '.join(counts + others)}; listed in {to / 'manifest.json'}")
 
 
 def _print_estimates(to: Path, estimates: "list[Estimate]", free: int) -> None:

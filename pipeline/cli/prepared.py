@@ -13,7 +13,7 @@ def add_adopt(commands) -> None:
     parser = commands.add_parser(
         "adopt",
         help="use .beton files that FFCV wrote",
-        examples="widemix adopt train=train_500_0.50_90.beton val=val_500_0.50_90.beton --to datasets/adopted",
+        examples="widemix adopt train=a_500.beton val=b_500.beton --to datasets/adopted",
         description="Make a prepared folder of .beton files that FFCV wrote: links to them, checksums, a manifest. "
         "They need one RGBImageField, and an IntField that is named label or is the only one. Every image is "
         "decoded once.",

@@ -15,7 +15,7 @@ from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 from pipeline.recipe import Recipe, check_world, dump_recipe, match_folder
 
-EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a                 the same command resumes
+EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes
 widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
 widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
 
@@ -105,7 +105,7 @@ def add_eval(commands) -> None:
         help="evaluate a network",
         examples="widemix eval runs/a --details --to figures\n"
         "widemix eval runs/a/checkpoints/00000330 --data datasets/other --split test\n"
-        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --split val --json figures.json",
+        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --json figures.json",
         description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
         "an export, timm:NAME or hf:OWNER/NAME. Classes of the data are matched with the network's by name.",
     )

@@ -48,7 +48,7 @@ def add_study(commands) -> None:
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            examples=f"widemix study {name} recipes/studies/figure7.yaml{example}",
+            examples=f"widemix study {name} figure7{example}",
         )
         verb.add_argument(
             "recipe", type=find_study, metavar="STUDY.yaml", help="study file, or a shipped study's name: figure7"

@@ -8,10 +8,10 @@ def add_submit(commands) -> None:
     parser = commands.add_parser(
         "submit",
         help="submit a recipe or a study to Slurm",
-        examples="widemix submit recipes/imagenet/rp_mixer_b_w.yaml --run-dir /shared/a --nodes 8 --time 24:00:00\n"
-        "widemix submit recipes/studies/figure7.yaml --run-dir /shared/figure7 --at-once 8\n"
-        "widemix submit recipes/digits/mixer.yaml --run-dir /shared/b --gpus-per-node 0 --vary train.seed=0,1,2",
-        usage="%(prog)s FILE.yaml --run-dir DIR [options] [--section.key VALUE ...]",
+        examples="widemix submit imagenet/mixer_b16 --run-dir /nfs/a --nodes 8 --time 24:00:00\n"
+        "widemix submit recipes/studies/figure7.yaml --run-dir /nfs/b --at-once 8\n"
+        "widemix submit digits/mixer --run-dir /nfs/c --vary train.seed=0,1,2",
+        usage="%(prog)s FILE.yaml --run-dir DIR [options] [--section.key VALUE]",
         description="Submit a recipe to Slurm by one sbatch command; a study, or a recipe with --vary, as an array "
         "job. Cells of a study that are done, queued or running are skipped: the same command again submits "
         "those that have failed.",

@@ -15,6 +15,7 @@ from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.sources import SOURCES, register_source
 from pipeline.cli import main
+from pipeline.cli.prep import print_summary
 from pipeline.errors import InputError, RunError
 from pipeline.formats.beton import open_beton
 from pipeline.formats.blocks import hash_blocks
@@ -36,7 +37,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture):
+def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture, capsys):
     picture(0, mode="L").save(folder / "train/ant/grey.png")
     (folder / "val/bee/empty.jpg").touch()
     out = tmp_path / "a" / "b"
@@ -50,6 +51,9 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture):
         {"file": "train/ant/grey.png", "rule": "grey to RGB"},
         {"file": "val/bee/empty.jpg", "rule": "left out: is empty"},
     )
+    print_summary(manifest, out)
+    listed = f"unusual files: 1 grey to RGB, 1 left out; listed in {out / 'manifest.json'}"
+    assert capsys.readouterr().out.splitlines()[-1] == listed
     assert PrepSettings(**manifest.settings) == SETTINGS
     for name, split in manifest.splits.items():
         path = out / f"{name}.beton"
