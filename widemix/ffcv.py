@@ -20,16 +20,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+try:
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+    from ffcv.memory_managers.os_cache import OSCacheManager
+    from ffcv.pipeline.allocation_query import AllocationQuery
+    from ffcv.pipeline.compiler import Compiler
+    from ffcv.pipeline.operation import Operation
+    from ffcv.pipeline.state import State
+    from ffcv.traversal_order.base import TraversalOrder
+except ImportError as error:
+    raise ImportError(
+        f"widemix.ffcv: FFCV cannot be imported ({error}); install it: as root `apt-get install g++ pkg-config "
+        "libopencv-dev libturbojpeg0-dev python3-dev`, then `pip install 'widemix[ffcv]'`"
+    ) from None
+
 import numba
 import numpy as np
 import torch
-from ffcv.fields.rgb_image import SimpleRGBImageDecoder
-from ffcv.memory_managers.os_cache import OSCacheManager
-from ffcv.pipeline.allocation_query import AllocationQuery
-from ffcv.pipeline.compiler import Compiler
-from ffcv.pipeline.operation import Operation
-from ffcv.pipeline.state import State
-from ffcv.traversal_order.base import TraversalOrder
 from numba import types
 
 from pipeline.data.augment.batch import build_augmentation

@@ -33,6 +33,28 @@ def test_importing_it_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=RECIPE.parents[2], check=True)
 
 
+def test_without_ffcv_its_operations_say_how_to_install_it() -> None:
+    """As an ImportError, which scripts catch that can do without."""
+    program = """import sys
+
+class Missing:
+    def find_spec(name, *_):
+        if name == "ffcv":
+            raise ModuleNotFoundError("No module named 'ffcv'")
+
+sys.meta_path.insert(0, Missing)
+try:
+    import widemix.ffcv
+except ImportError as error:
+    print(error, error.__suppress_context__)"""
+    found = subprocess.run([sys.executable, "-c", program], cwd=RECIPE.parents[2], capture_output=True, text=True)
+    assert found.stdout == (
+        "widemix.ffcv: FFCV cannot be imported (No module named 'ffcv'); install it: as root "
+        "`apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev python3-dev`, then "
+        "`pip install 'widemix[ffcv]'` True\n"
+    )
+
+
 def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path) -> None:
     manifest = widemix.prepare("digits", tmp_path / "digits", per_class=16)
     assert manifest.splits["train"].samples == 160
