@@ -23,10 +23,11 @@ from data_prep.settings import PrepSettings
 from pipeline.cgroups import usable_cpus
 from pipeline.errors import InputError, RunError
 from pipeline.files import atomic_write
-from pipeline.formats.beton import JPEG, RAW, TYPES, Beton, open_beton
+from pipeline.formats.beton import JPEG, RAW, Beton, open_beton
 from pipeline.formats.blocks import hash_blocks, hash_bytes
 from pipeline.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
 from pipeline.formats.manifest import NAME, Manifest, Split, count_labels
+from pipeline.formats.tables import TYPES
 
 SOURCE = "beton"  # in the manifest
 AS_STORED = PrepSettings(max_size=0)  # with which JPEGs are only checked

@@ -6,17 +6,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from data_prep.samples import Origin
-from pipeline.formats.beton import (
-    ALLOCATING,
-    FIELDS,
-    RECORDS,
-    SEGMENT_FIELDS,
-    TARGET,
-    TARGETS,
-    TYPES,
-    Fields,
-    array_arguments,
-)
+from pipeline.formats.beton import FIELDS, RECORDS, SEGMENT_FIELDS, TARGET, TARGETS, array_arguments
+from pipeline.formats.tables import ALLOCATING, TYPES, Fields
 
 
 class Record(Protocol):

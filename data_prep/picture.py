@@ -19,8 +19,9 @@ from data_prep.samples import FileSlice, Origin, Sample
 from data_prep.settings import PAGE, PrepSettings
 from data_prep.shrink import shrink, shrink_jpeg, shrunk_size
 from pipeline.errors import InputError
-from pipeline.formats.beton import ALIGNED, JPEG, RAW
+from pipeline.formats.beton import JPEG, RAW
 from pipeline.formats.checksums import crc32c, picture_blocks, sample_checksum
+from pipeline.formats.tables import ALIGNED
 
 ORIENTATION = 0x0112  # the EXIF tag
 TURNS = {

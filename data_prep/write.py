@@ -16,9 +16,9 @@ from data_prep.layout import PICTURES, Layout, Record
 from data_prep.settings import PAGE
 from data_prep.written import Written
 from pipeline.errors import InputError
-from pipeline.formats.beton import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
 from pipeline.formats.blocks import BlockHashes
 from pipeline.formats.checksums import NUMBER, sample_checksum
+from pipeline.formats.tables import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
 
 SHARD = 64 << 20  # bytes of data between two journal entries; a kill loses up to three, with what waits for the disk
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.formats.beton import ARRAY_ARGUMENTS, ARRAY_FIELD, INT_FIELD, open_tables
-from pipeline.formats.tables import refuse
+from pipeline.formats.beton import ARRAY_ARGUMENTS
+from pipeline.formats.tables import ARRAY_FIELD, INT_FIELD, open_tables, refuse
 
 TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")

@@ -14,8 +14,9 @@ from data_prep.verify import repair_command, verify
 from pipeline.cli.commands import run_command
 from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError, RunError
-from pipeline.formats.beton import FIELD, HEADER, open_beton
+from pipeline.formats.beton import open_beton
 from pipeline.formats.manifest import read_manifest
+from pipeline.formats.tables import FIELD, HEADER
 
 
 def main(words):

@@ -17,7 +17,7 @@ from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from data_prep.write import BetonWriter
 from pipeline.data.decode import Decoder
-from pipeline.formats import beton
+from pipeline.formats import beton, tables
 from pipeline.formats.checksums import open_checksums
 from pipeline.formats.text import open_text
 
@@ -42,10 +42,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, abo
 
 def test_types_are_ffcvs():
     fields = [RGBImageField(), IntField()]
-    assert types.HeaderType.names[:4] == beton.HEADER.names[:4]
+    assert types.HeaderType.names[:4] == tables.HEADER.names[:4]
     for ours, theirs in (
-        (beton.HEADER, types.HeaderType),
-        (beton.FIELD, types.FieldDescType),
+        (tables.HEADER, types.HeaderType),
+        (tables.FIELD, types.FieldDescType),
         (beton.IMAGE, fields[0].metadata_type),
         (beton.SAMPLE, types.get_metadata_type(fields)),
         (beton.SEGMENTED, types.get_metadata_type([*fields, BytesField()])),
@@ -54,13 +54,13 @@ def test_types_are_ffcvs():
             beton.SEGMENTED_TARGETED,
             types.get_metadata_type([*fields, BytesField(), NDArrayField(np.dtype("<f4"), (7,))]),
         ),
-        (beton.ALLOCATION, types.ALLOC_TABLE_TYPE),
+        (tables.ALLOCATION, types.ALLOC_TABLE_TYPE),
         (text.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
     ):
         assert ours.itemsize == theirs.itemsize
         assert [ours.fields[name] for name in ours.names] == [theirs.fields[name] for name in theirs.names]
-    assert types.CURRENT_VERSION == beton.VERSION
-    for kind, name in beton.TYPES.items():
+    assert types.CURRENT_VERSION == tables.VERSION
+    for kind, name in tables.TYPES.items():
         assert types.TYPE_ID_HANDLER[kind].__name__ == name
     theirs = NDArrayField(np.dtype("<i4"), (7,)).to_binary()[0].tobytes()
     (_, _, arguments), *_ = text.text_layout(7).fields

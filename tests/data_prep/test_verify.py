@@ -15,10 +15,11 @@ from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
-from pipeline.formats.beton import ALLOCATION, FIELD, HEADER, open_beton
 from pipeline.formats.beton import SEGMENTED as SAMPLE
+from pipeline.formats.beton import open_beton
 from pipeline.formats.blocks import map_blocks
 from pipeline.formats.manifest import read_manifest
+from pipeline.formats.tables import ALLOCATION, FIELD, HEADER
 from pipeline.recipe.data import DataSection
 
 TABLES = HEADER.itemsize + 3 * FIELD.itemsize

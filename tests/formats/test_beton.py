@@ -8,7 +8,8 @@ import pytest
 from data_prep.picture import Encoded
 from data_prep.write import PAGE
 from pipeline.errors import InputError
-from pipeline.formats.beton import ALLOCATION, FIELD, FIELDS, HEADER, JPEG, RAW, SAMPLE, open_beton
+from pipeline.formats.beton import FIELDS, JPEG, RAW, SAMPLE, open_beton
+from pipeline.formats.tables import ALLOCATION, FIELD, HEADER
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
 
