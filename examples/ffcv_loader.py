@@ -21,7 +21,7 @@ def open_loader(beton: Path, batch_size: int = 128, image_size: int = 224, worke
         RandomErasing(0.25),
     ]
     label = [IntDecoder(), ToTensor(), Squeeze((1,)), ToDevice(device)]
-    pipelines = {"image": image, "label": label}
+    pipelines = {"image": image, "label": label, "segments": None}  # of files of `widemix prep`, not read by FFCV
     return Loader(str(beton), batch_size, num_workers=workers, order=Order(seed=0), pipelines=pipelines)
 
 

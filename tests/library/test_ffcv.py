@@ -106,10 +106,13 @@ def test_an_epoch_is_resumed(folder: Path) -> None:
     assert len(copies(theirs)) == len(theirs) == 5, "the epoch after is whole"
 
 
-def test_the_example(folder: Path) -> None:
-    loader = runpy.run_path(str(EXAMPLE))["open_loader"](folder / "train.beton", 8, SIDE, workers=1)
+def test_the_example(folder: Path, pictures: Path) -> None:
+    """On a file of FFCV's, and on one of `widemix prep`, which has a third field."""
+    open_loader = runpy.run_path(str(EXAMPLE))["open_loader"]
     keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "num_workers": 1}
-    assert same(copies(loader), copies(widemix.Loader(folder, "train", 8, SIDE, device="cpu", **keys)))
+    for path in (folder, pictures):
+        theirs = open_loader(path / "train.beton", 8, SIDE, workers=1)
+        assert same(copies(theirs), copies(widemix.Loader(path, "train", 8, SIDE, device="cpu", **keys)))
 
 
 def test_damage_is_black_and_told(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
