@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import widemix
 from pipeline.files import atomic_write
 
-_ABOUT = "Written by `python -m widemix.reference docs/reference`, which a test compares with this page."
+_ABOUT = "Made from the docstrings, by `python -m widemix.reference docs/reference`."
+_FIXED = "\0"  # a space within an argument
+_WIDTH = 84  # of signatures: a line of the page
 
 
 def page() -> str:
@@ -25,7 +28,7 @@ def page() -> str:
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:
-    yield f"### {name}\n\n```python\n{name}{_signature(thing)}\n```\n\n{_text(inspect.getdoc(thing))}\n"
+    yield f"### {name}\n\n```python\n{_filled(name + _signature(thing))}\n```\n\n{_text(inspect.getdoc(thing))}\n"
     if name == "widemix.Loader":
         for method, function in vars(thing).items():
             if method == "__len__" or not method.startswith("_"):
@@ -43,10 +46,15 @@ def _signature(thing: Any) -> str:
     for argument in inspect.signature(thing).parameters.values():
         if argument.kind is argument.KEYWORD_ONLY and not is_named:
             words, is_named = [*words, "*"], True
-        default = "" if argument.default is argument.empty else f"={argument.default!r}"
+        default = "" if argument.default is argument.empty else f"={argument.default!r}".replace(" ", _FIXED)
         stars = "**" if argument.kind is argument.VAR_KEYWORD else ""
         words.append(f"{stars}{argument.name}{default}")
     return f"({', '.join(words)})"
+
+
+def _filled(signature: str) -> str:
+    """A call, on lines that break between arguments."""
+    return textwrap.fill(signature, _WIDTH, subsequent_indent="    ").replace(_FIXED, " ")
 
 
 def _ffcv() -> Iterator[str]:

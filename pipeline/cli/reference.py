@@ -10,7 +10,7 @@ from pipeline.cli.parser import make_parser
 from pipeline.files import atomic_write
 from pipeline.recipe import SECTIONS, tables
 
-ABOUT = "Written by `python -m pipeline.cli.reference docs/reference`, which a test compares with this page."
+ABOUT = "Made from the code, by `python -m pipeline.cli.reference docs/reference`."
 
 
 def commands_page() -> str:
@@ -36,7 +36,8 @@ def keys_page() -> str:
             parts.append(f"## {title}\n\n| key | values | default | |\n|---|---|---|---|")
             for name, (values, default, text) in known.items():
                 stated = "" if default is ... else f"`{yaml_value(default)}`"
-                parts.append(f"| `{name}` | {_cell(values)} | {stated} | {_cell(text)} |")
+                spaced = _cell(values.replace("|", " | "))
+                parts.append(f"| `{name}` | {spaced} | {stated} | {_cell(text)} |")
             parts.append("")
     return "\n".join(parts)
 
