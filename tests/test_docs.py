@@ -14,6 +14,7 @@ from tests.forks import Forks, be_widemix
 from tests.pages import blocks, check, parser
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
+WIDTH = 100  # of a line of code: what the site shows without scrolling
 TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.workers=1", "eval.batch_size=256")
 
 
@@ -74,6 +75,12 @@ def test_a_page_can_be_followed(page, own, tmp_path, monkeypatch, capsys):
     else:
         (tmp_path / "recipes").symlink_to(ROOT / "recipes")
         follow(page, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_code_fits_its_line(page):
+    lines = [line for block in blocks(page) for line in block.text.splitlines()]
+    assert [line for line in lines if len(line) > WIDTH] == []
 
 
 def test_every_page_is_in_the_navigation():
