@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.reorder import reorder_columns
+
 
 def identity(size: int) -> Tensor:
     """J x = x."""
@@ -27,35 +29,41 @@ def random(size: int, key: int | Sequence[int]) -> Tensor:
     return torch.from_numpy(order.astype(np.int32))
 
 
-def inverse(index: Tensor) -> Tensor:
-    """J^T, which is J^-1."""
-    result = torch.empty_like(index)
-    result[index] = torch.arange(len(index), dtype=index.dtype, device=index.device)
-    return result
-
-
 def compose(second: Tensor, first: Tensor) -> Tensor:
     """The product `second @ first`: applies `first`, then `second`."""
     return first[second]
 
 
 class _Reorder(torch.autograd.Function):
-    """x[:, index]. Its gradient gathers by the inverse, where PyTorch's own adds into zeros atomically."""
+    """x[:, index], or with `back` x[:, inverse(index)]: each is the gradient of the other.
 
-    generate_vmap_rule = True
+    PyTorch's own gradient of an index adds into zeros atomically.
+    """
 
     @staticmethod
-    def forward(x: Tensor, index: Tensor) -> Tensor:
-        return x.index_select(1, index)
+    def forward(x: Tensor, index: Tensor, back: bool) -> Tensor:
+        return reorder_columns(x, index, back)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(inputs[1])
+        _, index, ctx.back = inputs
+        ctx.save_for_backward(index)
 
     @staticmethod
     def backward(ctx, gradient):
         (index,) = ctx.saved_tensors
-        return _Reorder.apply(gradient.contiguous(), inverse(index)), None
+        return _Reorder.apply(gradient.contiguous(), index, not ctx.back), None, None
+
+    @staticmethod
+    def vmap(info, in_dims, x, index, back):
+        """Every x of a batch is more rows; where the indices are batched too, each x has its own."""
+        x_dim, index_dim, _ = in_dims
+        if index_dim is None:
+            moved = _Reorder.apply(x.movedim(x_dim, 0).flatten(0, 1), index, back)
+            return moved.unflatten(0, (info.batch_size, -1)), 0
+        each = [x] * info.batch_size if x_dim is None else x.unbind(x_dim)
+        pairs = zip(each, index.unbind(index_dim), strict=True)
+        return torch.stack([_Reorder.apply(one.contiguous(), own, back) for one, own in pairs]), 0
 
 
 class Permute(nn.Module):
@@ -75,8 +83,10 @@ class Permute(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, n, d] -> [B, m / columns, columns]."""
         flat = x.flatten(1)  # [B, m]
-        # TorchScript does not support autograd.Function.
-        moved = flat.index_select(1, self.index) if torch.jit.is_scripting() else _Reorder.apply(flat, self.index)
+        if torch.jit.is_scripting():  # it does not support autograd.Function
+            moved = flat.index_select(1, self.index)
+        else:
+            moved = _Reorder.apply(flat, self.index, False)
         return moved.unflatten(1, (-1, self.columns))
 
     def extra_repr(self) -> str:

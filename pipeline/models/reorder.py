@@ -1,0 +1,72 @@
+"""Permutes the columns of a matrix: on a CPU by compiled code, elsewhere by PyTorch's `index_select`.
+
+PyTorch moves one number at a time on a CPU; the compiled code moves four rows at once (pipeline/native/reorder.c).
+"""
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pipeline.native import BuildError
+from pipeline.native.library import open_library
+
+# By bytes of a number: the threads with which PyTorch is as fast as the compiled code, which has one.
+_THREADS = {2: 12, 4: 2}
+_OUT_OF_RANGE = 2  # of reorder.c
+
+_OPERATORS = torch.library.Library("widemix", "DEF")  # a function that PyTorch's tracers see as one operator
+_OPERATORS.define("reorder_columns(Tensor x, Tensor index, bool back) -> Tensor")
+
+
+def inverse(index: Tensor) -> Tensor:
+    """J^T, which is J^-1."""
+    result = torch.empty_like(index)
+    result[index] = torch.arange(len(index), dtype=index.dtype, device=index.device)
+    return result
+
+
+def reorder_columns(x: Tensor, index: Tensor, back: bool = False) -> Tensor:
+    """x[:, index] of a matrix [B, m], or with `back` x[:, inverse(index)]; `index` is a permutation, int32 [m]."""
+    if _is_compiled(x, index):
+        return torch.ops.widemix.reorder_columns(x, index, back)
+    return _by_torch(x, index, back)
+
+
+def _is_compiled(x: Tensor, index: Tensor) -> bool:
+    """Whether the compiled code takes such tensors, is faster, and nothing wants to see PyTorch's operators."""
+    if x.device.type != "cpu" or torch.get_num_threads() >= _THREADS.get(x.element_size(), 0):
+        return False
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, FakeTensor)
+    return index.dtype == torch.int32 and not is_traced and _library() is not None
+
+
+def _by_torch(x: Tensor, index: Tensor, back: bool) -> Tensor:
+    return x.index_select(1, inverse(index) if back else index)
+
+
+@torch.library.impl(_OPERATORS, "reorder_columns", "CPU")
+def _by_compiled_code(x: Tensor, index: Tensor, back: bool) -> Tensor:
+    library = _library()
+    assert library is not None
+    x, index, (rows, size) = x.contiguous(), index.contiguous(), x.shape
+    if len(index) != size:
+        raise IndexError(f"{len(index)} indices of {size} columns")
+    out = torch.empty_like(x)
+    pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out, index))
+    failed = library.reorder_columns(*pointers, ctypes.c_int64(rows), ctypes.c_int64(size), x.element_size(), back)
+    if failed == _OUT_OF_RANGE:
+        raise IndexError(f"index out of range of {size} columns")
+    if failed:
+        raise MemoryError(f"no memory to permute {size} columns")
+    return out
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return open_library()
+    except BuildError:  # whoever reads pictures says so
+        return None
