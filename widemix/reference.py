@@ -14,7 +14,7 @@ from pipeline.files import atomic_write
 
 _ABOUT = "Made from the docstrings, by `python -m widemix.reference docs/reference`."
 _FIXED = "\0"  # a space within an argument
-_WIDTH = 84  # of signatures: a line of the page
+_WIDTH = 80  # of signatures: a line of the page
 
 
 def page() -> str:

@@ -31,7 +31,7 @@ class PreparedSection(Section):
         0, "number of classes of the head; 0: as many as the prepared folder has. Training refuses another number"
     )
     checksums: bool = key(
-        True, "compare every sample that is read with its checksum; takes 2 % of a JPEG's decoding, 5 % of pixels'"
+        True, "compare every sample that is read with its checksum; takes 2 % of JPEGs' decoding time, 5 % of pixels'"
     )
     workers: Annotated[int, Field(ge=0, le=1024)] = key(
         0, "decoding threads per rank; 0 divides the usable CPUs among the ranks of the node"
