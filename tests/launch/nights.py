@@ -94,14 +94,14 @@ class Night:
     def kill_node(self) -> None:
         name = random.choice(self.members())
         self.slurm.kill_node(name)
-        self._wait_for_state(name, "down")
+        self.slurm.until_down(name)
         self.slurm.start_node(name)
 
     def cut_off(self) -> None:
         """The node computes, and writes to the common disk, for as long as it does not notice."""
         name = random.choice(self.members())
         self.hosts.cut(int(name[1:]) + 1)
-        self._wait_for_state(name, "down")
+        self.slurm.until_down(name)
         time.sleep(random.choice([0, 10, 30]))
         self.hosts.mend(int(name[1:]) + 1)
 
@@ -138,9 +138,6 @@ class Night:
 
     def cancel(self) -> None:
         self.slurm("scancel", self.job, check=True)
-
-    def _wait_for_state(self, name: str, state: str) -> None:
-        self.slurm.until(lambda: state in self.slurm("sinfo", "-h", "-n", name, "-o", "%T"), 300)
 
 
 DISTURBANCES = (

@@ -167,6 +167,10 @@ class Slurm:
             except psutil.Error:
                 continue
 
+    def until_down(self, name: str) -> None:
+        """Wait until Slurm has seen that a node is lost; sinfo may show the state before for minutes."""
+        self.until(lambda: "State=DOWN" in self("scontrol", "show", "node", name), 300)
+
     def stop(self) -> None:
         self("scancel", "--user=root")
         self.until(lambda: not self("squeue", "-h"), 300)

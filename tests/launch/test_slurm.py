@@ -184,7 +184,7 @@ def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(
     wait_for_step(slurm, run, 20)
     assert slurm.job(job, "NodeList") == "n[1-2]"
     slurm.kill_node("n2")
-    slurm.until(lambda: "down" in slurm("sinfo", "-h", "-n", "n2", "-o", "%T"), 90)
+    slurm.until_down("n2")
     slurm.start_again(job, 1)
     assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
