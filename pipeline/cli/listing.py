@@ -2,9 +2,13 @@
 
 import argparse
 import csv
+import json
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
@@ -47,15 +51,30 @@ def _runs(arguments: argparse.Namespace) -> Exit:
     if verb == "csv":
         csv.writer(sys.stdout).writerows(rows)
         return Exit.DONE
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(table_lines(rows, width)))
+    return Exit.DONE
+
+
+def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iterator[str]:
+    """The lines of a table, of which the last two columns are text, the first as well.
+
+    Where a line exceeds `width` characters, the last column is below the others, wrapped.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = (0, len(widths) - 2)  # columns aligned to the left, as the last, which is not padded
+    texts = (0, len(widths) - 2)  # aligned to the left, as the last, which is not padded
     for row in rows:
         cells = [
             cell.ljust(w) if c in texts else cell.rjust(w)
             for c, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join([*cells[:-1], row[-1]]).rstrip())
-    return Exit.DONE
+        *others, last = [*cells[:-1], row[-1]]
+        line = "  ".join([*others, last]).rstrip()
+        if width is None or len(line) <= width:
+            yield line
+            continue
+        yield "  ".join(others).rstrip()
+        yield from textwrap.wrap(last, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
@@ -71,9 +90,15 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
         shown = [run.cell(name) or "-" for name in figures]
         numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
         shown += ["-" if value is None else format(value, form) for value, form in numbers]
-        differing = ", ".join(f"{name}={values[number]}" for name, values in keys if values[number] is not ...)
+        own = [(name, values[number]) for name, values in keys if values[number] is not ...]
+        differing = ", ".join(f"{name}={_as_yaml(value)}" for name, value in own)
         rows.append((run.state, f"{run.step}", *shown, str(run.path), differing))
     return rows
+
+
+def _as_yaml(value: Any) -> str:
+    """A value as it can be given on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _diff(paths: list[Path]) -> Exit:
@@ -83,7 +108,7 @@ def _diff(paths: list[Path]) -> Exit:
         raise InputError(f"runs diff: takes two runs, got {len(paths)}")
     differing = compare_recipes(*paths)
     for name, one, other in differing:
-        print(f"{name}: {one} -> {other}")
+        print(f"{name}: {_as_yaml(one)} -> {_as_yaml(other)}")
     if not differing:
         print("the recipes are the same")
     return Exit.DONE

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from pipeline.cli.commands import run_command
+from pipeline.cli.listing import table_lines
 from pipeline.cli.parser import make_parser
 from pipeline.recipe import dump_recipe, load_recipe
 
@@ -86,3 +87,11 @@ def test_what_is_wrong(runs, capsys):
     assert "holds no runs" in said(capsys, "runs", runs / "empty", code=2)
     assert "takes two runs, got 1" in said(capsys, "runs", "diff", runs / "a", code=2)
     assert "empty: is not a run folder" in said(capsys, "runs", "diff", runs / "a", runs / "empty", code=2)
+
+
+def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
+    rows = [("state", "step", "run", "differs in"), ("done", "20", "runs/a", "optim.lr=0.004, train.ema_decay=null")]
+    wide = ["state  step  run     differs in", "done     20  runs/a  optim.lr=0.004, train.ema_decay=null"]
+    assert list(table_lines(rows)) == list(table_lines(rows, 57)) == wide
+    below = ["done     20  runs/a", "  optim.lr=0.004,", "  train.ema_decay=null"]
+    assert list(table_lines(rows, 32)) == [wide[0], *below]
