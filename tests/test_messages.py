@@ -7,6 +7,7 @@ here. In one process, since no command gets far. `tests/end_to_end/test_mistakes
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
     (tmp / "itself").symlink_to("itself")
     (tmp / "null").symlink_to("/dev/null")  # itself would be replaced where the check is broken
     (tmp / "binary.yaml").write_bytes(bytes(range(128, 256)))
+    (tmp / "many_digits.yaml").write_text(f"train: {{epochs: {'1' * 5000}}}\n")
+    (tmp / "nested.yaml").write_text(f"train: {'[' * 3000}{']' * 3000}\n")
     (tmp / "garbage.pt").write_bytes(b"PK\x03\x04garbage")
     [weights] = Path(names["run"]).glob("checkpoints/*/model.safetensors")
     (tmp / "half.safetensors").write_bytes(weights.read_bytes()[:5000])
@@ -75,6 +78,8 @@ def damage(digits: Path, tmp: Path) -> None:
 @pytest.mark.parametrize("command", MESSAGES)
 def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(places["tmp"])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folders = [Path(places[name]) for name in ("tmp", "run", "export", "pictures", "digits")]
     before = [sorted(folder.rglob("*")) for folder in folders]
     code = run_command(make_parser(), None, shlex.split(command.format(**places)))

@@ -38,6 +38,21 @@ class _Yaml(yaml.SafeLoader):
             seen.add(name.value)
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node, deep=False):
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError):  # PyYAML's for a date, an integer, ... that its pattern lets through
+            text = node.value if len(node.value) <= 20 else f"{node.value[:20]}..."
+            problem = f"{text!r} is no valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml)
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="lists or mappings are nested too deeply") from None
+
 
 _Yaml.yaml_implicit_resolvers = {
     first: [known for known in resolvers if known[0] != "tag:yaml.org,2002:int"]
@@ -61,7 +76,7 @@ def read_yaml(path: Path) -> Any:
 @cache
 def _parse(text: str) -> Any:
     """The cells of a study have the same few files, hundreds of times."""
-    return yaml.load(text, _Yaml)
+    return _load_yaml(text)
 
 
 # Keys that were renamed: the old name of each, and its name now.
@@ -163,19 +178,19 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     if Path(os.path.realpath(path)) in chain:  # Path.resolve raises at a link to itself
         raise InputError(f"{path}: extends itself through {chain[-1]}")
+    extends = f"{chain[-1]}: extends " if chain else ""
     try:
         values = read_yaml(path)
     except FileNotFoundError:
-        extends = f"{chain[-1]}: extends " if chain else ""
         raise InputError(f"{extends}{path}: no such recipe{_nearby(path, chain)}") from None
     except IsADirectoryError:
         if (path / "recipe.yaml").is_file():
             raise InputError(
                 f"{path}: is a run folder; {command('train', path / 'recipe.yaml', '--run-dir', path)} resumes it"
             ) from None
-        raise InputError(f"{path}: is a folder; name a recipe, such as digits/rp_mixer") from None
+        raise InputError(f"{extends}{path}: is a folder; name a recipe, such as digits/rp_mixer") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe ({error})") from None
+        raise InputError(f"{extends}{path}: cannot be read as a recipe ({error})") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: not valid YAML, {_yaml_complaint(error)}") from None
     if not isinstance(values, dict):
@@ -185,7 +200,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     base = values.pop("extends", None)
     if base is None:
         return values
-    if not isinstance(base, str):
+    if not isinstance(base, str) or "\0" in base:
         raise InputError(f"{path}: extends takes the path of one recipe, relative to this file")
     return _merge(_read(path.parent / base, (*chain, path.resolve())), values)
 
@@ -212,7 +227,7 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         raise InputError(f"--{name}: has an empty value; give one, or null where the key takes it")
     section, leaf = name.split(".")
     try:
-        value = yaml.load(text, _Yaml)
+        value = _load_yaml(text)
     except yaml.YAMLError as error:
         quoted = "; put quotes around text with special characters"
         raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}{quoted}") from None
@@ -255,11 +270,15 @@ def _complaint(
     if first["type"] == "union_tag_invalid":
         kinds = keys()[f"{name}.kind"][0].split("|")
         where = origin.get(f"{name}.kind", default_origin)
-        given = first["ctx"]["tag"]
-        close = difflib.get_close_matches(given, kinds, n=1, cutoff=0.5)
+        given = first["input"]["kind"]
+        close = difflib.get_close_matches(str(given), kinds, n=1, cutoff=0.5)
         cure = f"did you mean {close[0]}?" if close else f"choose from {', '.join(kinds)}"
-        return f"{where}: {name}.kind {given!r}: no such kind; {cure}{more}"
-    message = first["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
+        return f"{where}: {name}.kind {_as_yaml(given)}: no such kind; {cure}{more}"
+    if first["type"] == "invalid_key":
+        section = f"{first['loc'][0]}: " if len(first["loc"]) > 1 else ""
+        return f"{where}: {section}the key {_as_yaml(first['input'])} is not text; put quotes around it{more}"
+    message = re.sub(" or instance of [A-Za-z]+$", "", first["msg"])
+    message = message.removeprefix("Value error, ").replace("valid tuple", "list")
     message = message.replace("valid dictionary", "mapping of keys")
     message = message.replace("be a list", f"be a list, such as [{first['input']}]")
     given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""

@@ -4,6 +4,7 @@ A recipe names them in its key `plugins`; an installed package may name its own 
 `widemix.plugins`, and recipes then use its parts without naming it.
 """
 
+import traceback
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
@@ -33,16 +34,28 @@ def import_plugins(values: Mapping[str, Any], origin: str) -> None:
 
 
 def import_modules(names: Iterable[str], origin: str) -> None:
-    """Import installed plugins and the modules of these names; `InputError` where one is missing.
+    """Import installed plugins and the modules of these names; `InputError` where one is missing or raises.
 
     Only modules that Python finds by itself: a recipe or checkpoint of a stranger brings no code.
     """
     _import_installed()
     for name in names:
+        if not name.strip(".") or name.startswith("."):
+            raise InputError(f"{origin}: {name!r} is no name of a module; write it as in `import my_module`")
         try:
             import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module is there, and imports one that is not
-            cure = "install it, or add its folder to PYTHONPATH"
-            raise InputError(f"{origin}: there is no module {name}; {cure}") from None
+        except InputError as error:  # of a part that is registered already
+            raise InputError(f"{origin}: {name}: {error}") from None
+        except (Exception, SystemExit) as error:
+            if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+                cure = "install it, or add its folder to PYTHONPATH"
+                raise InputError(f"{origin}: there is no module {name}; {cure}") from None
+            raise InputError(f"{origin}: {name} cannot be imported ({_describe(error)})") from error
+
+
+def _describe(error: BaseException) -> str:
+    """Where and why a module could not be imported, in one line."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: SyntaxError: {error.msg}"
+    last = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename][-1]
+    return f"{last.filename}, line {last.lineno}: {type(error).__name__}: {' '.join(str(error).split())}"

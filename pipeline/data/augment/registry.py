@@ -1,7 +1,7 @@
 """The operations of augmentation policies: one table, from which compiled policies and the analysis sheet are made.
 
 To add a built-in operation, write its function, give it the next number and an entry in `OPERATIONS`, and call it in
-`operations.apply_chain`. One of another package is added by `register_operation`. This module needs neither numba nor
+`operations.py`. One of another package is added by `register_operation`. This module needs neither numba nor
 torch.
 """
 
