@@ -29,7 +29,7 @@ def create_loader(dataset, input_size, batch_size, is_training=False, collate_fn
     if mix := collate_fn:
         keys |= {"mixup": mix.mixup_alpha, "cutmix": mix.cutmix_alpha, "cutmix_minmax": mix.cutmix_minmax}
         keys |= {"mixup_prob": mix.mix_prob, "mixup_switch_prob": mix.switch_prob, "mixup_mode": mix.mode}
-        keys |= {"smoothing": mix.label_smoothing, "mix_group": batch_size}
+        keys |= {"smoothing": mix.label_smoothing, "mix_group": batch_size, "num_classes": mix.num_classes}
     return Loader(*dataset, batch_size, input_size[-1], is_training=is_training, **keys)
 
 

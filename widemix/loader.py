@@ -1,6 +1,7 @@
 """A loader of prepared pictures for any training loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
-from widemix.sections import build_section, jitter_strengths, process_topology
+from widemix.sections import build_section, jitter_strengths, numbers, process_topology
 from widemix.views import View, view_sections
 
 RGB = Sequence[float]
@@ -78,7 +79,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         ratio: Sequence[float] = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         auto_augment: str | None = None,
-        color_jitter: float | Sequence[float] = 0.0,
+        color_jitter: float | Sequence[float] | None = 0.0,
         color_jitter_prob: float = 1.0,
         grayscale_prob: float = 0.0,
         gaussian_blur_prob: float = 0.0,
@@ -119,13 +120,13 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             interpolation=interpolation,
             on_corrupt=on_corrupt,
             targets="regression" if targeted else "class",  # numbers as they are
-            mean=tuple(mean),
-            std=tuple(std),
+            mean=numbers(mean),
+            std=numbers(std),
         )
         augment = build_section(
             AugmentSection,
-            scale=tuple(scale),
-            ratio=tuple(ratio),
+            scale=numbers(scale),
+            ratio=numbers(ratio),
             hflip=hflip,
             auto_augment=auto_augment,
             color_jitter=jitter_strengths(color_jitter),
@@ -139,7 +140,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             re_count=re_count,
             mixup=mixup,
             cutmix=cutmix,
-            cutmix_minmax=None if cutmix_minmax is None else tuple(cutmix_minmax),
+            cutmix_minmax=numbers(cutmix_minmax),
             mixup_prob=mixup_prob,
             mixup_switch_prob=mixup_switch_prob,
             mix_mode=mixup_mode,
@@ -184,6 +185,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch; where `load_state_dict` has loaded a step of it, with that."""
+        if epoch < 0:
+            raise InputError(f"epoch {epoch}: the first is 0")
         if self._next is None or self._next[0] != epoch:
             self._next = epoch, 0
 
@@ -194,7 +197,10 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` was saved; the world size may be another, the global batch not."""
-        for name, value in self._identity().items():
+        identity = self._identity()
+        if missing := [name for name in ("epoch", "step", *identity) if name not in state]:
+            raise InputError(f"the loader's state lacks {', '.join(missing)}; give what state_dict returned")
+        for name, value in identity.items():
             if state[name] != value:
                 cure = f": batch_size {self.batch_size} x {self.topology.world}" if name == "global_batch" else ""
                 raise InputError(f"the loader's state was saved with {name} {state[name]}, here it is {value}{cure}")
@@ -215,8 +221,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     def _check_batch(self, split: str, drop_last: bool, augment: AugmentSection, several: bool) -> None:
         size, group = self.batch_size, augment.mix_group
         for name, number in (("batch_size", size), ("views", len(self.views))):
-            if number < 1:
-                raise InputError(f"{name} {number}: must be at least 1")
+            if not isinstance(number, Integral) or number < 1:
+                raise InputError(f"{name} {number!r}: must be a whole number, at least 1")
         if several and not self.is_training:
             raise InputError(f"views {len(self.views)}: an evaluation has one view of each picture")
         if augment.mixing and size % group:

@@ -1,6 +1,6 @@
 """What the arguments of functions say: sections of a recipe, and this process's rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,10 +17,15 @@ AnySection = TypeVar("AnySection", bound=Section)
 _NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode": "mixup_mode"}
 
 
-def jitter_strengths(color_jitter: float | Sequence[float]) -> tuple[float, ...]:
-    """Brightness, contrast, saturation and hue; one number is the first three, as in timm."""
-    if isinstance(color_jitter, int | float):
-        return (color_jitter,) * 3 + (0.0,)
+def numbers(value: Any) -> Any:
+    """Several numbers, as of an array, as a tuple; what is wrong as it is, which the section then names."""
+    return tuple(value) if isinstance(value, Iterable) else value
+
+
+def jitter_strengths(color_jitter: float | Sequence[float] | None) -> tuple[float, ...]:
+    """Brightness, contrast, saturation and hue; one number is the first three, None is none, as in timm."""
+    if color_jitter is None or isinstance(color_jitter, int | float):
+        return (color_jitter or 0.0,) * 3 + (0.0,)
     return (*color_jitter, *(0.0,) * (4 - len(color_jitter)))
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
-from widemix.sections import build_section, jitter_strengths
+from widemix.sections import build_section, jitter_strengths, numbers
 
 
 class View(TypedDict, total=False):
@@ -19,7 +19,7 @@ class View(TypedDict, total=False):
     ratio: Sequence[float]
     hflip: float
     auto_augment: str | None
-    color_jitter: float | Sequence[float]
+    color_jitter: float | Sequence[float] | None
     color_jitter_prob: float
     grayscale_prob: float
     gaussian_blur_prob: float
@@ -38,7 +38,7 @@ def view_sections(
     for name in values.keys() - known.keys():
         near = get_close_matches(name, known, 1)
         raise InputError(f"{where}no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
-    values |= {name: tuple(values[name]) for name in ("scale", "ratio") if name in values}
+    values |= {name: numbers(values[name]) for name in ("scale", "ratio") if name in values}
     if "color_jitter" in values:
         values["color_jitter"] = jitter_strengths(values["color_jitter"])
     of_data = {name: values.pop(name) for name in ("image_size", "interpolation") if name in values}

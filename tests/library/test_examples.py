@@ -217,7 +217,7 @@ def test_timms_own_train_script(pictures: Path, tmp_path: Path, monkeypatch: pyt
         "--model",
         "resnet18",
         "--num-classes",
-        "2",
+        "5",
         "--epochs",
         "2",
     ]
@@ -230,5 +230,5 @@ def test_timms_own_train_script(pictures: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(data, "create_loader", data.create_loader)
     runpy.run_path(str(EXAMPLES / "timm_train.py"), run_name="__main__")
     monkeypatch.undo()
-    mixed = {"mixup": 0.2, "mix_group": 8, "smoothing": 0.1}
+    mixed = {"mixup": 0.2, "mix_group": 8, "smoothing": 0.1, "num_classes": 5}  # of which the folder has two
     assert equal(seen, epochs(pictures, 2, 8, 32, **POLICY, **mixed))

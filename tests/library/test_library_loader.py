@@ -213,22 +213,26 @@ def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"batch_size": 0}, "batch_size 0: must be at least 1"),
+        ({"batch_size": 0}, "batch_size 0: must be a whole number, at least 1"),
+        ({"batch_size": "8"}, "batch_size '8': must be a whole number, at least 1"),
         ({"batch_size": 54}, "batch_size 54 x 1 ranks exceeds the 53 samples of split 'train'; set drop_last=False"),
         ({"split": "vla"}, "no split 'vla'; it has train, val"),
         ({"split": "val", "shuffle": True}, "is_training=True shuffles"),
         ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
         ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
         ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views: mixup, CutMix"),
-        ({"views": 0}, "views 0: must be at least 1"),
-        ({"views": []}, "views 0: must be at least 1"),
+        ({"views": 0}, "views 0: must be a whole number, at least 1"),
+        ({"views": []}, "views 0: must be a whole number, at least 1"),
         ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
         ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
+        ({"views": [{"ratio": 2}]}, r"views\[0\]: ratio 2: Input should be a valid tuple"),
         ({"views": 2, "split": "val"}, "an evaluation has one view of each picture"),
         ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
         ({"rank": 1}, "rank 1, world None: give both, or neither"),
         ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
         ({"auto_augment": "rnd-m9"}, "auto_augment 'rnd-m9': .*rand"),
+        ({"mean": 0.5}, "mean 0.5: Input should be a valid tuple"),
+        ({"scale": 0.5}, "scale 0.5: Input should be a valid tuple"),
         ({"img_dtype": torch.float64}, "img_dtype torch.float64: must be one of torch.float32"),
     ],
     ids=str,
@@ -241,3 +245,16 @@ def test_wrong_arguments_are_named(pictures: Path, keys: dict[str, Any], message
 def test_a_state_of_another_batch_is_refused(pictures: Path) -> None:
     with pytest.raises(ValueError, match="saved with global_batch 8, here it is 16: batch_size 8 x 2"):
         loader(pictures, rank=0, world=2).load_state_dict(loader(pictures).state_dict())
+    with pytest.raises(
+        widemix.InputError, match="the loader's state lacks step, seed, samples; give what state_dict"
+    ):
+        loader(pictures).load_state_dict({"epoch": 1, "global_batch": 8})
+
+
+def test_an_epoch_before_the_first_is_refused(pictures: Path) -> None:
+    with pytest.raises(widemix.InputError, match="epoch -1: the first is 0"):
+        loader(pictures).set_epoch(-1)
+
+
+def test_no_jitter_is_none_as_in_timm(pictures: Path) -> None:
+    assert same(list(loader(pictures, color_jitter=None)), list(loader(pictures)))
