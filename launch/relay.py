@@ -9,10 +9,12 @@ import hmac
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import quote, unquote
 
 from data_prep.progress import print_status
@@ -137,6 +139,11 @@ class _Server(ThreadingHTTPServer):
         self.relay = relay
         self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         super().__init__(("", port), _Handler)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing of a node that has died, or was cut off, while it read; what it was is in its own log."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

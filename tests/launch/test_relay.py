@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -167,3 +168,19 @@ def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path
         first.add_blocks("a file", range(1))
         assert late.result(30) == b"234"
         neighbour.close()
+
+
+def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, monkeypatch, tmp_path, capsys):
+    """Its broken pipe once filled the log with a traceback, above the reason why the job ended."""
+    ended, shutdown = threading.Event(), module._Server.shutdown_request
+    monkeypatch.setattr(module._Server, "shutdown_request", lambda *each: (shutdown(*each), ended.set()))
+    (tmp_path / "file").write_bytes(bytes(16 << 20))
+    with Relay(None, ports[0], TOKEN) as first, (tmp_path / "file").open("rb") as file:
+        first.add_file("a", file.fileno())
+        first.add_blocks("a", range(1))
+        with socket.create_connection((HOME, ports[0])) as dies:
+            dies.sendall(f"GET /{TOKEN}/a HTTP/1.1\r\nRange: bytes=0-{(16 << 20) - 1}\r\n\r\n".encode())
+            assert dies.recv(100)
+            dies.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert ended.wait(30)
+    assert capsys.readouterr().err == ""
