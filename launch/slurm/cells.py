@@ -1,8 +1,8 @@
 """The cells of a study as a job array, one line each in cells.tsv.
 
-A line is the cell's name, its recipe and its overrides, separated by tabs. The number of a line is the cell's index
-in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that cells of another
-recipe have other lines and other run folders.
+A line is the cell's name, a copy of its recipe and its overrides, separated by tabs. The number of a line is the
+cell's index in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that cells
+of another recipe have other lines and other run folders.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from pipeline.errors import InputError
+from pipeline.recipe import Recipe, recipe_hash
 from pipeline.studies.cell import Cell, yaml_text
 
 TABLE = "cells.tsv"
@@ -55,9 +56,15 @@ def _values(text: str, option: str) -> list[str]:
     return texts
 
 
-def table_line(cell: Cell) -> str:
-    """Return the cell's line of cells.tsv, without the line break."""
-    return "\t".join([cell.name, str(cell.path), *(f"--{key}={value}" for key, value in cell.overrides)])
+def kept_path(folder: Path, recipe: Recipe) -> Path:
+    """Where `submit` keeps a recipe: its file may be edited while the job waits, or runs and is requeued."""
+    return folder / "slurm" / f"recipe-{recipe_hash(recipe)}.yaml"
+
+
+def table_line(cell: Cell, folder: Path) -> str:
+    """Return the cell's line of the folder's cells.tsv, without the line break."""
+    overrides = (f"--{key}={value}" for key, value in cell.overrides)
+    return "\t".join([cell.name, str(kept_path(folder, cell.recipe)), *overrides])
 
 
 def merge(folder: Path, cells: Sequence[Cell]) -> list[str]:
@@ -65,7 +72,7 @@ def merge(folder: Path, cells: Sequence[Cell]) -> list[str]:
     table = folder / TABLE
     lines = table.read_text().splitlines() if table.exists() else []
     known = {line.partition("\t")[0]: line for line in lines}
-    known |= {cell.name: table_line(cell) for cell in cells}
+    known |= {cell.name: table_line(cell, folder) for cell in cells}
     return list(known.values())
 
 

@@ -19,6 +19,7 @@ from pipeline.run.starts import read_starts
 # In the folder of logs, one name a line:
 FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named
 EXCLUDED_NODES = "excluded-nodes"  # nodes without which the job is requeued
+STARTED = "node-{}.started"  # written by each node at once
 NOTICE_MIN = 5  # between the signal at the time limit and the end: train.sbatch's --signal
 
 
@@ -28,15 +29,17 @@ class Verdict:
 
     code: Exit
     lines: list[str]
+    stopped: bool = False  # by a signal
 
 
-def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_steps: int) -> Verdict:
+def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_steps: int, crashed: bool) -> Verdict:
     """Judge a job by the status files of its ranks.
 
     statuses: by rank; ranks that never started have none.
     ranks: number of ranks that the job should have.
     stop_requested: whether a signal asked the job to stop.
     new_steps: steps that this start has added to the newest checkpoint.
+    crashed: whether the ranks failed as often as torchrun may restart them, which no node's failure does.
 
     A crash is requeued only if `new_steps` is above 0: otherwise the next start would crash at the same place.
     """
@@ -47,13 +50,16 @@ def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_
         return Verdict(Exit.DONE, ["done"])
     if main == Exit.REQUEUE:
         saved = "with a checkpoint" if new_steps > 0 else "without a new checkpoint"
-        return Verdict(Exit.REQUEUE, [f"stopped by a signal, {saved}"])
+        return Verdict(Exit.REQUEUE, [f"stopped by a signal, {saved}"], stopped=True)
     if stop_requested:
-        return Verdict(Exit.REQUEUE, ["stopped by a signal, but ended before the last checkpoint was complete"])
+        when = "but ended before the last checkpoint was complete" if statuses else "before any rank started"
+        return Verdict(Exit.REQUEUE, [f"stopped by a signal, {when}"], stopped=True)
     lines = _causes(statuses, ranks)
     if new_steps > 0:
         return Verdict(Exit.REQUEUE, [*lines, f"this start saved {new_steps} steps, so the job is requeued"])
-    return Verdict(Exit.FAILED, [*lines, "this start saved nothing and another would fail too: not requeued"])
+    if crashed:
+        return Verdict(Exit.FAILED, [*lines, "this start saved nothing and another would fail too: not requeued"])
+    return Verdict(Exit.REQUEUE, [*lines, "this start saved nothing: requeued once, since a node may have failed"])
 
 
 def _causes(statuses: Sequence[RankStatus], ranks: int) -> list[str]:
@@ -87,6 +93,9 @@ def limited(verdict: Verdict, earlier: Sequence[dict], new_steps: int, minutes: 
     if verdict.code != Exit.REQUEUE:
         return verdict
     if new_steps <= 0 and earlier and _saved_nothing(earlier[-1]):
+        if not verdict.stopped:
+            why = "this start and the one before saved nothing: not requeued"
+            return Verdict(Exit.FAILED, [*verdict.lines[:-1], why])
         enough = math.ceil(2 * minutes) + NOTICE_MIN
         why = (
             f"the start before saved nothing either: {minutes:.1f} minutes until the signal do not suffice to "
@@ -132,7 +141,9 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     trained = verdict is None
     if verdict is None:
         own = [summary for name, summary in earlier.items() if name.partition(".")[0] == job]
-        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps)
+        crashed = _attempts(logs) > arguments.restarts
+        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps, crashed)
+        verdict.lines[1:1] = [] if statuses or verdict.stopped else _unseen(logs, arguments.nodes)
         verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
@@ -168,6 +179,18 @@ def _judge_before_training(logs: Path) -> Verdict | None:
     return None
 
 
+def _unseen(logs: Path, nodes: Sequence[str]) -> list[str]:
+    """Name the nodes that left no trace in the logs; in the order of SLURM_NODEID."""
+    unseen = [name for number, name in enumerate(nodes) if not (logs / STARTED.format(number)).exists()]
+    why = "failed before it ran Python, has none, or does not share the run folder"
+    return [f"{', '.join(unseen)}: {why}"] if unseen else []
+
+
+def _attempts(logs: Path) -> int:
+    """How often torchrun has started ranks to train, on the node where that was most often."""
+    return max((len([*node.glob("train-*/attempt_*")]) for node in logs.glob("node-*")), default=0)
+
+
 def _start_time(logs: Path, now: float) -> float:
     """When the job started, s since 1970: train.sbatch writes `started`, and each node a file before torchrun."""
     paths = [path for path in (logs / "started", *logs.glob("node-*.json")) if path.exists()]
@@ -181,6 +204,9 @@ def main() -> None:
     parser.add_argument("logs", type=Path, help="folder of this start's logs")
     parser.add_argument("ranks", type=int, help="number of ranks that the job should have")
     parser.add_argument("--requeues", type=int, default=100, help="most requeues of a job (default: 100)")
+    names = "of the nodes, in the order of SLURM_NODEID"
+    parser.add_argument("--nodes", type=str.split, default=[], metavar="'NAME NAME'", help=names)
+    parser.add_argument("--restarts", type=int, default=2, help="torchrun's restarts of the ranks (default: 2)")
     parser.add_argument("--stop-requested", action="store_true", help="a signal asked the job to stop")
     sys.exit(run_command(parser, _finish))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from launch.environment import unpack
 from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
-from launch.slurm.finish import FAULTY_NODES
+from launch.slurm.finish import FAULTY_NODES, STARTED
 from launch.torchrun import SHUTDOWN_TIMEOUT_S, check_torch, data_for, local_folder, run_torchrun
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, run_command
@@ -117,10 +117,14 @@ def _bracketed(address: str) -> str:
 
 def _start(arguments: argparse.Namespace, train: list[str]) -> Exit:
     """Run this node's part of the job; writes an `InputError` to the logs, where finish.py reads it."""
+    logs, node = arguments.logs, os.environ["SLURM_NODEID"]
+    if not logs.is_dir():
+        raise InputError(f"{node_name()}: {logs}: does not exist on this node: all nodes must share --run-dir")
+    (logs / STARTED.format(node)).touch()
     try:
         return _run(arguments, train)
     except InputError as error:
-        (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.error").write_text(f"{node_name()}: {error}\n")
+        (logs / f"node-{node}.error").write_text(f"{node_name()}: {error}\n")
         raise
 
 

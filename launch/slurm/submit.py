@@ -3,6 +3,7 @@
 import argparse
 import getpass
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.slurm.cells import TABLE, cross, merge, ranges, unfinished
+from launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
 from launch.slurm.options import check_options, elastic_sizes
 from launch.torchrun import check_torch
 from pipeline.cli.arguments import Parser
@@ -20,7 +21,7 @@ from pipeline.cli.commands import Exit, load_from_arguments
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.formats.manifest import read_manifest
-from pipeline.recipe import check_world
+from pipeline.recipe import Recipe, check_world, dump_recipe
 from pipeline.studies.cell import Cell, unique
 from pipeline.studies.study import is_study, read_study, study_cells
 
@@ -31,6 +32,7 @@ _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to
 _NEVER = re.compile(
     r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
 )
+_OF_A_JOB = re.compile(r"SRUN_|SLURM_(?!CONF|CLUSTERS$|JWT$)")
 _CLOSED = ("PartitionDown", "PartitionInactive")
 
 
@@ -42,12 +44,14 @@ class Submission:
     folder: the run folder, or the study's folder.
     table: the lines of the study's cells.tsv; empty for a single run.
     numbers: the lines, from 1, of the cells that are submitted; empty for a single run.
+    recipes: the recipes to keep in the folder, of all cells.
     """
 
     command: list[str]
     folder: Path
     table: list[str]
     numbers: list[int]
+    recipes: list[Recipe]
 
 
 def add_arguments(parser: Parser) -> None:
@@ -130,8 +134,8 @@ def plan(arguments: argparse.Namespace) -> Submission:
     command += [str(arguments.environment.resolve()) if arguments.environment else "", arguments.setup]
     command += [*_python(arguments, folder, data), "--"]
     if not cells:
-        command += [arguments.recipe, *(f"--{name}={value}" for name, value in arguments.overrides)]
-    return Submission(command, folder, table, numbers)
+        command += [str(kept_path(folder, recipes[0])), *(f"--{name}={value}" for name, value in arguments.overrides)]
+    return Submission(command, folder, table, numbers, recipes)
 
 
 def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[int]) -> list[str]:
@@ -221,13 +225,18 @@ def queued(folder: Path) -> list[str]:
 def _run(command: list[str]) -> str:
     """Run a command of Slurm and return its output; raises `InputError` with Slurm's message if it fails."""
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=_environ()).stdout
     except FileNotFoundError:
         raise InputError(f"{command[0]}: not found; submit on a machine that has Slurm's commands") from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
         message = re.sub(rf"^{command[0]}: (error: )?", "", lines[-1])
         raise InputError(f"{command[0]} failed: {message}") from None
+
+
+def _environ() -> dict[str, str]:
+    """The environment without what describes the job or salloc in which this runs: sbatch would hand it on."""
+    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
 
 
 def submit(arguments: argparse.Namespace) -> Exit:
@@ -244,6 +253,8 @@ def submit(arguments: argparse.Namespace) -> Exit:
     _run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
     logs = submission.folder / "slurm"
     logs.mkdir(parents=True, exist_ok=True)
+    for recipe in submission.recipes:
+        atomic_write(kept_path(submission.folder, recipe), dump_recipe(recipe))
     if submission.table:
         # Cells that are running already read the table.
         atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.table))

@@ -166,6 +166,7 @@ class Slurm:
                     process.kill()
             except psutil.Error:
                 continue
+        self.nodes[name].wait(30)
 
     def until_down(self, name: str) -> None:
         """Wait until Slurm has seen that a node is lost; sinfo may show the state before for minutes."""

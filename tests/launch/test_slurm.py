@@ -100,6 +100,20 @@ def test_a_signal_requeues_the_job_and_it_continues(slurm, submit, undisturbed, 
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_a_signal_before_any_rank_started_requeues_the_job(slurm, submit, tmp_path):
+    """Modules, or a cold Python, may take until the time limit's notice, which once ended the job without a word."""
+    run = tmp_path / "run"
+    job = job_of(submit(run, "--nodes", "1", "--setup", "echo loading; sleep 5"))
+    slurm.until(lambda: "loading" in log_of(run), 300)
+    slurm("scancel", "--batch", "--signal=USR1", job, check=True)
+    slurm.start_again(job, 1)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    first, last = summaries(run)
+    assert first["why"] == ["stopped by a signal, before any rank started"]
+    assert first["minutes"] >= 0.08
+    assert last["why"] == ["done"]
+
+
 def test_a_cancelled_job_saves_and_is_not_requeued(slurm, submit, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "1"))
@@ -189,6 +203,20 @@ def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(
     assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
     assert "on n2 was killed (out of memory?), or its node failed" in log_of(run)
+    assert_same_curve(run, undisturbed, 1e-4)
+
+
+def test_a_node_that_dies_while_it_stages_costs_one_start(slurm, submit, undisturbed, tmp_path):
+    """It once ended the job: nothing was saved in that start."""
+    run, staged = tmp_path / "run", tmp_path / "disk"
+    job = job_of(submit(run, "--nodes", "2", "--stage-to", f"{staged}/$SLURMD_NODENAME"))
+    slurm.until(lambda: len([*staged.glob("n*")]) == 2, 600)
+    lost = max(path.name for path in staged.iterdir())
+    slurm.kill_node(lost)
+    slurm.start_again(job, 1)
+    slurm.start_node(lost)
+    assert slurm.ended(job) == "COMPLETED", log_of(run)
+    assert "this start saved nothing: requeued once, since a node may have failed" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 

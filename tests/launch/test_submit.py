@@ -19,7 +19,7 @@ from packaging.version import Version
 from launch.relay import Relay
 from launch.slurm import node as node_module
 from launch.slurm import submit as module
-from launch.slurm.cells import cross, merge, ranges, unfinished
+from launch.slurm.cells import cross, kept_path, merge, ranges, unfinished
 from launch.slurm.finish import _finish, judge
 from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from launch.slurm.ports import free_ports
@@ -29,7 +29,7 @@ from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
 from pipeline.distributed.start_times import VARIABLE
 from pipeline.errors import InputError
-from pipeline.recipe import dump_recipe
+from pipeline.recipe import dump_recipe, load_recipe
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
@@ -216,6 +216,41 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
         module._run(["no-sbatch"])
 
 
+def test_a_recipe_that_is_edited_later_changes_no_job_that_waits(digits, tmp_path, monkeypatch):
+    """The job read it at each start: edited while the job ran, it ended the job at its next requeue."""
+    fake(tmp_path, monkeypatch, "Priority")
+    recipe = tmp_path / "mine.yaml"
+    parser = Parser()
+    module.add_arguments(parser)
+
+    def submitted(folder: str, *options: str) -> str:
+        recipe.write_text(RECIPE.read_text().replace("../base", str(ROOT / "recipes/base")))
+        words = [str(recipe), "--data.path", str(digits), "--run-dir", str(tmp_path / folder), *options]
+        assert run_command(parser, module.submit, words) == 0
+        recipe.write_text("model: {}\n")
+        return (tmp_path / "calls").read_text().splitlines()[-2]
+
+    words = submitted("run", "--model.depth", "3").partition(" -- ")[2].split()
+    overrides = [("data.path", str(digits)), ("model.depth", "3")]
+    assert words[1:] == [f"--{name}={value}" for name, value in overrides]
+    assert load_recipe(words[0]) == load_recipe(words[0], overrides) == load_recipe(RECIPE, overrides)
+    submitted("runs", "--vary", "train.seed=4,5")
+    for line, seed in zip((tmp_path / "runs/cells.tsv").read_text().splitlines(), (4, 5), strict=True):
+        kept = line.split("\t")[1]
+        assert load_recipe(kept) == load_recipe(RECIPE, [overrides[0], ("train.seed", str(seed))])
+
+
+def test_a_job_submitted_from_another_one_is_told_nothing_of_that(monkeypatch):
+    """sbatch hands its environment on: a run that an array's task had submitted was taken for a cell of a study."""
+    of_job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_MEM_PER_NODE": "100", "SRUN_CPUS_PER_TASK": "2"}
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "g1"}
+    for name, value in {**of_job, **kept}.items():
+        monkeypatch.setenv(name, value)
+    told = dict(line.partition("=")[::2] for line in module._run(["env"]).splitlines())
+    assert kept.items() <= told.items()
+    assert not of_job.keys() & told.keys()
+
+
 @new_torchrun
 def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
@@ -225,12 +260,24 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digit
     arguments = Namespace(
         stage="$WIDEMIX_NONE/x", preflight="no", logs=logs, sizes=[], addresses=[""], environment=""
     )
+    arguments.logs = tmp_path / "not shared"
+    monkeypatch.setenv("SLURMD_NODENAME", "n3")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    with pytest.raises(
+        InputError, match=rf"^n3: {arguments.logs}: does not exist on this node: all nodes must share"
+    ):
+        _start(arguments, [])
+    arguments.logs = logs
     for node in ("0", "1"):
         monkeypatch.setenv("SLURM_NODEID", node)
         monkeypatch.setenv("SLURMD_NODENAME", f"n{node}")
         with pytest.raises(InputError, match="is the variable set there"):
             _start(arguments, [str(ROOT / "recipes/digits/mixer.yaml"), f"--data.path={digits}"])
-    assert _finish(Namespace(folder=tmp_path, logs=logs, ranks=2, stop_requested=False)) == Exit.WRONG_INPUT
+        assert (logs / f"node-{node}.started").exists()
+    assert (
+        _finish(Namespace(folder=tmp_path, logs=logs, ranks=2, stop_requested=False, restarts=2, nodes=[]))
+        == Exit.WRONG_INPUT
+    )
     verdict, after = capsys.readouterr().out.splitlines()
     given = "$WIDEMIX_NONE/x"
     reason = f"n0: --stage-to {given}: is {given} on this node; is the variable set there?"
@@ -263,7 +310,11 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
 
 
 def end(folder, logs, requeues=100):
-    return _finish(Namespace(folder=folder, logs=logs, ranks=1, stop_requested=False, requeues=requeues))
+    return _finish(
+        Namespace(
+            folder=folder, logs=logs, ranks=1, stop_requested=False, requeues=requeues, restarts=2, nodes=["n0", "n3"]
+        )
+    )
 
 
 def start(folder, name, steps=0, code=75):
@@ -308,7 +359,7 @@ def test_torn_files_of_other_starts_and_ranks_end_no_verdict(tmp_path, capsys):
     assert capsys.readouterr().out.count("summary.json: is damaged, and ignored") == 4
     (logs / "rank-0.json").write_text('{"rank": 0')
     assert [status.code for status in read_rank_statuses(logs)] == [None, None]
-    assert end(tmp_path, logs) == Exit.FAILED
+    assert end(tmp_path, logs) == Exit.REQUEUE
     assert "rank 0 on a host unknown was killed" in capsys.readouterr().out
 
 
@@ -381,7 +432,7 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
     wider = cross(RECIPE, ["train.seed=0,1,2"])
     lines = merge(tmp_path, wider)
     assert lines == [
-        f"{cell.name}\t{RECIPE}\t--train.seed={seed}"
+        f"{cell.name}\t{kept_path(tmp_path, cell.recipe)}\t--train.seed={seed}"
         for cell, seed in zip([two, zero, wider[1]], (2, 0, 1), strict=True)
     ]
     finish(wider[0], tmp_path)
@@ -414,7 +465,8 @@ def test_a_study_file_is_an_array_of_its_cells(tmp_path, digits, capsys):
     assert shlex.split(command)[-1] == "--"  # each line of the table has its recipe
     assert note == "# cells.tsv"
     rows = [line.split("\t") for line in table]
-    assert all(row[1:4] == [str(RECIPE), f"--data.path={digits}", "--log.every=2"] for row in rows)
+    assert all(row[1].startswith(f"{tmp_path}/runs/slurm/recipe-") for row in rows)
+    assert all(row[2:4] == [f"--data.path={digits}", "--log.every=2"] for row in rows)
     assert [row[4:] for row in rows[1:3]] == [
         ["--model.channels=8", "--train.seed=1"],
         ["--model.channels=16", "--train.seed=0"],
@@ -467,7 +519,7 @@ def status(rank: int, code: int | None, message: str = "", time: float = 0.0) ->
             "stopped by a signal, without a new checkpoint",
         ),
         ([status(0, None), status(1, None)], True, 0, Exit.REQUEUE, "before the last checkpoint was complete"),
-        ([], True, 0, Exit.REQUEUE, "before the last checkpoint was complete"),
+        ([], True, 0, Exit.REQUEUE, "stopped by a signal, before any rank started"),
         ([status(0, 1), status(1, 2, "disk full")], True, 9, Exit.WRONG_INPUT, r"\(rank 1\): disk full"),
         ([status(0, 1, "lost n1", 5), status(1, None)], False, 9, Exit.REQUEUE, "rank 1 on n1 was killed"),
         (
@@ -478,13 +530,35 @@ def status(rank: int, code: int | None, message: str = "", time: float = 0.0) ->
             "rank 1 on n1 failed first: nan",
         ),
         ([status(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
-        ([], False, 0, Exit.FAILED, "no rank started"),
     ],
 )
 def test_the_verdict(statuses, stop_requested, new_steps, code, reason):
-    verdict = judge(statuses, 2, stop_requested, new_steps)
+    verdict = judge(statuses, 2, stop_requested, new_steps, crashed=True)
     assert verdict.code == code
     assert re.search(reason, "; ".join(verdict.lines))
+
+
+def test_a_start_without_progress_is_requeued_once_unless_its_ranks_crashed_as_often_as_they_may(tmp_path, capsys):
+    """A node that failed while it staged, or before the first checkpoint of a start, once ended the job for good."""
+
+    def lost(name: str, attempts: int) -> Exit:
+        logs = start(tmp_path, name, code=None)
+        for number in range(attempts):
+            (logs / f"node-0/train-{name}/attempt_{number}").mkdir(parents=True)
+        if not attempts:
+            (logs / "rank-0.json").unlink()
+        return end(tmp_path, logs)
+
+    assert end(tmp_path, start(tmp_path, "7.0", steps=5)) == Exit.REQUEUE
+    assert lost("7.1", attempts=0) == Exit.REQUEUE
+    assert "no rank started" in (said := capsys.readouterr().out)
+    assert "requeued once, since a node may have failed" in said
+    assert "n0, n3: failed before it ran Python, has none, or does not share the run folder" in said
+    assert lost("7.2", attempts=0) == Exit.FAILED
+    assert "the run folder; this start and the one before saved nothing: not requeued" in capsys.readouterr().out
+    assert lost("8.0", attempts=1) == Exit.REQUEUE
+    assert lost("9.0", attempts=3) == Exit.FAILED
+    assert "another would fail too" in capsys.readouterr().out
 
 
 @new_torchrun
