@@ -111,7 +111,8 @@ class Night:
         self.slurm("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test", check=True)
         if random.random() < 0.5:
             self.signal()
-        self.wait_for_new_steps(10)
+        goal, end = self.step() + 10, time.monotonic() + 60  # a job of all nodes waits for this one
+        self.slurm.until(lambda: self.step() >= goal or self.over() or time.monotonic() > end, TIMEOUT_S)
         self.slurm("scontrol", "update", f"NodeName={name}", "State=RESUME", check=True)
 
     def signal(self) -> None:
