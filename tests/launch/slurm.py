@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -157,16 +158,28 @@ class Slurm:
             self("scontrol", "update", f"JobId={job}", "StartTime=now+5")
 
     def kill_node(self, name: str) -> None:
-        """Kill all processes of a node at once, as a power cut does."""
+        """Kill all processes of a node at once, as a power cut does; Slurm's first, or they tell how others ended."""
+        slurms, others = [], []
         for process in psutil.process_iter():
             try:
-                on_node = process.environ().get("SLURMD_NODENAME") == name or process.cmdline()[-2:] == ["-N", name]
-                on_node = on_node or process.name() == f"slurmstepd: {name}"
-                if on_node and process.environ().get("SLURM_CONF") == self.environ["SLURM_CONF"]:
-                    process.kill()
+                environ = process.environ()
+                if environ.get("SLURM_CONF") != self.environ["SLURM_CONF"]:
+                    continue
+                if process.cmdline()[-2:] == ["-N", name] or self._logs_as(process, name):
+                    slurms.append(process)
+                elif environ.get("SLURMD_NODENAME") == name:
+                    others.append(process)
             except psutil.Error:
                 continue
+        for process in (*slurms, *others):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.nodes[name].wait(30)
+
+    def _logs_as(self, process: psutil.Process, name: str) -> bool:
+        """Whether a process is a slurmstepd of the node, which only the file that it writes to says."""
+        log = str(self.folder / f"slurmd-{name}.log")
+        return process.name() == "slurmstepd" and log in (file.path for file in process.open_files())
 
     def until_down(self, name: str) -> None:
         """Wait until Slurm has seen that a node is lost; sinfo may show the state before for minutes."""
