@@ -9,6 +9,7 @@ from data_prep.sources import SOURCES
 from pipeline.estimate.tables import named_table
 from pipeline.models.cost import model_cost
 from pipeline.models.mixer.section import MixerSection
+from pipeline.recipe.files import find_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -36,12 +37,14 @@ def test_links_of_every_page_lead_somewhere(page):
 
 
 def test_every_recipe_and_path_that_it_names_exists():
-    names = re.findall(r"recipes/\S+\.yaml", README)
+    names = re.findall(r"widemix (?:train|cost|submit) (\S+)", README)
     links = re.findall(r"\]\((?!https)([^)]+)\)", README)
     assert names
     assert len(links) >= 5
-    for name in [*names, *links]:
-        assert (ROOT / name).exists(), name
+    for name in names:
+        assert find_recipe(name).is_file(), name
+    for link in links:
+        assert (ROOT / link).exists(), link
 
 
 def test_it_is_short_enough_to_be_read():

@@ -37,10 +37,11 @@ def reorder_columns(x: Tensor, index: Tensor, back: bool = False) -> Tensor:
 
 def _is_compiled(x: Tensor, index: Tensor) -> bool:
     """Whether the compiled code takes such tensors, is faster, and nothing wants to see PyTorch's operators."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, FakeTensor):
+        return False
     if x.device.type != "cpu" or torch.get_num_threads() >= _THREADS.get(x.element_size(), 0):
         return False
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing() or isinstance(x, FakeTensor)
-    return index.dtype == torch.int32 and not is_traced and _library() is not None
+    return index.dtype == torch.int32 and _library() is not None
 
 
 def _by_torch(x: Tensor, index: Tensor, back: bool) -> Tensor:
