@@ -2,13 +2,12 @@
 
 import argparse
 import csv
-import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
@@ -68,7 +67,7 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iter
             cell.ljust(w) if c in texts else cell.rjust(w)
             for c, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
-        *others, last = [*cells[:-1], row[-1]]
+        others, last = cells[:-1], row[-1]
         line = "  ".join([*others, last]).rstrip()
         if width is None or len(line) <= width:
             yield line
@@ -81,6 +80,7 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
     """The table with its head: a column for each kind of figure, and the keys in which the runs differ."""
     from pipeline.figures import figure_heading
     from pipeline.run.listing import differing_keys
+    from pipeline.studies.cell import yaml_text
 
     keys = differing_keys([run.recipe for run in found])
     figures = list(dict.fromkeys(run.figure for run in found))
@@ -91,24 +91,20 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
         numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
         shown += ["-" if value is None else format(value, form) for value, form in numbers]
         own = [(name, values[number]) for name, values in keys if values[number] is not ...]
-        differing = ", ".join(f"{name}={_as_yaml(value)}" for name, value in own)
+        differing = ", ".join(f"{name}={yaml_text(value)}" for name, value in own)
         rows.append((run.state, f"{run.step}", *shown, str(run.path), differing))
     return rows
 
 
-def _as_yaml(value: Any) -> str:
-    """A value as it can be given on the command line."""
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _diff(paths: list[Path]) -> Exit:
     from pipeline.run.listing import compare_recipes
+    from pipeline.studies.cell import yaml_text
 
     if len(paths) != 2:
         raise InputError(f"runs diff: takes two runs, got {len(paths)}")
     differing = compare_recipes(*paths)
     for name, one, other in differing:
-        print(f"{name}: {_as_yaml(one)} -> {_as_yaml(other)}")
+        print(f"{name}: {yaml_text(one)} -> {yaml_text(other)}")
     if not differing:
         print("the recipes are the same")
     return Exit.DONE

@@ -42,15 +42,18 @@ class _Reorder(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, index: Tensor, back: bool) -> Tensor:
+        """[B, m] -> [B, m]."""
         return reorder_columns(x, index, back)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
+        """Keep the index for the gradient."""
         _, index, ctx.back = inputs
         ctx.save_for_backward(index)
 
     @staticmethod
     def backward(ctx, gradient):
+        """The gradient, in the order of the input: [B, m]."""
         (index,) = ctx.saved_tensors
         return _Reorder.apply(gradient.contiguous(), index, not ctx.back), None, None
 
