@@ -117,7 +117,8 @@ def train(
         _begin(start, schedule.last_step, topology, note)  # after all that may be wrong with the recipe
 
         trackers: list[Tracker] = []
-        on_main(topology, lambda: trackers.extend(open_trackers(recipe.log, folder, recipe)))
+        warn = partial(_warn, topology)
+        on_main(topology, lambda: trackers.extend(open_trackers(recipe.log, folder, recipe, warn)))
         log = stack.enter_context(
             RunLog(recipe.log, start, schedule.last_step, topology, verbosity=verbosity, trackers=trackers)
         )
@@ -239,6 +240,10 @@ def _print(topology: "Topology", text: str) -> None:
     """Print a line on rank 0."""
     if topology.is_main:
         print(text, file=sys.stderr, flush=True)
+
+
+def _warn(topology: "Topology", text: str) -> None:
+    _print(topology, f"warning: {text}")
 
 
 def _silent(_text: str) -> None:

@@ -41,7 +41,8 @@ class RunLog:
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         self._progress.close()
         if self.writer:
-            self.writer.close(failed=kind is not None)
+            for unsent in self.writer.close(failed=kind is not None):
+                self._progress.print(f"warning: {unsent}; metrics.jsonl has them")
 
     def write(self, line: dict[str, Any]) -> None:
         """Write and print a line with split train or eval."""

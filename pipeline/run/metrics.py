@@ -92,11 +92,10 @@ class MetricsWriter:
         with suppress(OSError):
             atomic_write(self._run_dir / "confusion.json", json.dumps(confusion) + "\n")
 
-    def close(self, failed: bool = False) -> None:
-        """Close the files, and tell the trackers whether the run has failed."""
+    def close(self, failed: bool = False) -> list[str]:
+        """Close the files, and tell the trackers whether the run has failed; return what they could not send."""
         self._close_files()
-        for tracker in self._trackers:
-            tracker.close(failed)
+        return [unsent for tracker in self._trackers if (unsent := tracker.close(failed))]
 
     def _close_files(self) -> None:
         self._lines.close()

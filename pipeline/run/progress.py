@@ -25,7 +25,7 @@ class Progress:
 
     def __init__(self, enabled: bool, first_step: int, last_step: int, verbosity: int = 0):
         self._verbosity = verbosity
-        self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True)
+        self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True, markup=False)
         self._last = last_step
         self._began, self._first = time.perf_counter(), first_step
         self._shown = 0.0

@@ -1,14 +1,19 @@
 """Weights & Biases and MLflow, fed with the lines of metrics.jsonl. Their own variables say where the lines go.
 
-A run that continues goes on under the id in RUN/trackers.json. Lines after a checkpoint that a start repeats are
-there twice: neither takes lines back.
+A run that continues goes on under the id in RUN/trackers.json. Neither takes lines back: those of steps that were
+rolled back stay there, and those that a start repeats after a crash are at Weights & Biases twice.
 """
 
 import json
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 from pipeline.errors import InputError
@@ -18,6 +23,9 @@ from pipeline.recipe.train import LogSection
 
 NOT_FIGURES = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"
+_OPEN_S, _CLOSE_S = 30.0, 20.0  # how long a run waits for a server: Slurm kills a job 30 s after its time limit
+_RETRY_S = 5.0
+_AT_ONCE = 1000  # metrics that MLflow takes in a request
 
 
 class Tracker(Protocol):
@@ -31,8 +39,8 @@ class Tracker(Protocol):
     def add_line(self, line: dict[str, Any]) -> None:
         """Send the figures of a line."""
 
-    def close(self, failed: bool) -> None:
-        """Send what is left, and end the run."""
+    def close(self, failed: bool) -> str | None:
+        """Send what is left, and end the run. Returns what could not be sent, if anything."""
 
 
 def figures_of(line: dict[str, Any]) -> dict[str, float]:
@@ -50,7 +58,14 @@ class _WandB:
         import wandb
 
         os.environ.setdefault("WANDB_PROJECT", "widemix")
-        quiet = wandb.Settings(console="off")  # neither read nor wrap the terminal
+        quiet = wandb.Settings(
+            console="off",  # neither read nor wrap the terminal
+            init_timeout=_OPEN_S,
+            finish_timeout=_CLOSE_S,
+            max_end_of_run_history_metrics=0,
+            max_end_of_run_summary_metrics=0,
+            x_transaction_log_flush_interval=1.0,  # a killed run loses what is not yet in the file
+        )
         self._run = wandb.init(
             dir=run_dir, name=name, id=known, resume="allow", config=flat_recipe(recipe), settings=quiet
         )
@@ -62,16 +77,26 @@ class _WandB:
             self._run.log({**figures, "step": line["step"], "epoch": line.get("epoch")})
 
     def close(self, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+        self._run.finish(exit_code=int(failed))  # prints itself what it could not send
 
 
 class _MLflow:
+    """Sends lines in a thread of its own, again and again until the server takes them: training does not wait for it.
+
+    MLflow's own queue gives each line up after four minutes, and the end of a run waits for all of them.
+    """
+
     def __init__(self, run_dir: Path, name: str, recipe: Recipe, known: str | None):
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # some 10 s
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(round(_OPEN_S)))
         import mlflow
         from mlflow.entities import Param
 
         os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
         self._client = mlflow.MlflowClient()
+        self._has: dict[str, int] = {}  # the last step that is there, by split
+        self._lines: SimpleQueue[Any] = SimpleQueue()  # lines, then the run's status
+        self._reason = "the server is slow"
         if known is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "widemix")
             experiment = self._client.get_experiment_by_name(title)
@@ -82,19 +107,65 @@ class _MLflow:
         else:
             self.id = known
             self._client.update_run(known, "RUNNING")
+            self._add_missing(run_dir / "metrics.jsonl")
+        self._thread = Thread(target=self._send_lines, name="MLflow", daemon=True)
+        self._thread.start()
+
+    def _add_missing(self, path: Path) -> None:
+        """Add the lines that a start before this one wrote, and could not send before it was killed."""
+        for split in ("train", "eval"):
+            history = self._client.get_metric_history(self.id, f"{split}/loss")
+            self._has[split] = max(((metric.timestamp, metric.step) for metric in history), default=(0, -1))[1]
+        for text in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # the last line of a run that was killed while writing
+                self._add(json.loads(text))
 
     def add_line(self, line: dict[str, Any]) -> None:
-        from mlflow.entities import Metric
+        if line.get("event") == "rollback":
+            self._has.clear()  # the steps after it have other values
+        self._add(line)
 
-        at = round(1000 * line.get("time", time.time()))
-        metrics = [Metric(name, value, at, line["step"]) for name, value in figures_of(line).items()]
-        self._client.log_batch(self.id, metrics=metrics, synchronous=False)  # training does not wait for a server
+    def _add(self, line: dict[str, Any]) -> None:
+        if line["step"] > self._has.get(line["split"], -1):
+            self._lines.put(line)
 
-    def close(self, failed: bool) -> None:
-        import mlflow
+    def _send_lines(self) -> None:
+        status = None
+        while status is None:
+            lines = [self._lines.get()]
+            while not self._lines.empty():
+                lines.append(self._lines.get())
+            status = lines.pop() if isinstance(lines[-1], str) else None
+            metrics = [metric for line in lines for metric in _metrics_of(line)]
+            for place in range(0, len(metrics), _AT_ONCE):
+                self._insist(partial(self._client.log_batch, self.id, metrics[place : place + _AT_ONCE]))
+        self._insist(partial(self._client.set_terminated, self.id, status))
 
-        mlflow.flush_async_logging()
-        self._client.set_terminated(self.id, "FAILED" if failed else "FINISHED")
+    def _insist(self, request: Callable[[], Any]) -> None:
+        while True:
+            try:
+                request()
+            except Exception as error:
+                self._reason = _reason(error)
+                time.sleep(_RETRY_S)
+            else:
+                return
+
+    def close(self, failed: bool) -> str | None:
+        self._lines.put("FAILED" if failed else "FINISHED")
+        self._thread.join(_CLOSE_S)
+        return f"log.mlflow: the last lines were not sent ({self._reason})" if self._thread.is_alive() else None
+
+
+def _metrics_of(line: dict[str, Any]) -> list[Any]:
+    from mlflow.entities import Metric
+
+    at = round(1000 * line.get("time", time.time()))
+    return [Metric(name, value, at, line["step"]) for name, value in figures_of(line).items()]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 _TRACKERS: dict[str, type[Tracker]] = {"wandb": _WandB, "mlflow": _MLflow}
@@ -107,8 +178,8 @@ def check_trackers(section: LogSection) -> None:
             raise InputError(f"log.{name} true: {name} is not installed; pip install 'widemix[{name}]'")
 
 
-def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe) -> list[Tracker]:
-    """Open those that a recipe asks for; `InputError` with the first line of why one cannot be."""
+def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> list[Tracker]:
+    """Open those that a recipe asks for. Where one cannot be opened, a run is trained without it, with a warning."""
     path = run_dir / _FILE
     known = json.loads(path.read_text()) if path.exists() else {}
     opened = []
@@ -117,9 +188,9 @@ def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe) -> list[Tr
             try:
                 opened.append(tracker(run_dir, run_dir.name, recipe, known.get(name)))
             except Exception as error:  # of any kind: no server, no key, no right
-                reason = str(error).strip().partition("\n")[0]
-                raise InputError(f"log.{name} true: it cannot be opened ({reason}); set it to false") from None
-            known[name] = opened[-1].id
+                warn(f"log.{name} true: it cannot be opened ({_reason(error)}); training without it")
+            else:
+                known[name] = opened[-1].id
     if opened:
         atomic_write(path, json.dumps(known) + "\n")
     return opened

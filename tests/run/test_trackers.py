@@ -29,11 +29,11 @@ def recipe_with(name: str):
 def write(folder: Path, name: str, lines: list[dict], step: int = 0) -> str:
     """Write lines as a run does; returns the id that the run has there."""
     recipe = recipe_with(name)
-    opened = open_trackers(recipe.log, folder, recipe)
+    opened = open_trackers(recipe.log, folder, recipe, pytest.fail)
     writer = MetricsWriter(folder, step, tensorboard=False, trackers=opened)
     for line in lines:
         assert writer.write(line) is None
-    writer.close()
+    assert writer.close() == []
     return json.loads((folder / "trackers.json").read_text())[name]
 
 
@@ -69,9 +69,10 @@ def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
         raise ConnectionError("no server\nand a long story")
 
     monkeypatch.setitem(trackers._TRACKERS, "wandb", refuse)
-    recipe = recipe_with("wandb")
-    with pytest.raises(InputError, match=r"log\.wandb true: it cannot be opened \(no server\); set it to false$"):
-        open_trackers(recipe.log, tmp_path, recipe)
+    recipe, warnings = recipe_with("wandb"), []
+    assert open_trackers(recipe.log, tmp_path, recipe, warnings.append) == []
+    assert warnings == ["log.wandb true: it cannot be opened (no server); training without it"]
+    assert not (tmp_path / "trackers.json").exists()
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # MLflow 3.17's, on SQLAlchemy 2.1
@@ -80,12 +81,11 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
     run_dir = tmp_path / "first"
     run_dir.mkdir()
     number = write(run_dir, "mlflow", LINES[:2])
     assert write(run_dir, "mlflow", LINES[2:], step=10) == number
-    client = mlflow.MlflowClient()
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     run = client.get_run(number)
     assert run.info.run_name == "first"
     assert run.info.status == "FINISHED"
@@ -93,6 +93,48 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     assert [(each.step, each.value, each.timestamp) for each in loss] == [(10, 2.5, 100_000), (20, 1.25, 101_000)]
     assert run.data.metrics == {"train/loss": 1.25, "train/lr": 0.05, "eval/loss": 1.5, "eval/top1": 60.0}
     assert run.data.params == {name: str(value) for name, value in flat_recipe(recipe_with("mlflow")).items()}
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+def test_mlflow_gets_what_a_killed_start_could_not_send_and_nothing_twice(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    number = write(tmp_path, "mlflow", LINES[:2])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(line)}\n" for line in LINES[2:])
+        file.write('{"step": 25, "spl')
+    rollback = {"step": 20, "split": "event", "event": "rollback", "time": 103.0}
+    write(tmp_path, "mlflow", [LINES[2], rollback, {**LINES[2], "loss": 3.5, "time": 104.0}], step=10)
+    history = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_metric_history
+    assert [(each.step, each.value) for each in history(number, "train/loss")] == [(10, 2.5), (20, 1.25), (20, 3.5)]
+    assert [(each.step, each.value) for each in history(number, "eval/loss")] == [(20, 1.5)]
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.5)
+    monkeypatch.setattr(trackers, "_RETRY_S", 0.1)
+    recipe = recipe_with("mlflow")
+    (tracker,) = open_trackers(recipe.log, tmp_path, recipe, pytest.fail)
+
+    log_batch, server = tracker._client.log_batch, "gone"
+
+    def try_batch(*batch):
+        if server == "gone":
+            raise ConnectionError("no server\nand a long story")
+        log_batch(*batch)
+
+    monkeypatch.setattr(tracker._client, "log_batch", try_batch)
+    for line in LINES:
+        tracker.add_line(line)
+    assert tracker.close(failed=False) == "log.mlflow: the last lines were not sent (no server)"
+    server = "back"
+    tracker._thread.join(10)
+    assert tracker._client.get_run(tracker.id).data.metrics["train/loss"] == 1.25
+    assert tracker._client.get_run(tracker.id).info.status == "FINISHED"
 
 
 def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
