@@ -60,7 +60,17 @@ class Night:
 
     def state(self) -> str:
         self.slurm.hurry(self.job)
-        return self.slurm.job(self.job, "JobState")
+        state = self.slurm.job(self.job, "JobState")
+        if state == "PENDING":
+            self._release()
+        return state
+
+    def _release(self) -> None:
+        """Do what launch/README.md tells an operator to do if a lost node comes back with processes of the job."""
+        for number in range(NODES):
+            if "Reason=Duplicate" in self.slurm("scontrol", "show", "node", f"n{number}"):
+                self.slurm("scontrol", "update", f"NodeName=n{number}", "State=RESUME", check=True)
+                self.slurm("scontrol", "release", self.job, check=True)
 
     def step(self) -> int:
         lines = train_lines(self.run) if (self.run / "metrics.jsonl").exists() else []
