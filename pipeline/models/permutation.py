@@ -4,6 +4,7 @@ A permutation J is an int32 vector with (J x)[i] = x[index[i]]. Entries are flat
 [S*C] with the channels of a token next to each other. (The papers' vec stacks columns; the two differ by J_c.)
 """
 
+import inspect
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,8 @@ class _Reorder(torch.autograd.Function):
     PyTorch's own gradient of an index adds into zeros atomically.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: Tensor, index: Tensor, back: bool) -> Tensor:
         """[B, m] -> [B, m]."""
@@ -55,18 +58,12 @@ class _Reorder(torch.autograd.Function):
     def backward(ctx, gradient):
         """The gradient, in the order of the input: [B, m]."""
         (index,) = ctx.saved_tensors
-        return _Reorder.apply(gradient.contiguous(), index, not ctx.back), None, None
+        reorder = _Reorder.apply if torch.is_grad_enabled() else reorder_columns  # for a gradient of this gradient
+        return reorder(gradient, index, not ctx.back), None, None
 
-    @staticmethod
-    def vmap(info, in_dims, x, index, back):
-        """Every x of a batch is more rows; where the indices are batched too, each x has its own."""
-        x_dim, index_dim, _ = in_dims
-        if index_dim is None:
-            moved = _Reorder.apply(x.movedim(x_dim, 0).flatten(0, 1), index, back)
-            return moved.unflatten(0, (info.batch_size, -1)), 0
-        each = [x] * info.batch_size if x_dim is None else x.unbind(x_dim)
-        pairs = zip(each, index.unbind(index_dim), strict=True)
-        return torch.stack([_Reorder.apply(one.contiguous(), own, back) for one, own in pairs]), 0
+
+# PyTorch asks for the signature at every call, and would make it anew.
+_Reorder.forward.__signature__ = inspect.signature(_Reorder.forward)  # type: ignore[attr-defined]
 
 
 class Permute(nn.Module):

@@ -17,8 +17,8 @@ from pipeline.native.library import open_library
 _THREADS = {2: 12, 4: 2}
 _OUT_OF_RANGE = 2  # of reorder.c
 
-_OPERATORS = torch.library.Library("widemix", "DEF")  # a function that PyTorch's tracers see as one operator
-_OPERATORS.define("reorder_columns(Tensor x, Tensor index, bool back) -> Tensor")
+_NAME = "widemix::reorder_columns"
+torch.library.define(_NAME, "(Tensor x, Tensor index, bool back) -> Tensor")  # tracers see it as one operator
 
 
 def inverse(index: Tensor) -> Tensor:
@@ -48,7 +48,6 @@ def _by_torch(x: Tensor, index: Tensor, back: bool) -> Tensor:
     return x.index_select(1, inverse(index) if back else index)
 
 
-@torch.library.impl(_OPERATORS, "reorder_columns", "CPU")
 def _by_compiled_code(x: Tensor, index: Tensor, back: bool) -> Tensor:
     library = _library()
     assert library is not None
@@ -63,6 +62,21 @@ def _by_compiled_code(x: Tensor, index: Tensor, back: bool) -> Tensor:
     if failed:
         raise MemoryError(f"no memory to permute {size} columns")
     return out
+
+
+def _batched(info, in_dims, x: Tensor, index: Tensor, back: bool) -> tuple[Tensor, int]:
+    """Every x of a batch is more rows; where the indices are batched too, each x has its own."""
+    x_dim, index_dim, _ = in_dims
+    if index_dim is None:
+        moved = _by_compiled_code(x.movedim(x_dim, 0).flatten(0, 1), index, back)
+        return moved.unflatten(0, (info.batch_size, -1)), 0
+    each = [x] * info.batch_size if x_dim is None else x.unbind(x_dim)
+    pairs = zip(each, index.unbind(index_dim), strict=True)
+    return torch.stack([_by_compiled_code(one, own, back) for one, own in pairs]), 0
+
+
+torch.library.impl(_NAME, "CPU", _by_compiled_code)
+torch.library.register_vmap(_NAME, _batched)
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@given(st.integers(0, 9), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 2**31))
+@given(st.integers(0, 20), st.integers(1, 40), st.sampled_from(DTYPES), st.integers(0, 2**31))
 def test_columns_are_those_of_indexing_bit_for_bit(rows, size, dtype, seed):
     index = permutation.random(size, seed)
     bits = torch.randint(-(2**31), 2**31 - 1, (rows, size, 1), generator=torch.Generator().manual_seed(seed))
@@ -48,6 +48,13 @@ def test_columns_are_those_of_indexing_bit_for_bit(rows, size, dtype, seed):
     number = torch.int16 if x.element_size() == 2 else torch.int32
     assert torch.equal(moved.view(number), x.contiguous().view(number)[:, index.long()])
     assert torch.equal(back.view(number), x.contiguous().view(number)[:, inverse(index).long()])
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_columns_beyond_the_cache_are_those_of_indexing(back):
+    index = permutation.random(50_001, 0)
+    x = torch.randn(13, 50_001).bfloat16()
+    assert torch.equal(reorder_columns(x, index, back), x[:, (inverse(index) if back else index).long()])
 
 
 @pytest.mark.parametrize("wrong", [-1, 5, 2**31 - 1])
@@ -101,6 +108,15 @@ def test_vmap_over_indices_gives_each_its_own():
     assert torch.equal(torch.vmap(permuted, in_dims=(0, None))(indices, x[0]), torch.stack(alike))
     inner = torch.vmap(Permute(indices[0], columns=4), in_dims=1, out_dims=1)(x)
     assert torch.equal(inner, torch.stack([Permute(indices[0], columns=4)(x[:, i]) for i in range(5)], 1))
+
+
+def test_a_batch_of_gradients_is_each_of_them():
+    module = Permute(permutation.random(12, 3), columns=4)
+    x, weights = torch.randn(5, 2, 6, requires_grad=True), torch.randn(7, 5, 3, 4)
+    output = module(x)
+    each = [torch.autograd.grad(output, x, one, retain_graph=True)[0] for one in weights]
+    found = torch.autograd.grad(output, x, weights, is_grads_batched=True)[0]
+    assert torch.equal(found, torch.stack(each))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
