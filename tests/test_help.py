@@ -11,7 +11,7 @@ from pipeline.cli.arguments import Parser, describe_section
 from pipeline.cli.commands import _split
 from pipeline.cli.parser import make_parser
 from pipeline.cli.reference import _commands
-from pipeline.recipe import SECTIONS
+from pipeline.recipe import SECTIONS, keys
 from tests.conftest import ROOT
 
 COMMANDS = make_parser()
@@ -62,3 +62,10 @@ def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):
     for section in SECTIONS:
         text = describe_section(section)
         assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  --")] == []
+
+
+def test_a_key_of_every_kind_of_data_is_listed_once():
+    listed = re.findall(r"^  --(\S+)", describe_section("data"), re.MULTILINE)
+    assert listed.count("data.path") == listed.count("data.workers") == 1
+    assert listed.count("data.kind") == 2
+    assert set(listed) == {name for name in keys() if name.startswith("data.")}

@@ -155,6 +155,14 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
 
 def _folder(arguments: argparse.Namespace, study: bool) -> Path:
     """Return the absolute path of --run-dir; raises `InputError` if Slurm or a new run could not use it."""
+    try:
+        arguments.run_dir.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a loop of links, of which resolve() makes a RuntimeError
+        raise InputError(
+            f"{arguments.run_dir}: cannot be read ({error.strerror}); name another folder with --run-dir"
+        ) from None
     folder: Path = arguments.run_dir.resolve()
     if any(character in "%\\" or not character.isprintable() for character in str(folder)):
         raise InputError(
@@ -244,7 +252,12 @@ def submit(arguments: argparse.Namespace) -> Exit:
     submission = plan(arguments)
     text = shlex.join(submission.command)
     if arguments.dry_run:
-        print(text, *([f"# {TABLE}", *submission.table] if submission.table else []), sep="\n")
+        print(text)
+        if submission.table:
+            print(f"# {TABLE}", *submission.table, sep="\n")
+        kept = {kept_path(submission.folder, recipe): recipe for recipe in submission.recipes}
+        for path in kept:
+            print(f"# {path} is written when this is submitted: the recipe as it is then")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
     if arguments.container is None and arguments.environment is None:  # the nodes have this torch

@@ -2,9 +2,11 @@
 
 import argparse
 
-from pipeline.cli.commands import Exit, check_least
+from pipeline.cli.commands import Exit, check_least, check_most
 from pipeline.cli.outputs import add_outputs, write_outputs
 from pipeline.errors import InputError
+
+_MOST_ROWS = 1e6
 
 
 def add_sparse_spectrum(analyses) -> None:
@@ -33,6 +35,8 @@ def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
     widths = arguments.widths or (1500, 2000, 2500, 3000, 3500, 4096)
     check_least(arguments, 1, "connections", "trials")
     check_least(arguments, 0, "seed")
+    check_most(arguments, 1e8, "connections")
+    check_most(arguments, 1e6, "trials")
     if arguments.gamma <= 0:
         raise InputError(f"--gamma {arguments.gamma:g}: must be above 0")
     least = (arguments.connections / arguments.gamma) ** 0.5
@@ -40,6 +44,8 @@ def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
         raise InputError(
             f"--widths {min(widths)}: holds no {arguments.connections} weights; the least is {least:.0f}"
         )
+    if (largest := max(widths)) * max(1, arguments.gamma) > _MOST_ROWS:
+        raise InputError(f"--widths {largest:g}: matrices have at most {_MOST_ROWS:g} rows and columns")
     entries = widening(arguments.connections, arguments.gamma, widths, arguments.trials, arguments.seed)
     for entry in entries:
         mean = sum(entry["largest"]) / len(entry["largest"])
@@ -82,6 +88,7 @@ def _regularisation(arguments: argparse.Namespace) -> Exit:
 
     check_least(arguments, 1, "tokens", "channels", "samples")
     check_least(arguments, 0, "noise", "seed")
+    check_most(arguments, 1e6, "samples", "noise")
     sizes = (arguments.tokens, arguments.channels, arguments.samples)
     if arguments.tokens * arguments.channels > 64:
         raise InputError("--tokens times --channels: at most 64, the bound has that number of weights squared")

@@ -80,6 +80,14 @@ def check_least(arguments: argparse.Namespace, least: int, *names: str) -> None:
             raise InputError(f"--{name.replace('_', '-')} {value:g}: must be at least {least}")
 
 
+def check_most(arguments: argparse.Namespace, most: float, *names: str) -> None:
+    """`InputError` where one of these options is above `most`: of sizes for which no machine has the memory."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value > most:
+            raise InputError(f"--{name.replace('_', '-')} {value:g}: must be at most {most:g}")
+
+
 def _check_finite(arguments: argparse.Namespace) -> None:
     for name, value in vars(arguments).items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.arguments import add_recipe_arguments
-from pipeline.cli.commands import Exit, load_from_arguments
+from pipeline.cli.commands import Exit, check_most, load_from_arguments
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
 
@@ -119,6 +119,7 @@ def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any
     from pipeline.estimate.report import estimate, show
 
     recipe = load_from_arguments(arguments)
+    check_most(arguments, 1e12, "samples")
     rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
     show(rows, arguments.recipe)
     return [row._asdict() for row in rows]

@@ -18,6 +18,8 @@ class PreparedSection(Section):
     @classmethod
     def path_is_a_folder(cls, path: str) -> str:
         """Samples are read from a disk; a URL is copied there first."""
+        if "\0" in path:
+            raise ValueError("has a NUL character; no file name can have one")
         if "://" in path:
             raise ValueError(
                 f"{path} is a URL; {command('stage', path, '--to', 'DIR')} copies it to a disk, and prints where"

@@ -192,7 +192,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{extends}{path}: cannot be read as a recipe ({error})") from None
     except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML, {_yaml_complaint(error)}") from None
+        raise InputError(f"{path}: not valid YAML, {yaml_complaint(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
     if "cells" in values:
@@ -230,7 +230,7 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         value = _load_yaml(text)
     except yaml.YAMLError as error:
         quoted = "; put quotes around text with special characters"
-        raise InputError(f"--{name} {text}: not valid YAML, {_yaml_complaint(error)}{quoted}") from None
+        raise InputError(f"--{name} {text}: not valid YAML, {yaml_complaint(error)}{quoted}") from None
     if not isinstance(values.setdefault(section, {}), dict):
         raise InputError(f"{section}: must be a mapping")
     kept = _of_kind(values[section], value) if name == "model.kind" else values[section]
@@ -331,7 +331,8 @@ def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     return f"{where}; recipes/README.md lists those that there are"
 
 
-def _yaml_complaint(error: yaml.YAMLError) -> str:
+def yaml_complaint(error: Exception) -> str:
+    """Return what is wrong with a YAML file, and in which line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or "unreadable"
     return f"line {mark.line + 1}: {problem}" if mark else problem

@@ -23,12 +23,19 @@ class Key(NamedTuple):
 
 
 def tables(section: str) -> Iterator[tuple[str, dict[str, Key]]]:
-    """The keys of a section, as (title, keys by `section.key`): one table, or one for each family of networks."""
-    every = families(section)
-    for family in every:
-        kinds = _type_name(family.model_fields["kind"].annotation).replace("|", ", ") if len(every) > 1 else ""
-        title = f"{section}, kind {kinds}" if kinds else section
-        yield title, {f"{section}.{name}": _key(info) for name, info in family.model_fields.items()}
+    """The keys of a section, as (title, keys by `section.key`): those of all its kinds, then those of each alone."""
+    every = {
+        family: {f"{section}.{name}": _key(info) for name, info in family.model_fields.items()}
+        for family in families(section)
+    }
+    first, *others = every.values()
+    shared = {name: entry for name, entry in first.items() if all(other.get(name) == entry for other in others)}
+    if shared:
+        yield section, shared
+    for family, known in every.items():
+        if own := {name: entry for name, entry in known.items() if name not in shared}:
+            kinds = _type_name(family.model_fields["kind"].annotation).replace("|", ", ")
+            yield f"{section}, kind {kinds}", own
 
 
 def keys() -> dict[str, Key]:

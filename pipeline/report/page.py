@@ -80,10 +80,12 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
         rows.append(
             (
                 named(runs, number),
-                summary.state if summary.state == "done" else f"not done, last line {summary.state}",
+                "done"
+                if summary.state == "done"
+                else f'<span class="state">not done, last line {summary.state}</span>',
                 *(summary.cell(name) or "–" for name in figures),
                 f"{summary.step:,}",
-                f"{formatted(epoch, '.4g')} of {run.recipe.train.epochs}",
+                f"{formatted(epoch, '.1f').removesuffix('.0')} of {run.recipe.train.epochs}",
                 formatted(summary.images_per_s, ",.0f"),
                 formatted(summary.hours, ".2f"),
                 escape(str(environment.get("ranks", "–"))),

@@ -93,15 +93,15 @@ class Board:
         self._writer.add_image(name, image, step, dataformats="HWC")
 
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Show recipe and environment as text, the layout of "custom scalars", and all keys in the table of runs.
+        """Show recipe and environment as text, the layout of "custom scalars", and the keys in the table of runs.
 
-        The table has no "experiment" summary: TensorBoard then looks itself which keys differ between the runs, and
-        shows those first.
+        The table has no keys of `log`, which change no number, and no "experiment" summary: TensorBoard then looks
+        itself which keys differ between the runs, and shows those first.
         """
         self._writer.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
         self._writer.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
         self._writer.add_custom_scalars(_layout())
-        settings = {name: _plain(value) for name, value in flat_recipe(recipe).items()}
+        settings = {name: _plain(value) for name, value in flat_recipe(recipe).items() if name[:4] != "log."}
         _, start, _ = hparams(settings, {})
         self._writer._get_file_writer().add_summary(start)
 

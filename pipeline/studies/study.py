@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipeline.errors import InputError, command
 from pipeline.recipe import keys, load_recipe, suggest
-from pipeline.recipe.files import SHIPPED, read_yaml
+from pipeline.recipe.files import SHIPPED, read_yaml, yaml_complaint
 from pipeline.section import Section, key
 from pipeline.studies.cell import Cell, yaml_text
 from pipeline.studies.quantity import COMPUTED, MEASURED
@@ -135,8 +135,7 @@ def read_study(path: Path) -> Study:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = str(getattr(error, "problem", None) or "unreadable")
-        raise InputError(f"{path}: not valid YAML, {problem}") from None
+        raise InputError(f"{path}: not valid YAML, {yaml_complaint(error)}") from None
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
         where = ".".join(map(str, first["loc"]))

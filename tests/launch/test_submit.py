@@ -66,8 +66,11 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
     for name, value in zip(options[::2], options[1::2], strict=True):
         assert words[words.index(name) + 1] == value
     assert words[-1] == "--data.eval_split=a; rm x"  # one word, whatever a recipe's text holds
+    note, path, script = [note, *script.split("\n", 1)]
+    kept = words[words.index("--") + 1]
+    assert note == f"# {kept} is written when this is submitted: the recipe as it is then"
+    assert path == f"# {ROOT / 'launch/slurm/train.sbatch'}"
     assert script == (ROOT / "launch/slurm/train.sbatch").read_text()
-    assert str(ROOT / "launch/slurm/train.sbatch") in note
     assert not folder.exists()
 
 
