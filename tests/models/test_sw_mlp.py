@@ -148,10 +148,23 @@ def test_half_precision_and_compilation():
 
 def test_rule_for_the_product():
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert multiplies_sparsely(cpu, 0.1, 1619**2)
+    assert multiplies_sparsely(cpu, 0.1, 1619**2, rows=256)
+    assert not multiplies_sparsely(cpu, 0.3, 1619**2, rows=128)
+    assert not multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.bfloat16)
     assert not multiplies_sparsely(cpu, 0.5, 1619**2)
     assert not multiplies_sparsely(gpu, 0.1, 8192 * 16384)
     assert multiplies_sparsely(gpu, 0.1, 150_528**2)
+
+
+@pytest.mark.parametrize(
+    ("autocast", "rows", "sparsely"),
+    [(True, 100, True), (True, 101, False), (False, 300, True), (False, 301, False)],
+)
+def test_a_layer_multiplies_by_the_rule_of_its_rows_and_precision(autocast, rows, sparsely):
+    layer = SparseLinear(20, 30, 0.1, (1,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = layer(torch.randn(rows, 20))
+    assert output.grad_fn.name() == ("AddBackward0" if sparsely else "AddmmBackward0")
 
 
 def test_a_step_fits_24_gib_with_adam():

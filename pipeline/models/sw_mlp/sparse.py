@@ -2,7 +2,7 @@
 
 A masked weight is stored as its nonzero values, with their positions in compressed rows and columns: weights,
 gradients and optimizer state are p times those of the dense matrix. `multiplies_sparsely` decides how it is
-multiplied: as a sparse matrix, or scattered into a dense one, which is faster on a GPU.
+multiplied: as a sparse matrix, or scattered into a dense one, which is faster on a GPU and with many rows.
 
 Shapes: B batch, I inputs, O outputs, N nonzero values.
 """
@@ -26,9 +26,16 @@ def row_counts(outputs: int, inputs: int, density: float, generator: np.random.G
     return np.random.RandomState(generator.bit_generator).binomial(inputs, density, size=outputs)
 
 
-def multiplies_sparsely(device: torch.device, density: float, entries: int) -> bool:
-    """Whether to multiply as a sparse matrix: on a CPU at densities up to 0.3, elsewhere above `DENSE_ENTRIES`."""
-    return entries > DENSE_ENTRIES or (device.type == "cpu" and density <= 0.3)
+def multiplies_sparsely(
+    device: torch.device, density: float, entries: int, rows: int = 1, dtype: torch.dtype = torch.float32
+) -> bool:
+    """Whether to multiply a matrix [rows, I] in this precision as with a sparse matrix: always above `DENSE_ENTRIES`.
+
+    Otherwise on a CPU alone, where that is faster: at densities up to 0.3, for as many rows as the limit allows.
+    """
+    if entries > DENSE_ENTRIES or device.type != "cpu":
+        return entries > DENSE_ENTRIES
+    return density <= 0.3 and density * rows <= (10 if dtype.itemsize == 2 else 30)
 
 
 def _csr(starts: Tensor, indices: Tensor, values: Tensor, columns: int) -> Tensor:
@@ -154,7 +161,7 @@ class SparseLinear(nn.Module):
         row = torch.arange(self.outputs, device=self.values.device)
         index = row.repeat_interleave(per_row, output_size=len(self.values)) * self.inputs + self.columns
         empty = self.values.new_zeros(self.outputs * self.inputs)
-        return empty.index_put((index,), self.values).view(self.outputs, self.inputs)
+        return empty.index_put_((index,), self.values).view(self.outputs, self.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, I] -> [B, O]."""
@@ -165,7 +172,9 @@ class SparseLinear(nn.Module):
         return nn.functional.linear(x, self.dense_weight(), self.bias)
 
     def _by_rule(self, x: Tensor) -> Tensor:
-        if not multiplies_sparsely(self.rule_device or x.device, self.density, self.inputs * self.outputs):
+        device = self.rule_device or x.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else x.dtype
+        if not multiplies_sparsely(device, self.density, self.inputs * self.outputs, x.shape[0], dtype):
             return self._densely(x)
         layout = (self.row_starts, self.columns, self.column_starts, self.rows, self.order)
         product = _SparseProduct.apply(x, self.values, *layout)
