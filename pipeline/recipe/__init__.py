@@ -1,6 +1,7 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
 from pipeline.recipe.classes import fill_classes, match_folder
+from pipeline.recipe.complaints import suggest
 from pipeline.recipe.files import (
     differences,
     dump_recipe,
@@ -8,7 +9,6 @@ from pipeline.recipe.files import (
     load_recipe,
     parse_recipe,
     recipe_hash,
-    suggest,
 )
 from pipeline.recipe.identity import experiment_hash, run_differences
 from pipeline.recipe.key_table import SECTIONS, keys, tables

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from pipeline.errors import InputError, command
 from pipeline.recipe import keys, load_recipe, suggest
-from pipeline.recipe.files import SHIPPED, read_yaml, yaml_complaint
+from pipeline.recipe.files import SHIPPED
+from pipeline.recipe.yaml_text import read_yaml, yaml_complaint
 from pipeline.section import Section, key
 from pipeline.studies.cell import Cell, yaml_text
 from pipeline.studies.quantity import COMPUTED, MEASURED

@@ -1,0 +1,73 @@
+"""YAML as recipes and studies are written: numbers as in YAML 1.2, no key twice, errors with their line."""
+
+import copy
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class _Yaml(yaml.SafeLoader):
+    """A YAML loader that refuses duplicate keys, and reads numbers as YAML 1.2 does: 1e-3 is one, 20:30 is not."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: set[str] = set()
+        for name, _ in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a list or a mapping", name.start_mark)
+            if name.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {name.value!r} is duplicated", name.start_mark
+                )
+            seen.add(name.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node, deep=False):
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError):  # PyYAML's for a date, an integer, ... that its pattern lets through
+            text = node.value if len(node.value) <= 20 else f"{node.value[:20]}..."
+            problem = f"{text!r} is no valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Return what a YAML text holds; raises yaml.YAMLError."""
+    try:
+        return yaml.load(text, _Yaml)
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="lists or mappings are nested too deeply") from None
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [known for known in resolvers if known[0] != "tag:yaml.org,2002:int"]
+    for first, resolvers in _Yaml.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds, as recipes are read; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
+    return copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _parse(text: str) -> Any:
+    """The cells of a study have the same few files, hundreds of times."""
+    return parse_yaml(text)
+
+
+def yaml_complaint(error: Exception) -> str:
+    """Return what is wrong with a YAML file, and in which line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or "unreadable"
+    return f"line {mark.line + 1}: {problem}" if mark else problem
