@@ -84,7 +84,7 @@ class Study:
 
 
 def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_train_each_cell_once(tmp_path):
-    study = Study(tmp_path, seeds=4)
+    study = Study(tmp_path, seeds=10)
     first = [study.start(), study.start(2)]
     while study.done() < 2:
         time.sleep(0.02)
