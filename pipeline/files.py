@@ -9,7 +9,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file 
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:
-    """Write a file that appears whole or not at all, and is on disk when this returns. Text is encoded as UTF-8.
+    """Write a file that appears whole or not at all, and is on disk when this returns. Text is encoded as UTF-8,
+    file names in it as they are on disk.
 
     The data go to `.NAME` in the same folder, which is renamed. A process that is killed may leave that file behind;
     the next write replaces it. Raises `OSError`; the old content then stays.
@@ -17,12 +18,14 @@ def atomic_write(path: Path, data: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
         with temporary.open("wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.write(data.encode(errors="surrogateescape") if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:  # Ctrl-C too
+    except BaseException as error:  # Ctrl-C too
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # of a full disk
+            error.filename = str(path)
         raise
     fsync_path(path.parent)
 

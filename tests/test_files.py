@@ -52,17 +52,19 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as error:
         atomic_write(path, "after")
+    assert error.value.filename == str(path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path):
     """With line ends kept, and the file and its folder flushed; what a killed writer left behind does not matter."""
     (tmp_path / ".a").write_text("half of a longer file")
-    for data in ("ä\r\n", b"\x00\xff\n"):
+    name = os.fsdecode(b"\xff")  # of a file, as Python has it
+    for data, written in (("ä\r\n", "ä\r\n".encode()), (name, b"\xff"), (b"\x00\xff\n", b"\x00\xff\n")):
         atomic_write(tmp_path / "a", data)
-        assert (tmp_path / "a").read_bytes() == (data.encode() if isinstance(data, str) else data)
+        assert (tmp_path / "a").read_bytes() == written
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
 
 

@@ -126,7 +126,8 @@ class Parser(argparse.ArgumentParser):
         if close:
             return f"; did you mean {close[0]}?"
         takes_keys = any(action.dest == "recipe" for action in self._actions)
-        return suggest(option.lstrip("-"), keys()) if takes_keys else ""
+        hint = suggest(option.lstrip("-"), keys()) if takes_keys else ""
+        return "" if "lists them" in hint else hint  # the help of the command lists its options
 
 
 def add_recipe_arguments(parser: Parser) -> None:

@@ -2,15 +2,19 @@
 
 import argparse
 import enum
+import errno
 import gc
 import math
 import os
 import re
+import select
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from pipeline.cli.arguments import Parser
 from pipeline.distributed.rank_status import write_rank_status
@@ -53,7 +57,9 @@ def run_command(
             )
         _check_finite(arguments)
         _check_outputs(arguments)
-        return write_rank_status(int((command or arguments.command)(arguments)))
+        code = int((command or arguments.command)(arguments))
+        sys.stdout.flush()
+        return write_rank_status(code)
     except InputError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"error: {error}", file=sys.stderr)
@@ -64,6 +70,11 @@ def run_command(
     except RunError as error:
         return _fail(str(error))
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):  # `widemix runs | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of the process
+            return write_rank_status(128 + signal.SIGPIPE, "nothing reads its output")
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(f"the output could not be written: {error.strerror}")
         if error.filename is None:
             return _show_bug(error)
         return _fail(f"{error.filename}: {error.strerror}")  # of a file or folder: the disk's or the user's to mend
@@ -142,6 +153,13 @@ def _check_file(option: str, file: Path) -> None:
         raise InputError(f"{option} {file}: cannot be written to ({error.strerror})") from None
     if not existed:
         file.unlink(missing_ok=True)  # another rank may have been faster
+
+
+def _is_closed(output: TextIO) -> bool:
+    """Whether the reader of a pipe has closed it."""
+    poll = select.poll()
+    poll.register(output, select.POLLERR)
+    return bool(poll.poll(0))
 
 
 def _fail(message: str) -> int:

@@ -1,7 +1,9 @@
 """Wrong input: an error of one line, exit code 2, nothing created and nothing lost."""
 
+import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -158,3 +160,19 @@ def test_a_damaged_checkpoint_is_named(train, tmp_path):
     refused(Fork("eval", run, log=tmp_path / "one.log"), "model.safetensors: is damaged")
     (model.parent / "COMPLETE").write_text("[]")
     refused(Fork("eval", run, log=tmp_path / "other.log"), "COMPLETE: is damaged (it holds no hashes)")
+
+
+@pytest.mark.parametrize("words", [["study", "plan", "figure7"], ["cost", "digits/mixer", "--samples", "1000"]])
+def test_a_closed_pipe_and_a_full_disk_as_the_output(words):
+    """The first ends a command without a word, as `head` expects it; the second with a line."""
+    start = [sys.executable, "-m", "pipeline.cli", *words]
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run(start, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert closed.stderr == ""
+    assert closed.returncode in (128 + signal.SIGPIPE, 1)  # 1: of rich, which prints the table of cost
+    with open("/dev/full", "w") as full:
+        refused = subprocess.run(start, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    line = "error: the output could not be written: No space left on device\n"
+    assert (refused.returncode, refused.stderr) == (1, line)
