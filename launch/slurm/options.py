@@ -33,6 +33,11 @@ def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], rank
     return ",".join(sizes)
 
 
+def container_image(text: str) -> Path | str:
+    """Return the image of --container-image: the path of a file, or a name in a registry."""
+    return Path(text).resolve() if text.startswith((".", "/")) or text.endswith(".sqsh") else text
+
+
 def check_options(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that are wrong whatever the recipe is."""
     check_least(arguments, 1, "nodes", "ranks_per_node", "cpus_per_node", "at_once", "elastic")
@@ -46,10 +51,12 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise InputError(f"--elastic {arguments.elastic}: should be less than --nodes, which is {arguments.nodes}")
     if arguments.elastic is not None and arguments.preflight != "no":
         raise InputError("--elastic: cannot be combined with --preflight, which needs all nodes")
-    if arguments.environment and (arguments.container or not arguments.stage_to):
-        raise InputError("--environment: needs --stage-to, where nodes unpack it, and goes without --container")
-    for path in (arguments.script, arguments.container, arguments.environment):
-        if path is not None and not path.is_file():
+    if arguments.container and arguments.container_image:
+        raise InputError("--container, of Apptainer, and --container-image, of Pyxis: give one of them")
+    if arguments.environment and (arguments.container or arguments.container_image or not arguments.stage_to):
+        raise InputError("--environment: needs --stage-to, where nodes unpack it, and goes without a container")
+    for path in (arguments.script, arguments.container, arguments.container_image, arguments.environment):
+        if isinstance(path, Path) and not path.is_file():
             raise InputError(f"{path}: no such file")
     if arguments.stage_to and arguments.stage_to[0] not in "/$":
         raise InputError(

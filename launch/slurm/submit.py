@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
-from launch.slurm.options import check_options, elastic_sizes
+from launch.slurm.options import check_options, container_image, elastic_sizes
 from launch.torchrun import check_torch
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, load_from_arguments
@@ -96,7 +97,9 @@ def _add_environment(add: Callable) -> None:
     environment = "archive of `widemix stage --environment`: nodes unpack it to --stage-to and run that Python"
     add("--environment", type=Path, metavar="FILE.tar", help=environment)
     add("--setup", default="", metavar="COMMANDS", help="shell commands to run first: 'module load cuda/12.4'")
-    add("--container", type=Path, metavar="IMAGE", help="run in this Apptainer image")
+    add("--container", type=Path, metavar="IMAGE.sif", help="run in this Apptainer image")
+    pyxis = "run in this image by Pyxis: nvcr.io#nvidia/pytorch:25.01-py3, or a file of Enroot's, IMAGE.sqsh"
+    add("--container-image", type=container_image, metavar="IMAGE", help=pyxis)
     stage = "first copy the data to this folder on each node's own disk, such as '$TMPDIR'"
     add("--stage-to", default="", metavar="DIR", help=stage)
 
@@ -211,13 +214,23 @@ def _open_cells(cells: list[Cell], folder: Path) -> tuple[list[str], list[int]]:
 
 
 def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -> list[str]:
-    """Return the command that starts Python on the nodes: this Python, or the container's with the folders bound."""
-    if arguments.container is None:
+    """Return the command that starts Python on the nodes: this Python, or the container's with the folders mounted.
+
+    Raises `InputError` if a folder could not be mounted.
+    """
+    if arguments.container is None and arguments.container_image is None:
         return [sys.executable]
     recipe = [Path(arguments.recipe).resolve().parent] if arguments.recipe else []
     paths = [Path.cwd(), folder.parent, *recipe, *(path.resolve() for path in data)]
-    binds = ",".join(sorted({str(path) for path in paths}))
-    return ["apptainer", "exec", "--nv", "--bind", binds, str(arguments.container.resolve()), "python3"]
+    folders = sorted({str(path) for path in paths})
+    if bad := [folder for folder in (*folders, arguments.stage_to) if "," in folder or ":" in folder]:
+        raise InputError(f"{bad[0]}: has a comma or colon, so a container can't mount it; use a path without")
+    if arguments.container:
+        return ["apptainer", "exec", "--nv", "--bind", ",".join(folders), str(arguments.container.resolve()), "python3"]
+    mounts = ",".join(f"{folder}:{folder}" for folder in folders)
+    options = {"mounts": mounts, "image": arguments.container_image, "workdir": Path.cwd()}
+    # The home folder may have packages for another Python.
+    return [*(f"--container-{key}={value}" for key, value in options.items()), "--no-container-mount-home", "python3"]
 
 
 def queued(folder: Path) -> list[str]:
@@ -260,7 +273,9 @@ def submit(arguments: argparse.Namespace) -> Exit:
             print(f"# {path} is written when this is submitted: the recipe as it is then")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
-    if arguments.container is None and arguments.environment is None:  # the nodes have this torch
+    if arguments.container_image:
+        _check_pyxis()
+    elif arguments.container is None and arguments.environment is None:  # the nodes have this torch
         check_torch()
     sbatch, *rest = submission.command
     _run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
@@ -280,6 +295,14 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(f"job {job} waits for the partition, which is down: see `sinfo --summarize`")
     print(f"job {job}{cells}; logs in {logs}")
     return Exit.DONE
+
+
+def _check_pyxis() -> None:
+    """Raise `InputError` if srun starts no containers; a machine that has only sbatch does not know."""
+    if shutil.which("srun") and "--container-image" not in _run(["srun", "--help"]):
+        raise InputError(
+            "--container-image: srun has no such option here, it is Pyxis's; an Apptainer image is run by --container"
+        )
 
 
 def _waits_for(job: str) -> str:
