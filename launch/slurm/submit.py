@@ -226,7 +226,8 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -
     if bad := [folder for folder in (*folders, arguments.stage_to) if "," in folder or ":" in folder]:
         raise InputError(f"{bad[0]}: has a comma or colon, so a container can't mount it; use a path without")
     if arguments.container:
-        return ["apptainer", "exec", "--nv", "--bind", ",".join(folders), str(arguments.container.resolve()), "python3"]
+        apptainer = ["apptainer", "exec", "--nv", "--bind", ",".join(folders)]
+        return [*apptainer, str(arguments.container.resolve()), "python3"]
     mounts = ",".join(f"{folder}:{folder}" for folder in folders)
     options = {"mounts": mounts, "image": arguments.container_image, "workdir": Path.cwd()}
     # The home folder may have packages for another Python.

@@ -21,7 +21,7 @@ import json, os, sys
 if "--help" in sys.argv:
     sys.exit(print("{options}"))
 with open("{folder}/calls", "a") as file:
-    print(json.dumps([sys.argv[1:], os.environ["WIDEMIX_RANK_STATUS_DIR"]]), file=file)
+    print(json.dumps([sys.argv[1:], dict(os.environ)]), file=file)
 if "launch.slurm.ports" in sys.argv:
     print("20000,20001,20002")
 sys.exit(2 if "launch.slurm.finish" in sys.argv else 0)
@@ -100,14 +100,16 @@ def test_all_that_runs_python_is_a_step_in_the_container(commands, submit, digit
     assert [words[2] for words in parts] == ["launch.slurm.ports", "launch.slurm.node", "launch.slurm.finish"]
     assert parts[1][parts[1].index("--ports") + 1] == "20000,20001,20002"
     folders = {str(place), str(tmp_path), str(digits.resolve()), str(ROOT / "recipes/digits"), str(scratch)}
-    for words, status in calls:
+    for words, environ in calls:
         options = dict(word.partition("=")[::2] for word in words[: words.index("python3")])
         assert {*options["--container-mounts"].split(",")} == {f"{folder}:{folder}" for folder in folders}
         assert options["--container-image"] == (str(place / image) if image.endswith(".sqsh") else image)
         assert options["--container-workdir"] == str(place)
         assert "--no-container-mount-home" in options
         assert options["--export"] == "ALL"
-        assert Path(status).parent == tmp_path / "the 'run'/slurm"
+        assert Path(environ["WIDEMIX_RANK_STATUS_DIR"]).parent == tmp_path / "the 'run'/slurm"
+        # A start on a node that had died and come back ended with Enroot's "File already exists", and the next one too.
+        assert environ["ENROOT_FORCE_OVERRIDE"] == "y"
     alone = {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n0"}
     assert [alone <= {*words} for words, _ in calls] == [True, False, True]
 
