@@ -108,7 +108,7 @@ def test_all_that_runs_python_is_a_step_in_the_container(commands, submit, digit
         assert "--no-container-mount-home" in options
         assert options["--export"] == "ALL"
         assert Path(environ["WIDEMIX_RANK_STATUS_DIR"]).parent == tmp_path / "the 'run'/slurm"
-        # A start on a node that had died and come back ended with Enroot's "File already exists", and the next one too.
+        # Where a node that died had left the step's container, Enroot said "File already exists", at each start.
         assert environ["ENROOT_FORCE_OVERRIDE"] == "y"
     alone = {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n0"}
     assert [alone <= {*words} for words, _ in calls] == [True, False, True]
