@@ -1,11 +1,11 @@
 """Who writes to a run folder, by a lock or a lease; and leases: which process trains a cell of a study.
 
 The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
-cell by creating the next file, which fails if another was faster (`O_EXCL`, atomic on local disks, NFS, Lustre), and
-keeps it by renewing its modification time. It may create the next one only once the last has expired, that is was not
-renewed for `expiry_s`, or its process has ended on this machine. The holder of an expired lease notices at its next
-renewal that there is a greater N, and ends its cell. Ages are differences of the file system's own times, so that the
-clocks of the machines do not matter.
+cell by creating the next file, which fails if another was faster (a link or `O_EXCL`, atomic on local disks, NFS,
+Lustre), and keeps it by renewing its modification time. It may create the next one only once the last has expired,
+that is was not renewed for `expiry_s`, or its process has ended on this machine. The holder of an expired lease
+notices at its next renewal that there is a greater N, and ends its cell. Ages are differences of the file system's
+own times, so that the clocks of the machines do not matter.
 """
 
 import json
@@ -60,20 +60,36 @@ class Leases:
             return False
         generation = last.generation + 1 if last else 1
         path = self._path(cell, generation)
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-        except FileExistsError:
+        if not self._create(path):
             return False
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(self._record(), file)
-            file.flush()
-            os.fsync(file.fileno())
         if last is not None:  # unless it has been released and taken anew since it was looked at
             still = _read(self._path(cell, last.generation))
             if still.get("id") != last.id:
                 path.unlink()
                 return False
         self._held[cell] = generation
+        return True
+
+    def _create(self, path: Path) -> bool:
+        """Write a lease that is not there yet; False if another process was faster.
+
+        It appears whole, so that a process which is killed meanwhile holds nothing, except where there are no links.
+        """
+        own = self.folder / f"own-{self._id}"
+        atomic_write(own, json.dumps(self._record()))
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            try:
+                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            except FileExistsError:
+                return False
+            os.close(descriptor)
+            atomic_write(path, own.read_bytes())
+        finally:
+            own.unlink()
         return True
 
     def add_process(self, cell: str, pid: int) -> None:

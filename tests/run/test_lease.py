@@ -1,8 +1,10 @@
 """A cell has one holder: leases are taken by one process, expire, and are taken over by one process."""
 
+import errno
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +36,7 @@ def test_one_of_many_takes_a_cell(tmp_path):
     one.release("c")
     assert one.holder("c") is None
     assert everyone[0].take("c")
-    assert not list(tmp_path.glob("leases/clock-*"))
+    assert len(list(tmp_path.glob("leases/*"))) == 1  # the lease
 
 
 def test_an_expired_lease_is_taken_over_once_and_its_holder_notices(tmp_path):
@@ -68,6 +70,28 @@ def test_the_lease_of_a_process_that_was_killed_is_free_at_once_but_not_while_it
     child.kill()
     child.wait()
     assert leases.take("c")
+
+
+@pytest.mark.parametrize("moment", ["Leases._record", "os.fsync"])
+def test_a_process_that_is_killed_while_it_takes_a_cell_holds_nothing(tmp_path, moment):
+    code = f"""
+import os, pathlib, signal, sys
+from pipeline.run.lease import Leases
+Leases.holder = lambda *_: None  # which writes a file too
+{moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Leases(pathlib.Path(sys.argv[1])).take("c")
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert Leases(tmp_path).take("c")
+
+
+def test_without_hard_links_one_of_many_takes_a_cell(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    test_one_of_many_takes_a_cell(tmp_path)
 
 
 def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
