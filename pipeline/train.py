@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -239,7 +239,8 @@ def _open_profiler(
 def _print(topology: "Topology", text: str) -> None:
     """Print a line on rank 0."""
     if topology.is_main:
-        print(text, file=sys.stderr, flush=True)
+        with suppress(OSError):  # nothing reads it, or the log's disk is full
+            print(text, file=sys.stderr, flush=True)
 
 
 def _warn(topology: "Topology", text: str) -> None:

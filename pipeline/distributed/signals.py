@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -27,9 +28,10 @@ class StopRequest:
     def _request(self, number: int, frame: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.requested and os.environ.get("RANK", "0") == "0":
+        known, self.requested = self.requested, True
+        if not known and os.environ.get("RANK", "0") == "0":
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             again = "; a second Ctrl-C stops at once" if number == signal.SIGINT else ""
-            # not print: the signal may have interrupted another one
-            os.write(2, f"{name}: stopping after this step, with a checkpoint{again}\n".encode())
-        self.requested = True
+            with suppress(OSError):  # Ctrl-C also ended what read it, such as tee
+                # not print: the signal may have interrupted another one
+                os.write(2, f"{name}: stopping after this step, with a checkpoint{again}\n".encode())

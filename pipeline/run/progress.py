@@ -17,6 +17,12 @@ T = TypeVar("T")
 _INTERVAL = 5.0  # seconds between lines without a terminal
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Go on in silence: rich would end the process, and Ctrl-C at `widemix train 2>&1 | tee log` ends tee first."""
+        self.quiet = True
+
+
 class Progress:
     """Prints the lines of metrics.jsonl as they are written; with `enabled` false it prints nothing.
 
@@ -25,7 +31,7 @@ class Progress:
 
     def __init__(self, enabled: bool, first_step: int, last_step: int, verbosity: int = 0):
         self._verbosity = verbosity
-        self._console = Console(file=sys.stderr, quiet=not enabled, soft_wrap=True, markup=False)
+        self._console = _Console(file=sys.stderr, quiet=not enabled, soft_wrap=True, markup=False)
         self._last = last_step
         self._began, self._first = time.perf_counter(), first_step
         self._shown = 0.0

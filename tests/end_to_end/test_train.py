@@ -114,6 +114,20 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_ctrl_c_that_ends_the_reader_of_the_output_first(train, tmp_path):
+    """As Ctrl-C at `widemix train 2>&1 | tee log` does."""
+    run = tmp_path / "run"
+    command = train("run", *EPOCHS, real=True)
+    command.wait_for_step(run, 5)
+    assert command.process.stdout
+    command.process.stdout.close()
+    command.wait_for_step(run, 25)
+    command.signal(signal.SIGINT)
+    assert command.process.wait(60) == 75
+    last = train_lines(run)[-1]["step"]
+    assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
+
+
 def test_a_run_stopped_where_it_would_evaluate_saves_first_and_leaves_the_same_record(
     digits, train, undisturbed, tmp_path
 ):
