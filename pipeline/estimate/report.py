@@ -26,7 +26,8 @@ ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
 # Training pictures by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
 IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k")}
 IMAGENET_BYTES = 102_000  # of a picture of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
-MEASURED = 4  # samples of a pass with --measure
+MEASURED = 4  # samples, at least, of a pass with --measure
+_MEASURED_FLOPS = 1e11  # of a small network as many samples as have these FLOPs: its operators' starts take longer
 # Pictures per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
 IMAGES_PER_CPU = 1348
 
@@ -191,7 +192,7 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
         omitted = "without start, evaluation and checkpoints"
         rows += [
             Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin})"),
-            Row("hours", hours, f"{hours:.2f}" if hours >= 0.1 else f"{hours:.1g}", omitted),
+            Row("hours", hours, f"{hours:.2f}" if hours >= 0.1 else f"{hours:.1g} ({_minutes(hours)})", omitted),
             Row(
                 "GPU hours",
                 total,
@@ -247,10 +248,16 @@ def _rehearsal(recipe: Recipe, network: Pass, cluster: Cluster, memory: float) -
     return rows
 
 
+def _minutes(hours: float) -> str:
+    return f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
+
+
 def _measured(recipe: Recipe) -> list[Row]:
     """A pass in DDP's precision, timed on this machine, and its roofline there."""
     ddp = recipe.model_copy(update={"engine": EngineSection()})
-    micro = min(MEASURED, recipe.train.global_batch)
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    whole = recipe.train.global_batch // recipe.train.grad_accum_steps
+    micro = min(max(MEASURED, int(_MEASURED_FLOPS / cost.training_flops)), whole)
     network = fake_pass(ddp, micro, read_topology().device)
     roofline, seconds, peak = compare(ddp, network, micro)
     error = f"its roofline is {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"

@@ -19,7 +19,7 @@ _INTERVAL = 5.0  # seconds between lines without a terminal
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Go on in silence: rich would end the process, and Ctrl-C at `widemix train 2>&1 | tee log` ends tee first."""
+        """Go on in silence, where rich would end the process: Ctrl-C at `widemix train 2>&1 | tee log` ends tee."""
         self.quiet = True
 
 

@@ -207,3 +207,17 @@ def test_the_tables_are_written_as_json_too(tmp_path):
     add_cost(commands.add_subparsers(required=True))
     assert run_command(commands, argv=["cost", "--named", "--json", str(file)]) == 0
     assert json.loads(file.read_text())["rows"] == named_rows()
+
+
+def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_whole_batch_measured():
+    def texts(*overrides, samples, measured=False):
+        digits = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*overrides, ("data.path", "none")])
+        rows = estimate(digits, Cluster(gpus=1), samples, measured=measured)
+        return {row.name: (row.value, row.text, row.note) for row in rows}
+
+    found = texts(samples=1437, measured=True)
+    hours, text, _ = found["hours"]
+    assert text == f"{hours:.1g} ({3600 * hours:.1f} s)"
+    assert found["measured pass"][2].startswith("64 pictures on this machine")
+    hours, text, _ = texts(samples=100_000)["hours"]
+    assert text == f"{hours:.1g} ({60 * hours:.1f} min)"
