@@ -220,8 +220,10 @@ def _can_exclude(faulty: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _count_others(faulty: Sequence[str], environ: Mapping[str, str]) -> int:
     """Count the usable nodes of the partition that are neither faulty nor excluded, ignoring --constraint."""
-    job = " ".join(_words("scontrol", "show", "job", "--oneliner", environ["SLURM_JOB_ID"]))
-    match = re.search(r" ExcNodeList=(\S+)", job)
+    job = environ["SLURM_JOB_ID"]  # one cell of an array has the array's own number, which stands for all of them
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    match = re.search(r" ExcNodeList=(\S+)", " ".join(_words("scontrol", "show", "job", "--oneliner", job)))
     excluded = _words("scontrol", "show", "hostnames", match[1]) if match and match[1] != "(null)" else []
     usable = ("--states=idle,mixed,allocated,completing", f"--partition={environ['SLURM_JOB_PARTITION']}")
     nodes = _words("sinfo", "--noheader", "--Node", "--format=%N", *usable)

@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the whe
 def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
     """Return the recipe at `path` with overrides applied.
 
-    path: a YAML file, or the name of a shipped recipe such as `digits/rp_mixer`; `extends` is relative to the file.
+    path: a YAML file, or the name of a shipped recipe such as `digits/rp_mixer`; so `extends`, relative to the file.
     overrides: pairs of `section.key` and a value as YAML text, such as `("train.epochs", "3")`; the last one wins.
 
     Raises `InputError`, in one line that names file or command line, key and cure.
@@ -42,9 +42,13 @@ def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> 
 
 def find_recipe(path: str | Path) -> Path:
     """The file at `path`; if there is none, the shipped recipe of that name, also without `recipes/` and `.yaml`."""
-    given = Path(path)
-    names = (given, SHIPPED / given, SHIPPED / f"{given}.yaml", SHIPPED.parent / given)
-    return next((name for name in names if name.is_file()), given)
+    return _shipped_unless(Path(path), Path(path))
+
+
+def _shipped_unless(file: Path, name: Path) -> Path:
+    """A file that is there, or else the shipped recipe of this name, if there is one."""
+    names = (file, SHIPPED / name, SHIPPED / f"{name}.yaml", SHIPPED.parent / name)
+    return next((found for found in names if found.is_file()), file)
 
 
 def find_study(path: str | Path) -> Path:
@@ -119,7 +123,8 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         return values
     if not isinstance(base, str) or "\0" in base:
         raise InputError(f"{path}: extends takes the path of one recipe, relative to this file")
-    return _merge(_read(path.parent / base, (*chain, path.resolve())), values)
+    found = _shipped_unless(path.parent / base, Path(base))
+    return _merge(_read(found, (*chain, path.resolve())), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

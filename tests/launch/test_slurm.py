@@ -190,6 +190,22 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     assert "the others done" in submit(folder, *study, code=2)
 
 
+def test_a_signal_requeues_its_cell_and_no_other(slurm, submit, tmp_path):
+    """One cell of an array has the array's own number, by which scontrol means them all."""
+    folder = tmp_path / "study"
+    array = job_of(submit(folder, "--vary", "train.seed=0,1"))
+    slurm.until(lambda: len([run for run in folder.glob("digits-*") if train_lines(run)]) == 2, 600)
+    cells = dict(line.split() for line in slurm("squeue", "-h", "-o", "%A %F_%K").splitlines())
+    cell = cells.pop(array)
+    (other,) = cells.values()
+    slurm("scancel", "--batch", "--signal=USR1", cell, check=True)
+    slurm.start_again(cell, 1)
+    assert [slurm.ended(job) for job in (cell, other)] == ["COMPLETED", "COMPLETED"]
+    assert [slurm.job(job, "Restarts") for job in (cell, other)] == ["1", "0"]
+    assert sorted(len(summaries(run)) for run in folder.glob("digits-*")) == [1, 2]
+    assert "invalid date" not in "".join(path.read_text() for path in folder.glob("slurm/*.log"))
+
+
 def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     slurm("scontrol", "update", "NodeName=n0", "State=DRAIN", "Reason=test", check=True)

@@ -54,6 +54,21 @@ def test_imagenet_recipes_say_what_the_paper_says():
     check_world(recipe, 128)
 
 
+@pytest.mark.parametrize("name", ["digits/mixer", "digits/mixer.yaml", "recipes/digits/mixer.yaml"])
+def test_a_recipe_anywhere_extends_a_shipped_one_by_its_name(tmp_path, name):
+    own = tmp_path / "own.yaml"
+    own.write_text(f"extends: {name}\ntrain: {{epochs: 3}}\n")
+    shipped = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.epochs", "3")])
+    assert load_recipe(own) == shipped
+    (tmp_path / "digits").mkdir()
+    (tmp_path / "digits/mixer.yaml").write_text(
+        f"extends: {ROOT}/recipes/digits/mixer.yaml\nmodel: {{channels: 24}}\n"
+    )
+    assert (load_recipe(own).model.channels == 24) == (
+        name == "digits/mixer.yaml"
+    )  # a file that is there comes first
+
+
 def test_extends_merges_mappings_and_replaces_the_rest(write):
     write("augment: {scale: [0.5, 1.0], hflip: 0.0}\ntrain: {epochs: 3, global_batch: 8}", "base.yaml")
     path = write(
