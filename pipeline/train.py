@@ -198,7 +198,7 @@ def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology", not
     from_main = hands_out_weights(recipe.engine)
     hollow = from_main and not topology.is_main
     module = (build_hollow if hollow else build_model)(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, section)
+    prepare(module, section, topology.device)
     if section.init_from and not start.checkpoint:
         load = partial(load_init_weights, module, section.init_from, section.reset_head)
         changes = on_main(topology, load) if from_main else load()

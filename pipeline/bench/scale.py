@@ -88,7 +88,7 @@ def _row(
     plain = _plain_step(recipe, kept, topology)
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, recipe.train)
+    prepare(module, recipe.train, topology.device)
     engine = build_engine(recipe.engine, module.to(topology.device), recipe.optim, recipe.train, topology)
     alone, together = _time_steps(plain, lambda: engine.step(kept, 0.0), steps, topology)
     whole, waited = _time_with_loader(engine.step, loader, recipe.train.grad_accum_steps, steps, topology)
@@ -116,7 +116,7 @@ def _plain_step(recipe: Recipe, batches: list[Batch], topology: Topology) -> Cal
     """Return a step without an engine: forward, backward and update of full, unsharded weights."""
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)
-    prepare(module, recipe.train)
+    prepare(module, recipe.train, topology.device)
     module.train()
     optimizer = build_optimizer(recipe.optim, module)
     set_rate(optimizer, 0.0)

@@ -46,8 +46,11 @@ def hands_out_weights(section: EngineSection) -> bool:
     return section.kind == "fsdp" and not section.cpu_offload
 
 
-def prepare(module: nn.Module, train: TrainSection) -> None:
-    """Set up determinism in torch; head bias, checkpointing, batch norms and compilation in a new network."""
+def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> None:
+    """Set up determinism in torch; head bias, checkpointing, float8, batch norms and compilation in a new network.
+
+    device: on which the network will train.
+    """
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
         torch.use_deterministic_algorithms(True)
@@ -57,6 +60,10 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
     if train.activation_checkpointing:
         timm_method(module, "set_grad_checkpointing", "train.activation_checkpointing")(True)
     number_drop_paths(module)
+    if train.fp8:
+        from pipeline.engine.fp8 import multiply_in_fp8
+
+        multiply_in_fp8(module, device)
     if train.sync_batch_norm:
         sync_batch_norms(module)
     if train.compile:
@@ -65,6 +72,10 @@ def prepare(module: nn.Module, train: TrainSection) -> None:
 
 def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:
     """`InputError` where the engine can't train in this precision on this device, or DeepSpeed's JSON is wrong."""
+    if train.fp8:
+        from pipeline.engine.fp8 import check_fp8
+
+        check_fp8(topology.device)
     if section.kind == "deepspeed":
         deepspeed_config(section, optim, train, topology)
     if section.sharding == "hybrid" and topology.world % topology.local_world:

@@ -57,7 +57,8 @@ def fake_network(
                 for name, tensor in table.items():
                     if tensor is not None:
                         table[name] = fakes.setdefault(id(tensor), _like(tensor))  # type: ignore[assignment]
-    prepare(module, recipe.train.model_copy(update={"compile": False, "head_bias": 0.0}))
+    train = recipe.train.model_copy(update={"compile": False, "fp8": False, "head_bias": 0.0})
+    prepare(module, train, torch.device("cpu"))
     return module
 
 

@@ -39,7 +39,7 @@ def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[flo
     """
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, recipe.train)
+    prepare(module, recipe.train, device)
     module.to(device)
     inputs = fake_inputs(recipe, micro).to(device)
     targets = torch.full((micro, recipe.data.num_classes), 1 / recipe.data.num_classes, device=device)

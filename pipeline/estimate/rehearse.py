@@ -56,7 +56,7 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
         mode: Any = nullcontext() if real else fake_mode()
         if real:
             module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-            prepare(module, train.model_copy(update={"compile": False}))
+            prepare(module, train.model_copy(update={"compile": False, "fp8": False}), topology.device)
         else:
             module = fake_network(recipe, mode)
         memory = MemoryTracker()

@@ -173,6 +173,8 @@ def _engine_fits(recipe: Recipe) -> None:
             f"engine.zero_stage 0 with train.precision {train.precision}: DeepSpeed's first step there uses zero "
             "gradients; take engine.kind ddp, which does the same otherwise, or engine.zero_stage 1, 2 or 3"
         )
+    if train.fp8 and (train.precision != "bf16" or engine.kind == "deepspeed"):
+        raise ValueError("train.fp8 true needs train.precision bf16, and engine.kind ddp or fsdp")
     if engine.cpu_offload and engine.kind != "fsdp" and _zero_stage(recipe) == 0:
         raise ValueError("engine.cpu_offload needs engine.kind fsdp, or deepspeed with engine.zero_stage 1, 2 or 3")
     for name, kinds in _ENGINE_KEYS.items():

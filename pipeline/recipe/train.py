@@ -24,6 +24,9 @@ class TrainSection(Section):
     global_batch: Positive = key(..., "samples per step over all ranks, whatever their number")
     grad_accum_steps: Positive = key(1, "micro-batches per step over which each rank accumulates its gradient")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
+    fp8: bool = key(
+        False, "with bf16, products of the mixings in float8 while training (torchao): on Hopper GPUs and newer ones"
+    )
     loss: Annotated[str, OneOf("loss", LOSSES)] = key("softmax", "the loss, mean over samples")
     matmul_precision: Literal["highest", "high"] = key(
         "highest", "what GPUs compute fp32 products in: highest: fp32; high: TF32, faster, with 10 bits of mantissa"

@@ -1,0 +1,84 @@
+"""float8 products: what torchao's emulation computes, against products of numbers rounded by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.engine.fp8 import check_fp8, multiply_in_fp8
+from pipeline.errors import InputError
+from pipeline.models.mixer.section import MixerSection
+from pipeline.models.registry import build_model
+
+CPU = torch.device("cpu")
+
+
+def rounded(x, kind):
+    """The numbers of a tensor in 8 bits, with the largest scale of a power of two at which none is too large."""
+    scale = 2.0 ** torch.floor(torch.log2(torch.finfo(kind).max / x.float().abs().max()))
+    return (x.float() * scale).to(kind).float() / scale
+
+
+def mixer(**values):
+    torch.manual_seed(0)
+    section = MixerSection(
+        kind="mixer", patch_size=4, channels=32, depth=1, tokens=16, token_hidden=32, channel_hidden=48, **values
+    )
+    return build_model(section, 16, 10)
+
+
+def test_a_layer_is_the_product_of_rounded_numbers_in_both_directions():
+    pytest.importorskip("torchao")
+    network = mixer()
+    multiply_in_fp8(network, CPU)
+    layer = network.blocks[0].mlp_channels.fc1
+    x = torch.randn(6, 32, dtype=torch.bfloat16, requires_grad=True)
+    target = torch.randn(6, 48, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(x)
+    for_x, for_weight = torch.autograd.grad(output, [x, layer.weight], target)
+    small, large = torch.float8_e4m3fn, torch.float8_e5m2
+    inputs, weight, gradient = rounded(x, small), rounded(layer.weight.detach(), small), rounded(target, large)
+    bf16 = {"rtol": 2**-7, "atol": 2**-7}  # results are bf16
+    assert torch.allclose(output.float(), inputs @ weight.T + layer.bias, **bf16)
+    assert torch.allclose(for_x.float(), gradient @ weight, **bf16)
+    assert torch.allclose(for_weight.float(), gradient.T @ inputs, rtol=2**-7, atol=2**-5)
+    assert not torch.allclose(output.float(), x.float() @ layer.weight.T + layer.bias, **bf16)
+
+
+def test_the_mixings_alone_are_changed_and_evaluation_is_as_without():
+    pytest.importorskip("torchao")
+    plain, network = mixer().eval(), mixer().eval()
+    names = [name for name, _ in network.named_parameters()]
+    multiply_in_fp8(network, CPU)
+    changed = {name for name, part in network.named_modules() if type(part).__name__ == "Float8Linear"}
+    assert changed == {f"blocks.0.mlp_{where}.fc{i}" for where in ("tokens", "channels") for i in (1, 2)}
+    assert [name for name, _ in network.named_parameters()] == names
+    x = torch.randn(2, 3, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(network.forward_features(x), plain.forward_features(x))
+        assert not torch.equal(network.train().forward_features(x), plain.forward_features(x))
+
+
+def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refused():
+    pytest.importorskip("torchao")
+    network = mixer(permutation="random")
+    network.blocks[0].mlp_channels.fc1 = nn.Linear(32, 40)
+    network.blocks[0].mlp_channels.fc2 = nn.Linear(40, 32)
+    multiply_in_fp8(network, CPU)
+    assert type(network.blocks[0].mlp_channels.fc1) is nn.Linear
+    assert type(network.blocks[0].mlp_tokens.fc1).__name__ == "Float8Linear"
+    with pytest.raises(InputError, match="no linear layer of a mixing has sides that are multiples of 16"):
+        multiply_in_fp8(nn.Linear(32, 32), CPU)
+
+
+def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
+    monkeypatch.setattr("pipeline.engine.fp8.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"torchao is not installed; pip install 'widemix\[fp8\]'"):
+        check_fp8(CPU)
+    monkeypatch.setattr("pipeline.engine.fp8.find_spec", lambda _: "there")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "V100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    with pytest.raises(InputError, match="V100 has no float8 products"):
+        check_fp8(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    check_fp8(torch.device("cuda"))
