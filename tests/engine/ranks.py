@@ -74,7 +74,7 @@ class Setting:
 
     def engine(self) -> Any:
         module = self.model(build_hollow if self.hollow else build_model)
-        prepare(module, self.recipe.train)
+        prepare(module, self.recipe.train, self.topology.device)
         freeze(module, self.recipe.train.freeze)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
 

@@ -37,7 +37,7 @@ class Case:
     def engine(self):
         recipe = self.recipe
         model = self.model()
-        prepare(model, recipe.train)
+        prepare(model, recipe.train, torch.device("cpu"))
         return build_engine(recipe.engine, model, recipe.optim, recipe.train, read_topology())
 
     def micro_batches(self, step: int) -> list[Batch]:
@@ -154,7 +154,7 @@ def test_lamb_is_timms(name):
 def test_the_heads_first_bias_is_the_recipes():
     given = case(("train.head_bias", "-2.0"))
     model = given.model()
-    prepare(model, given.recipe.train)
+    prepare(model, given.recipe.train, torch.device("cpu"))
     assert torch.equal(model.head.bias, torch.full((10,), -2.0))
 
 

@@ -173,7 +173,8 @@ class SparseLinear(nn.Module):
 
     def _by_rule(self, x: Tensor) -> Tensor:
         device = self.rule_device or x.device
-        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else x.dtype
+        rounds = device.type == "cpu" and torch.is_autocast_enabled("cpu")  # which no other device's rule depends on
+        dtype = torch.get_autocast_dtype("cpu") if rounds else x.dtype
         if not multiplies_sparsely(device, self.density, self.inputs * self.outputs, x.shape[0], dtype):
             return self._densely(x)
         layout = (self.row_starts, self.columns, self.column_starts, self.rows, self.order)
