@@ -269,8 +269,7 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(text)
         if submission.table:
             print(f"# {TABLE}", *submission.table, sep="\n")
-        kept = {kept_path(submission.folder, recipe): recipe for recipe in submission.recipes}
-        for path in kept:
+        for path in dict.fromkeys(kept_path(submission.folder, recipe) for recipe in submission.recipes):
             print(f"# {path} is written when this is submitted: the recipe as it is then")
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE

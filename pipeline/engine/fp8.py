@@ -58,6 +58,7 @@ class _PlainInEvaluation(nn.Module):
     """A linear layer of torchao that is torch's own where the network does not train."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., I] -> [..., O]."""
         if self.training:
             return super().forward(x)
         layer = cast(nn.Linear, self)

@@ -13,6 +13,7 @@ class _Yaml(yaml.SafeLoader):
     """A YAML loader that refuses duplicate keys, and reads numbers as YAML 1.2 does: 1e-3 is one, 20:30 is not."""
 
     def construct_mapping(self, node, deep=False):
+        """The mapping of a node; an error if a key is there twice, or is no scalar."""
         seen: set[str] = set()
         for name, _ in node.value:
             if not isinstance(name, yaml.ScalarNode):
@@ -25,6 +26,7 @@ class _Yaml(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node, deep=False):
+        """The value of a node; an error of YAML's where PyYAML would raise one of Python's."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, AttributeError):  # PyYAML's for a date, an integer, ... that its pattern lets through

@@ -94,11 +94,13 @@ class _SparseProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, values, row_starts, columns, column_starts, rows, order):
+        """[B, I] -> [B, O]."""
         ctx.save_for_backward(x, values, row_starts, columns, column_starts, rows, order)
         return sparse_product(x, values, row_starts, columns, len(row_starts) - 1)
 
     @staticmethod
     def backward(ctx, gradient):
+        """The gradients of x, [B, I], and of the values, [N]: [B, O] -> both."""
         x, values, row_starts, columns, column_starts, rows, order = ctx.saved_tensors
         for_x = for_values = None
         if ctx.needs_input_grad[0]:
