@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import InputError
 from pipeline.models import permutation
+from pipeline.models.batch_last import block as batch_last
 from pipeline.models.drop_path import drop_path
 from pipeline.models.init import init_weights
 from pipeline.models.norms import LayerNorm
@@ -134,9 +135,12 @@ class MixerBlock(nn.Module):
         self.norm2 = norm()
         self.channel_skip = shape.permuted_skip(number, tokens, "channel")
         self.mlp_channels = shape.channel_mixing(number, tokens)
+        self.batch_last = False  # set by pipeline.engine.kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
+        if not torch.jit.is_scripting() and self.batch_last and not batch_last.is_traced():
+            return batch_last.forward(self, x)
         x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
         return self.channel_skip(x) + self.drop_path2(self.mlp_channels(self.norm2(x)))
 

@@ -1,0 +1,157 @@
+"""A Mixer's block with the batch last in memory: the function of `MixerBlock.forward`, computed by rows.
+
+Shapes: B pictures, S0 and S tokens before and after the token mixing, C channels, m = S*C; a mixing multiplies d
+numbers of a row to D or d2, for n rows.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.models.batch_last.operations import activate, add, norm
+from pipeline.models.permutation import Permute, Transpose, commutation, compose, identity
+from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
+from pipeline.models.reorder import inverse
+
+if TYPE_CHECKING:
+    from pipeline.models.mixer.network import MixerBlock
+
+
+def fits(block: "MixerBlock") -> bool:
+    """Whether `forward` computes what the block does: no groups of tokens, no float8, no hooks on its layers."""
+    parts = list(block.modules())[1:]
+    products = [part for part in parts if hasattr(part, "weight") and not isinstance(part, nn.LayerNorm)]
+    plain = all(type(part) is nn.Linear for part in products)
+    return plain and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+
+
+def is_traced() -> bool:
+    """Whether something wants to see PyTorch's operators."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def forward(block: "MixerBlock", x: Tensor) -> Tensor:
+    """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too."""
+    batch, _, channels = x.shape
+    x = x.permute(1, 2, 0).reshape(-1, batch)  # [S0*C, B]
+    x = _mix(_skip(block.skip, x), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
+    x = _mix(_skip(block.channel_skip, x), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
+    return x.view(-1, channels, batch).permute(2, 0, 1)
+
+
+def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
+    """skip + mixing(norm(x)): [S0*C, B] -> [S*C, B]."""
+    places, batch = _places(mixing, len(x), channels), x.shape[1]
+    z = _normed(own_norm, x, places.inward)
+    if isinstance(mixing, MixingLayer):
+        last, bias = mixing.fc, None
+        y = _activated(mixing.act, _product(last, z), last.bias, None, batch)
+    else:
+        last, bias = mixing.fc2, mixing.fc2.bias
+        hidden = _activated(mixing.act, _product(mixing.fc1, z), mixing.fc1.bias, places.hidden, batch)
+        y = _product(last, hidden)
+    y = y.view(-1, batch)
+    if isinstance(drop_path, nn.Identity):
+        return add(skip, y, bias, places.outward)
+    return skip + drop_path(add(None, y, bias, places.outward).t()).t()
+
+
+def _normed(own_norm: nn.Module, x: Tensor, place: Tensor | None) -> Tensor:
+    """The norm of x, row i at row place[i], in the type of the products."""
+    if isinstance(own_norm, nn.LayerNorm):
+        return norm(x, own_norm.weight, own_norm.bias, own_norm.eps, place, _product_type(x))
+    return x if place is None else add(None, x, None, inverse(place))
+
+
+def _product(layer: nn.Module, x: Tensor) -> Tensor:
+    """Its weight [D, d] times x, whose rows are n for each of d numbers: [d*n, B] or [d, n*B] -> [D, n*B]."""
+    weight = cast(Tensor, layer.weight)
+    return weight @ x.view(weight.shape[1], -1)
+
+
+def _activated(act: nn.Module, x: Tensor, bias: Tensor, index: Tensor | None, batch: int) -> Tensor:
+    """act((x + bias)[index]), of x [D, n*B]."""
+    if index is None and isinstance(act, nn.GELU) and act.approximate == "none":
+        return activate(x, bias)
+    return act(add(None, x.view(-1, batch), bias, index).view(x.shape))
+
+
+def _skip(skip: nn.Module, x: Tensor) -> Tensor:
+    """[S0*C, B] -> [S*C, B]."""
+    if isinstance(skip, nn.Identity):
+        return x
+    if isinstance(skip, Permute):
+        return add(None, x, None, skip.index)
+    projected = _product(skip.fc, x).view(-1, x.shape[1])  # type: ignore[arg-type]  # LN(W X) of the first block
+    own_norm = skip.norm
+    if isinstance(own_norm, nn.Identity):
+        return projected
+    own_norm = cast(nn.LayerNorm, own_norm)
+    return norm(projected, own_norm.weight, own_norm.bias, own_norm.eps, None, _norm_type(projected))
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def _norm_type(x: Tensor) -> torch.dtype:
+    """What PyTorch's own LayerNorm gives: autocast on GPUs lets it keep fp32."""
+    return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
+
+
+@dataclass(frozen=True)
+class Places:
+    """The permutations of a mixing for rows: where each goes before it, and from where each comes in and after it.
+
+    None leaves all where they are. `of` are the indices of the mixing from which they were computed, with versions.
+    """
+
+    inward: Tensor | None
+    hidden: Tensor | None
+    outward: Tensor | None
+    of: list[tuple[Tensor, int]]
+
+
+_kept: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
+
+
+def _places(mixing: Mixing, size: int, channels: int) -> Places:
+    """Those of a mixing of `size` features, kept until its permutations are others."""
+    modules = [mixing.permute_in, mixing.permute_out, getattr(mixing, "permute_hidden", None)]
+    of = [(module.index, module.index._version) for module in modules if isinstance(module, Permute)]
+    kept = _kept.get(mixing)
+    if kept is None or any(a is not b or v != w for (a, v), (b, w) in zip(kept.of, of, strict=True)):
+        kept = _kept[mixing] = _compute_places(mixing, size, channels, of)
+    return kept
+
+
+def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Tensor, int]]) -> Places:
+    layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
+    first, last = cast(tuple[nn.Linear, nn.Linear], layers)
+    width, out, rows = first.in_features, last.out_features, size // first.in_features
+    inward = _index(mixing.permute_in, size // channels, channels)
+    outward = _index(mixing.permute_out, rows, out)
+    hidden = None
+    if isinstance(mixing, MixingMlp) and isinstance(mixing.permute_hidden, Permute):
+        width_inside = first.out_features
+        inside = compose(_index(mixing.permute_hidden, rows, width_inside), commutation(width_inside, rows))
+        hidden = compose(commutation(rows, width_inside), inside)
+    placed = inverse(compose(commutation(rows, width), inward))
+    device = first.weight.device
+    return Places(_to(device, placed), _to(device, hidden), _to(device, compose(outward, commutation(out, rows))), of)
+
+
+def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
+    """The permutation of the flattened [rows, columns] that a module of a mixing is."""
+    if isinstance(module, Permute):
+        return module.index.cpu()
+    return commutation(rows, columns) if isinstance(module, Transpose) else identity(rows * columns)
+
+
+def _to(device: torch.device, index: Tensor | None) -> Tensor | None:
+    """An index on the device, None for the identity."""
+    return None if index is None or torch.equal(index, identity(len(index))) else index.to(device)

@@ -1,0 +1,87 @@
+"""What lies between the products of a block, with its gradients: LayerNorm, bias and activation, bias and sum.
+
+Shapes: m rows (features), B columns (pictures), S tokens, C channels. An index is a permutation, int32 [m], or None.
+By C code on CPUs, Triton on GPUs, and PyTorch's operators where these can't; all compute in fp32, fp64 in fp64.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from pipeline.models.batch_last import by_c, by_torch
+
+
+def norm(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, place: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """LayerNorm over the C channels of each token of x [S*C, B], row i of it at row place[i], in `dtype` (x's)."""
+    return _Norm.apply(x, weight, bias, eps, place, dtype or x.dtype)
+
+
+def activate(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias) of x [D, N] with a bias for each row."""
+    return _Activate.apply(x, bias)
+
+
+def add(skip: Tensor | None, x: Tensor, bias: Tensor | None = None, index: Tensor | None = None) -> Tensor:
+    """skip + (x + bias)[index] of rows [m, B]. `bias` [D] has one number for m / D rows one after the other."""
+    return _Add.apply(skip, x, bias, index)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, place, dtype):
+        x = x.contiguous()
+        y, mean, scale = _backend(x, dtype).norm(x, weight, bias, eps, place, dtype)
+        ctx.save_for_backward(x, weight, bias, place, mean, scale)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, weight, bias, place, mean, scale = ctx.saved_tensors
+        dx, dweight, dbias = _backend(x, g.dtype).norm_backward(g.contiguous(), x, weight, place, mean, scale)
+        return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), None, None, None
+
+
+class _Activate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, bias):
+        x = x.contiguous()
+        ctx.save_for_backward(x, bias)
+        return _backend(x).activate(x, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        x, bias = ctx.saved_tensors
+        dx, dbias = _backend(x, g.dtype).activate_backward(g.contiguous(), x, bias)
+        return dx, dbias.to(bias.dtype)
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, skip, x, bias, index):
+        x = x.contiguous()
+        ctx.save_for_backward(index, bias)
+        ctx.skips, ctx.dtype = skip is not None, x.dtype
+        return _backend(x, x.dtype if skip is None else skip.dtype).add(
+            None if skip is None else skip.contiguous(), x, bias, index
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        index, bias = ctx.saved_tensors
+        g = g.contiguous()
+        dx, dbias = _backend(g, ctx.dtype).add_backward(g, index, 0 if bias is None else len(bias), ctx.dtype)
+        return g if ctx.skips else None, dx, None if bias is None else dbias.to(bias.dtype), None
+
+
+def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
+    """What computes with such a tensor, and others of the type `other`."""
+    if by_c.takes(x, other or x.dtype):
+        return by_c
+    return by_torch

@@ -1,0 +1,97 @@
+/* The parts of a Mixer's block between its products, on features whose last dimension is the picture: a row is one
+ * feature of all pictures, and any permutation of the features moves whole rows. Computed in fp32. */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 64   /* pictures at a time, of which a compiler makes vectors */
+#define FOLDED 16  /* partial sums over pictures: one vector of AVX-512, two of AVX2 */
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE float from_bits(uint32_t bits) {
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+INLINE uint32_t to_bits(float number) {
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+INLINE float load_fp32(float number) { return number; }
+INLINE float store_fp32(float number) { return number; }
+INLINE float load_bf16(uint16_t number) { return from_bits((uint32_t)number << 16); }
+
+/* Rounded to the nearest, ties to even. */
+INLINE uint16_t store_bf16(float number) {
+    const uint32_t bits = to_bits(number), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)(number == number ? rounded : 0x7fc0);
+}
+
+/* a b + c, which compilers round once only where they are asked to. */
+INLINE float multiply_add(float a, float b, float c) {
+#if defined __FMA__ || defined __ARM_FEATURE_FMA
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* exp(-a^2 / 2): 2 to an integer, times a polynomial for 2 to the rest, of relative error 9e-8. */
+INLINE float bell(float a) {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: what is added to it is rounded to an integer */
+    float power = a * a * -0.721347520f;
+    power = power > -127.0f ? power : -127.0f; /* then the result is zero */
+    const float whole = (power + shift) - shift, rest = power - whole;
+    float sum = 0.00132647269f;
+    sum = multiply_add(sum, rest, 0.00967151266f);
+    sum = multiply_add(sum, rest, 0.0555073374f);
+    sum = multiply_add(sum, rest, 0.240222421f);
+    sum = multiply_add(sum, rest, 0.693146978f);
+    sum = multiply_add(sum, rest, 1.0f);
+    return sum * from_bits((uint32_t)((int32_t)whole + 127) << 23);
+}
+
+/* The normal distribution below -a, for a >= 0, from bell(a), times a polynomial in 1 / (1 + 0.36 a); a times its
+ * error is at most 5.3e-8. */
+INLINE float lower_tail(float a, float bell_of_a) {
+    const float t = 1.0f / multiply_add(0.36f, a, 1.0f);
+    float sum = 0.0530900266f;
+    sum = multiply_add(sum, t, -0.307224732f);
+    sum = multiply_add(sum, t, 0.588911123f);
+    sum = multiply_add(sum, t, -0.244974262f);
+    sum = multiply_add(sum, t, 0.298170311f);
+    sum = multiply_add(sum, t, 0.108693291f);
+    sum = multiply_add(sum, t, 0.0033342373f);
+    return sum * bell_of_a;
+}
+
+/* x Phi(x). */
+INLINE float gelu(float x) {
+    const float a = fabsf(x), tail = lower_tail(a, bell(a));
+    return x * (x < 0 ? tail : 1.0f - tail);
+}
+
+/* Phi(x) + x phi(x). */
+INLINE float gelu_slope(float x) {
+    const float a = fabsf(x), density = bell(a), tail = lower_tail(a, density);
+    return (x < 0 ? tail : 1.0f - tail) + x * density * 0.398942280f;
+}
+
+#define NUMBER float
+#define NAMED(name) name##_fp32
+#define LOAD load_fp32
+#define STORE store_fp32
+#include "batch_last.h"
+#undef NUMBER
+#undef NAMED
+#undef LOAD
+#undef STORE
+
+#define NUMBER uint16_t
+#define NAMED(name) name##_bf16
+#define LOAD load_bf16
+#define STORE store_bf16
+#include "batch_last.h"

@@ -1,0 +1,162 @@
+"""Blocks computed with the batch last in memory, against the blocks as they are written."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.models import permutation
+from pipeline.models.batch_last import by_c, by_torch
+from pipeline.models.batch_last.block import fits
+from pipeline.models.batch_last.operations import activate, add, norm
+from pipeline.models.mixer.network import Mixer
+
+MLP = {"channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 9}
+S_MIXER = {"channels": 6, "depth": 3, "token_hidden": None, "channel_hidden": None}
+SHAPES = {
+    "normal": MLP,
+    "rp": MLP | {"permutation": "random"},
+    "each layer and skip": MLP | {"permutation": "random", "permuted_layers": "each", "permuted_skips": True},
+    "one block": MLP | {"permutation": "random", "permuted_mixings": "token", "permuted_blocks": [1]},
+    "s_mixer": S_MIXER | {"tokens": 10},
+    "rp s_mixer": S_MIXER | {"permutation": "random", "tokens": 10},
+    "no norm": MLP | {"tokens": 20, "norm": "none", "activation": "square", "permutation": "random"},
+    "tanh": MLP | {"activation": "gelu_tanh", "drop_path_rate": 0.4},
+}
+BATCHES = [1, 5, 64, 100]  # whole vectors of the compiled code, and parts of them
+
+
+def both_ways(shape: dict, dtype: torch.dtype) -> tuple[Mixer, Mixer]:
+    """A network with random weights everywhere, and its copy that computes with the batch last."""
+    torch.manual_seed(0)
+    plain = Mixer(img_size=8, patch_size=2, num_classes=3, **shape).to(dtype).train()
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    other = copy.deepcopy(plain)
+    for block in other.blocks:
+        assert fits(block)
+        block.batch_last = True
+    return plain, other
+
+
+def step(network: Mixer, x: torch.Tensor) -> list[torch.Tensor]:
+    """Logits and all gradients, by the same drop path."""
+    x = x.clone().requires_grad_()
+    network.zero_grad()
+    torch.manual_seed(1)
+    logits = network(x)
+    logits.square().sum().backward()
+    return [logits.detach(), x.grad, *(parameter.grad for parameter in network.parameters())]
+
+
+def assert_near(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
+    largest = max(float(tensor.abs().max()) for tensor in expected)  # some gradients are zero but for rounding
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one.double(), other.double(), rtol=tolerance, atol=tolerance * largest)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_step_is_that_of_the_plain_blocks(shape, batch):
+    plain, other = both_ways(shape, torch.float64)
+    x = torch.randn(batch, 3, 8, 8, dtype=torch.float64)
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_step_in_fp32_is_that_in_fp64(shape):
+    """By the compiled code, whose sums have another order."""
+    plain, other = both_ways(shape, torch.float64)
+    x = torch.randn(33, 3, 8, 8)
+    assert_near(step(other.float(), x), step(plain, x.double()), 2e-5)
+
+
+def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():
+    plain, other = both_ways(SHAPES["rp"], torch.float64)
+    x = torch.randn(64, 3, 8, 8)
+    exact = step(plain, x.double())
+    apart = []
+    for network in (plain, other):
+        with torch.autocast("cpu", torch.bfloat16):
+            found = step(network.float(), x)
+        apart.append(sum(float((a - b).norm() ** 2) for a, b in zip(found, exact, strict=True)) ** 0.5)
+    assert apart[1] < 1.2 * apart[0]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_operations_are_those_of_pytorch(dtype, batch, placed):
+    tokens, channels = 7, 12
+    index = permutation.random(tokens * channels, 0) if placed else None
+    x, g = torch.randn(2, tokens * channels, batch).to(dtype)
+    weight, bias = torch.randn(2, channels)
+    assert by_c.takes(x, dtype)
+    tolerance = {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 1e-2}
+
+    def compare(name: str, *arguments) -> list[torch.Tensor]:
+        found, expected = (getattr(module, name)(*arguments) for module in (by_c, by_torch))
+        pairs = zip(*((each,) if isinstance(each, torch.Tensor) else each for each in (found, expected)), strict=True)
+        for one, other in pairs:
+            assert one.dtype == other.dtype
+            assert torch.allclose(one.float(), other.float(), **tolerance), name
+        return found
+
+    _, mean, scale = compare("norm", x, weight, bias, 1e-6, index, dtype)
+    compare("norm_backward", g, x, weight, index, mean, scale)
+    compare("activate", x.view(12, -1), bias)
+    compare("activate_backward", g.view(12, -1), x.view(12, -1), bias)
+    compare("add", g, x, bias, index)
+    compare("add", None, x, bias, index)
+    compare("add", None, x, None, index)
+    compare("add_backward", g, index, len(bias), dtype)
+
+
+def test_gelu_and_its_slope_everywhere():
+    """Against fp64; where PyTorch's own fp32 is off by 1.2e-7 x in the tails, ours may not be farther off."""
+    x = torch.cat([torch.linspace(-20, 20, 400_001), torch.tensor([-0.0, 1e-30, -1e-30, 3e38, -3e38, torch.inf])])
+    slope = by_c.activate_backward(torch.ones_like(x)[None], x[None], torch.zeros(1))[0]
+    exact = x.double().requires_grad_()
+    value = nn.functional.gelu(exact)
+    value.sum().backward()
+    assert (by_c.activate(x[None], torch.zeros(1))[0] - value).abs()[:-3].max() < 2e-6
+    assert ((by_c.activate(x[None], torch.zeros(1))[0] - value) / exact.abs().clamp(1)).abs()[:-3].max() < 2.5e-7
+    assert (slope[0] - exact.grad).abs()[:-3].max() < 5e-7
+    assert by_c.activate(x[None, -3:], torch.zeros(1)).tolist() == [[float(x[-3]), 0.0, torch.inf]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_number_that_is_not_one_stays_so(dtype):
+    x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]], dtype=dtype)
+    one = torch.ones(2)
+    for found in (norm(x, one, one, 1e-6), activate(x, one), add(x, x, one)):
+        assert found.isnan()[:, 1].any()
+        assert not found.isnan()[:, 0].any()
+
+
+def test_the_order_of_the_rows_follows_loaded_permutations():
+    plain, other = both_ways(SHAPES["rp"], torch.float64)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    step(other, x)
+    again, _ = both_ways(SHAPES["rp"] | {"permutation_seed": 1}, torch.float64)
+    for network in (plain, other):
+        network.load_state_dict(again.state_dict())
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
+def test_features_and_checkpointing_see_the_same_shapes():
+    plain, other = both_ways(SHAPES["rp"], torch.float64)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    other.set_grad_checkpointing(True)
+    assert_near(step(other, x), step(plain, x), 1e-12)
+    for found, expected in zip(*(each.forward_intermediates(x)[1] for each in (other, plain)), strict=True):
+        assert torch.allclose(found, expected)
+
+
+def test_what_it_does_not_compute():
+    grouped = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP, token_groups=2)
+    assert not any(map(fits, grouped.blocks))
+    hooked = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP)
+    hooked.blocks[1].mlp_tokens.fc1.register_forward_hook(lambda *_: None)
+    assert [fits(block) for block in hooked.blocks] == [True, False]
