@@ -60,6 +60,7 @@ def train(
 
     from pipeline.distributed.requests import SharedRequests
     from pipeline.distributed.topology import (
+        keep_freed_memory,
         on_main,
         process_group,
         read_topology,
@@ -68,6 +69,7 @@ def train(
     )
     from pipeline.distributed.watchdog import Watchdog
     from pipeline.engine import check_engine
+    from pipeline.engine.kernels import set_kernels
     from pipeline.estimate.utilisation import peak_share
     from pipeline.run.checkpoint import RetentionPolicy
     from pipeline.run.log import RunLog
@@ -91,6 +93,7 @@ def train(
         store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
         times.end("rendezvous")
         set_torch_threads(topology)
+        keep_freed_memory(topology.device)
         set_matmul_precision(recipe.train.matmul_precision)
 
         loader, eval_loader = _open_data(recipe, topology)
@@ -111,6 +114,7 @@ def train(
         rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
 
         module = _build_model(recipe, start, topology, note)
+        kernels = set_kernels(module, recipe.engine, recipe.train, topology)
         engine = _build_engine(recipe, module, start, topology)
         times.end("network and checkpoint")
         profiler = _open_profiler(recipe, folder, schedule.last_step, topology, stack)
@@ -137,7 +141,7 @@ def train(
             peak_share(recipe, topology),
             profiler,
             mistakes,
-            StartRecord(folder, times, topology, recipe.train.compile),
+            StartRecord(folder, times, topology, recipe.train.compile, kernels),
         )
         loop = Loop(recipe, engine, schedule, evaluate, context, start)
         result = loop.fit(loader)

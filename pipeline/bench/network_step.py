@@ -18,7 +18,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.bench.timing import compute_clock
+from pipeline.distributed.topology import keep_freed_memory
+from pipeline.engine.kernels import choose_kernels, use_kernels
 from pipeline.errors import InputError
+from pipeline.models.mixer.network import Mixer
 from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe
@@ -35,6 +38,7 @@ class Contestant:
     name: str
     network: nn.Module
     optimizer: torch.optim.Optimizer
+    kernels: str = "plain"
     seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     memory_gb: float = 0.0  # peak on a GPU
 
@@ -46,7 +50,12 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     """
     if recipe.model.takes == "text":
         raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
+    keep_freed_memory(device)
     contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]
+    for contestant in contestants:
+        if isinstance(contestant.network, Mixer):
+            contestant.kernels = choose_kernels(contestant.network, recipe.engine, recipe.train, batch, device)
+            use_kernels(contestant.network, contestant.kernels)
     inputs, targets = _batch(recipe, batch, device)
     with FlopCounterMode(display=False) as counter:
         _step(contestants[0], inputs, targets, recipe.train.precision)
@@ -161,6 +170,7 @@ def _row(
     gpu = device.type == "cuda"
     return {
         "name": contestant.name,
+        "kernels": contestant.kernels,
         "images_per_s" if gpu else "images_per_cpu_s": round(batch / seconds, 1),
         "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
         **{f"{part}_ms": round(1e3 * statistics.median(contestant.seconds[part]), 3) for part in PARTS},

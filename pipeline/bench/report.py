@@ -15,10 +15,14 @@ def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | Non
     figures = [name for name in rows[0] if name != "name"]
     print("  ".join(f"{name:>18}" for name in figures))
     for row in rows:
-        shown = ["-" if row[name] is None else f"{row[name]:,.6g}" for name in figures]
+        shown = [_shown(row[name]) for name in figures]
         print("  ".join(f"{value:>18}" for value in shown) + f"  {row['name']}")
     if file:
         file.write_text(json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
+
+
+def _shown(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:,.6g}"
 
 
 def machine(*packages: str) -> str:

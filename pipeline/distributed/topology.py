@@ -5,6 +5,7 @@ MASTER_ADDR and MASTER_PORT (`pipeline.distributed.launchers` translates what mp
 set the run is a single process.
 """
 
+import ctypes
 import datetime
 import ipaddress
 import os
@@ -25,6 +26,8 @@ from pipeline.distributed.launchers import route_from
 from pipeline.errors import InputError
 
 Value = TypeVar("Value")
+
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,18 @@ def set_torch_threads(topology: Topology) -> None:
     set_by_torchrun = given == "1" and topology.local_world > 1 and "TORCHELASTIC_RUN_ID" in os.environ
     if given is None or set_by_torchrun:
         torch.set_num_threads(share_cpus(topology))
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Let glibc keep the memory of a step on a CPU for the next one.
+
+    It gives blocks of more than some hundred kB back to the kernel, for whose pages a step then waits, 3 to 20 % of
+    its time.
+    """
+    libc = ctypes.CDLL(None)
+    if device.type == "cpu" and hasattr(libc, "mallopt"):
+        libc.mallopt(_MMAP_MAX, 0)
+        libc.mallopt(_TRIM_THRESHOLD, -1)
 
 
 def set_matmul_precision(precision: str) -> None:

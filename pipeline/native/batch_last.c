@@ -4,8 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 64   /* pictures at a time, of which a compiler makes vectors */
-#define FOLDED 16  /* partial sums over pictures: one vector of AVX-512, two of AVX2 */
+#define LANES 64  /* pictures at a time, of which a compiler makes vectors */
+#define FOLDED 16 /* partial sums over pictures: one vector of AVX-512, two of AVX2 */
+#define SHARES 16 /* of the work, each with partial sums of its own: their order does not depend on the threads */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE float from_bits(uint32_t bits) {
@@ -78,6 +79,33 @@ INLINE float gelu(float x) {
 INLINE float gelu_slope(float x) {
     const float a = fabsf(x), density = bell(a), tail = lower_tail(a, density);
     return (x < 0 ? tail : 1.0f - tail) + x * density * 0.398942280f;
+}
+
+/* GOMP_parallel: calls a function on each of so many threads and waits for them. */
+typedef void (*run_team)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+
+typedef struct {
+    void (*compute)(const void *arguments, int64_t from, int64_t to, int64_t share);
+    const void *arguments;
+    int64_t items, next_share;
+} work;
+
+static void compute_shares(void *data) {
+    work *all = data;
+    for (;;) {
+        const int64_t share = __atomic_fetch_add(&all->next_share, 1, __ATOMIC_RELAXED);
+        if (share >= SHARES)
+            return;
+        all->compute(all->arguments, all->items * share / SHARES, all->items * (share + 1) / SHARES, share);
+    }
+}
+
+/* Computes items 0 ... items - 1 on PyTorch's own threads; on this one where there is one, or no team. */
+static void divide(work all, run_team team, int threads) {
+    if (team == NULL || threads < 2)
+        compute_shares(&all);
+    else
+        team(compute_shares, &all, threads < SHARES ? threads : SHARES, 0);
 }
 
 #define NUMBER float

@@ -100,6 +100,11 @@ class EngineSection(Section):
     reduce_dtype: Literal["fp32", "bf16"] = key(
         "fp32", "dtype in which gradients are summed over ranks; with ZeRO also over micro-batches"
     )
+    kernels: Literal["auto", "plain", "batch_last"] = key(
+        "auto",
+        "how Mixers compute their blocks: plain: as written; batch_last: with the pictures next to each other in "
+        "memory, where permutations move whole rows; auto: the faster, timed at the start; plain if deterministic",
+    )
     overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
     timeout_s: Positive = key(1800, "timeout of collectives, in seconds")
 

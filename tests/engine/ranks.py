@@ -20,6 +20,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
 from pipeline.engine import Engine, State, build_engine, hands_out_weights, prepare
+from pipeline.engine.kernels import set_kernels
 from pipeline.models.registry import build_hollow, build_model
 from pipeline.recipe import load_recipe
 from pipeline.run.saving import assembled
@@ -35,6 +36,8 @@ GOLDEN = [
     for engine in (ENGINES if recipe == "mixer" else ("ddp", "fsdp", "deepspeed 3"))
     if (engine, precision) != ("deepspeed 0", "bf16")  # refused
 ]
+GOLDEN += [("rp_mixer", f"{engine} batch_last", "fp32") for engine in ("ddp", "fsdp", "deepspeed 2")]
+GOLDEN += [("rp_s_mixer", f"{engine} batch_last", "bf16") for engine in ("ddp", "fsdp", "deepspeed 1")]
 SUPPORTED = [(engine, precision) for engine in ENGINES for precision in ("fp32", "bf16")]
 SUPPORTED.remove(("deepspeed 0", "bf16"))  # refused
 STEPS = 10
@@ -42,8 +45,10 @@ REPMLP = ROOT / "tests/engine/repmlp.yaml"
 
 
 def overrides_for(engine: str) -> list[tuple[str, str]]:
-    kind, _, stage = engine.partition(" ")
-    return [("engine.kind", kind)] + ([("engine.zero_stage", stage)] if stage else [])
+    kind, *more = engine.split()
+    stage = [("engine.zero_stage", each) for each in more if each.isdecimal()]
+    kernels = [("engine.kernels", each) for each in more if not each.isdecimal()]
+    return [("engine.kind", kind), *stage, *kernels]
 
 
 class Setting:
@@ -51,7 +56,7 @@ class Setting:
 
     def __init__(self, recipe: str | Path, data: Path, *overrides: tuple[str, str]):
         self.topology = read_topology()
-        fixed = [("data.path", str(data)), ("data.workers", "1")]
+        fixed = [("data.path", str(data)), ("data.workers", "1"), ("engine.kernels", "plain")]
         path = recipe if isinstance(recipe, Path) else ROOT / f"recipes/digits/{recipe}.yaml"
         self.recipe = load_recipe(path, [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
@@ -76,6 +81,7 @@ class Setting:
         module = self.model(build_hollow if self.hollow else build_model)
         prepare(module, self.recipe.train, self.topology.device)
         freeze(module, self.recipe.train.freeze)
+        set_kernels(module, self.recipe.engine, self.recipe.train, self.topology)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
 
     def run(self, engine: Any, steps: range = range(STEPS)) -> list[float]:

@@ -72,6 +72,13 @@ def test_a_step_in_fp32_is_that_in_fp64(shape):
     assert_near(step(other.float(), x), step(plain, x.double()), 2e-5)
 
 
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_pictures_may_lie_in_memory_with_the_channels_last(shape):
+    plain, other = both_ways(shape, torch.float64)
+    x = torch.randn(6, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
 def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():
     plain, other = both_ways(SHAPES["rp"], torch.float64)
     x = torch.randn(64, 3, 8, 8)

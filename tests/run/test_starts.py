@@ -59,7 +59,9 @@ def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypa
     monkeypatch.setenv(STATUS_DIR_VARIABLE, "/runs/slurm/7.1")
     for rank in (0, 1):
         topology = SimpleNamespace(is_main=rank == 0, world=2, device=torch.device("cpu"))
-        record = StartRecord(tmp_path, StartTimes({VARIABLE: "submitted=100;queue=103"}), topology, compiled=True)
+        record = StartRecord(
+            tmp_path, StartTimes({VARIABLE: "submitted=100;queue=103"}), topology, compiled=True, kernels="plain"
+        )
         for step in (5, 6):
             record.got_batch()
             record.stepped(step)
@@ -73,7 +75,7 @@ def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypa
 
 def test_a_disk_that_is_full_does_not_stop_a_run(tmp_path):
     topology = SimpleNamespace(is_main=True, world=1, device=torch.device("cpu"))
-    StartRecord(tmp_path / "none", StartTimes({}), topology, compiled=False).stepped(1)
+    StartRecord(tmp_path / "none", StartTimes({}), topology, compiled=False, kernels=None).stepped(1)
     assert read_starts(tmp_path / "none") == []
 
 

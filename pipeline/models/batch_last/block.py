@@ -36,7 +36,7 @@ def is_traced() -> bool:
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
     """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too."""
     batch, _, channels = x.shape
-    x = x.permute(1, 2, 0).reshape(-1, batch)  # [S0*C, B]
+    x = x.permute(1, 2, 0).contiguous().view(-1, batch)  # [S0*C, B]
     x = _mix(_skip(block.skip, x), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
     x = _mix(_skip(block.channel_skip, x), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
     return x.view(-1, channels, batch).permute(2, 0, 1)

@@ -1,8 +1,9 @@
-"""The operations by compiled code (pipeline/native/batch_last.c), on one thread of a CPU, in fp32 and bf16."""
+"""The operations by compiled code (pipeline/native/batch_last.c), on PyTorch's threads of a CPU, in fp32 and bf16."""
 
 import ctypes
 import functools
-from ctypes import c_float, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from pipeline.native import BuildError
 from pipeline.native.library import open_library
 
 _KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-_FOLDED = 16  # partial sums of a bias' gradient: batch_last.c
-_SIGNATURES = {
+_SHARES, _FOLDED = 16, 16  # partial sums of a bias' gradient: batch_last.c
+_WORTH = 32_768  # numbers from which on more threads than one pay
+_SIGNATURES: dict[str, list[Any]] = {
     "norm": 7 * [c_void_p] + 3 * [c_int64] + [c_float],
     "norm_backward": 9 * [c_void_p] + 3 * [c_int64],
     "activate": 3 * [c_void_p] + 2 * [c_int64],
@@ -43,10 +45,10 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `by_torch.norm_backward`."""
     batch, channels = x.shape[1], len(weight)
-    dx, sums = torch.empty_like(x), torch.zeros(2, channels, _FOLDED)
+    dx, sums = torch.empty_like(x), torch.zeros(2, _SHARES, channels, _FOLDED)
     sizes = (len(x) // channels, channels, batch)
     _call("norm_backward", x, g, x, mean, scale, weight.float(), place, dx, sums[0], sums[1], *sizes)
-    dweight, dbias = sums.sum(2)
+    dweight, dbias = sums.sum((1, 3)).unbind()
     return dx, dweight, dbias
 
 
@@ -74,9 +76,9 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None, index: Tensor | Non
 
 def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """See `by_torch.add_backward`."""
-    dx, sums = torch.empty_like(g), torch.zeros(biases, _FOLDED) if biases else None
+    dx, sums = torch.empty_like(g), torch.zeros(_SHARES, biases, _FOLDED) if biases else None
     _call("add_backward", g, g, index, dx, sums, *g.shape, len(g) // biases if biases else 1)
-    return dx, None if sums is None else sums.sum(1)
+    return dx, None if sums is None else sums.sum((0, 2))
 
 
 def _call(name: str, like: Tensor, *arguments) -> None:
@@ -84,7 +86,8 @@ def _call(name: str, like: Tensor, *arguments) -> None:
     library = _library()
     assert library is not None
     values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
-    getattr(library, f"{name}_{_KINDS[like.dtype]}")(*values)
+    threads = torch.get_num_threads() if like.numel() >= _WORTH else 1
+    getattr(library, f"{name}_{_KINDS[like.dtype]}")(_team(), threads, *values)
 
 
 @functools.cache
@@ -96,5 +99,14 @@ def _library() -> ctypes.CDLL | None:
     for name, types in _SIGNATURES.items():
         for kind in _KINDS.values():
             function = getattr(library, f"{name}_{kind}")
-            function.argtypes, function.restype = types, None
+            function.argtypes, function.restype = [c_void_p, c_int, *types], None
     return library
+
+
+@functools.cache
+def _team() -> int | None:
+    """The address of the function that starts PyTorch's own threads; None where its OpenMP is not GNU's."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
+    except AttributeError:
+        return None

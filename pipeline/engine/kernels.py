@@ -1,0 +1,173 @@
+"""How a Mixer computes its blocks: as they are written, or with the batch last in memory, whichever is faster here.
+
+`auto` times both for one block of the network at the recipe's batch and precision, with its gradients, on rank 0. The
+answer is kept in the user's cache by device, versions and shapes. Numbers differ by rounding alone.
+"""
+
+import copy
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from pipeline.data.precision import DTYPES
+from pipeline.distributed.topology import Topology, on_main
+from pipeline.engine.precision import autocast
+from pipeline.errors import InputError
+from pipeline.files import atomic_write
+from pipeline.models.batch_last.block import fits
+from pipeline.models.mixer.network import Mixer, MixerBlock
+from pipeline.native.build import cache_folder
+from pipeline.recipe.train import EngineSection, TrainSection
+
+_ROUNDS = 5
+_SECONDS = 0.15  # at most for one pass of a block on a CPU: there the batch is cut down to fit
+_UNIT = 16  # pictures, of which the batch to time is a multiple then
+_WORTH = 0.97  # of the plain blocks' time, from which on the other way is taken
+_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: wrong kernels are farther off than rounding
+
+
+def set_kernels(module: nn.Module, engine: EngineSection, train: TrainSection, topology: Topology) -> str | None:
+    """Let a Mixer's blocks compute as `engine.kernels` says; returns how, None for other networks.
+
+    Every rank calls it, with the module on its device, or but on rank 0 on the meta device. Raises `InputError` where
+    `batch_last` is asked for and impossible.
+    """
+    batch = train.global_batch // topology.world // train.grad_accum_steps
+    chosen = on_main(topology, partial(choose_kernels, module, engine, train, batch, topology.device))
+    if not isinstance(module, Mixer):
+        return None
+    use_kernels(module, chosen)
+    return chosen
+
+
+def choose_kernels(
+    module: nn.Module, engine: EngineSection, train: TrainSection, batch: int, device: torch.device
+) -> str:
+    """`plain` or `batch_last`, from `engine.kernels` and for batches of this size. Raises `InputError`."""
+    obstacle = _obstacle(module, engine, train)
+    if engine.kernels == "batch_last" and obstacle:
+        raise InputError(f"engine.kernels batch_last: {obstacle}; take auto or plain")
+    if engine.kernels != "auto":
+        return engine.kernels
+    if obstacle or train.deterministic:
+        return "plain"
+    return _faster(cast(Mixer, module), batch, train.precision, device)
+
+
+def use_kernels(module: Mixer, kernels: str) -> None:
+    """Let the blocks compute this way."""
+    for block in _blocks(module):
+        block.batch_last = kernels == "batch_last"
+
+
+def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> str:
+    """The way that takes less time on this device, on which the module is; from the cache if it was timed before."""
+    block = _blocks(module)[-1]
+    tokens = module.stem.num_patches if module.shape.depth == 1 else module.shape.tokens or module.stem.num_patches
+    shape = (batch, tokens, module.shape.channels)
+    path = cache_folder() / f"kernels-{_key(block, shape, precision, device)}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["kernels"]])
+    seconds = _time_ways(block, shape, precision, device)
+    chosen = "batch_last" if seconds["batch_last"] < _WORTH * seconds["plain"] else "plain"
+    with suppress(OSError):
+        atomic_write(path, json.dumps({"kernels": chosen, "seconds": seconds}) + "\n")
+    return chosen
+
+
+def _time_ways(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> dict[str, float]:
+    """The least seconds of forward and backward by each way; infinity for one that fails or is wrong."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, DTYPES[precision])
+    ways = {}
+    for name in ("plain", "batch_last"):
+        ways[name] = copy.deepcopy(block).train()
+        ways[name].batch_last = name == "batch_last"
+        ways[name].drop_path1, ways[name].drop_path2 = nn.Identity(), nn.Identity()
+    seconds = dict.fromkeys(ways, float("inf"))
+    if device.type == "cpu":
+        x = x[: _pictures(ways["plain"], x, precision)]
+    inputs = {"plain": x, "batch_last": x.permute(1, 2, 0).contiguous().permute(2, 0, 1)}  # as the block before gives
+    expected = _step(ways["plain"], x, precision)
+    try:
+        found = _step(ways["batch_last"], inputs["batch_last"], precision)
+    except (RuntimeError, NotImplementedError):  # a kernel that this device can't run
+        return {**seconds, "plain": 0.0}
+    if any(_apart(one, other) > _TOLERANCE[precision] for one, other in zip(found, expected, strict=True)):
+        return {**seconds, "plain": 0.0}
+    for _ in range(_ROUNDS):
+        for name, way in ways.items():
+            start = _now(device)
+            _step(way, inputs[name], precision)
+            seconds[name] = min(seconds[name], _now(device) - start)
+    return seconds
+
+
+def _pictures(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
+    """How many of a batch x to time."""
+    few = x[:_UNIT]
+    _step(block, few, precision)
+    start = time.perf_counter()
+    _step(block, few, precision)
+    units = int(_SECONDS / (time.perf_counter() - start))
+    return min(len(x), max(1, units) * _UNIT)
+
+
+def _step(block: MixerBlock, x: torch.Tensor, precision: str) -> tuple[torch.Tensor, ...]:
+    """Output and gradient by the input of a forward and backward pass."""
+    x = x.detach().requires_grad_()
+    with autocast(x.device, DTYPES[precision]):
+        y = block(x)
+    y.backward(y.detach())
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-30))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _key(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> str:
+    """Of all that the times depend on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
+    versions = (torch.__version__, version("widemix"))
+    parts = [name, *versions, torch.get_num_threads(), precision, *shape, repr(block)]
+    return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """The processor's name and instructions."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> str | None:
+    """Why the blocks can't be computed with the batch last."""
+    if not isinstance(module, Mixer):
+        return "the network is no Mixer of pictures"
+    if train.compile:
+        return "train.compile compiles the blocks as they are written"
+    if engine.kind == "deepspeed" and engine.zero_stage == 3:
+        return "engine.zero_stage 3 gathers weights where layers are called"
+    if not all(map(fits, _blocks(module))):
+        return "groups of tokens, train.fp8, or hooks on layers need the blocks as they are written"
+    return None
+
+
+def _blocks(module: Mixer) -> list[MixerBlock]:
+    return cast(list[MixerBlock], list(module.blocks))

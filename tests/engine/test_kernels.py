@@ -1,0 +1,140 @@
+"""Which way a Mixer's blocks are computed."""
+
+import json
+
+import pytest
+import torch
+
+from pipeline.distributed.topology import read_topology
+from pipeline.engine import kernels
+from pipeline.engine.kernels import choose_kernels, set_kernels, use_kernels
+from pipeline.errors import InputError
+from pipeline.models.batch_last import block as batch_last
+from pipeline.models.registry import build_model
+from pipeline.recipe import load_recipe
+from tests.conftest import ROOT
+
+CPU = torch.device("cpu")
+
+
+def recipe(*overrides: tuple[str, str], name: str = "digits/rp_mixer"):
+    return load_recipe(ROOT / f"recipes/{name}.yaml", overrides)
+
+
+def network(setting):
+    torch.manual_seed(0)
+    return build_model(setting.model, setting.data.image_size, setting.data.num_classes)
+
+
+def chosen(*overrides: tuple[str, str], name: str = "digits/rp_mixer", batch: int = 32) -> str:
+    setting = recipe(*overrides, name=name)
+    return choose_kernels(network(setting), setting.engine, setting.train, batch, CPU)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "cache_folder", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def timed(cache, monkeypatch):
+    """What was timed; the batch-last way takes half the time."""
+    seen: list[tuple] = []
+
+    def time_ways(block, shape, *rest):
+        seen.append(shape)
+        return {"plain": 2.0, "batch_last": 1.0}
+
+    monkeypatch.setattr(kernels, "_time_ways", time_ways)
+    return seen
+
+
+def test_the_faster_way_is_kept_on_disk_by_shape_and_precision(timed, cache):
+    assert [chosen(), chosen(), chosen(batch=64), chosen(("train.precision", "bf16"))] == ["batch_last"] * 4
+    assert timed == [(32, 16, 64), (64, 16, 64), (32, 16, 64)]
+    (path, *_) = cache.iterdir()
+    path.write_text(json.dumps({"kernels": "no such way"}))
+    assert {chosen(), chosen(batch=64), chosen(("train.precision", "bf16"))} == {"batch_last"}
+    assert len(timed) == 4
+
+
+def test_a_way_hardly_faster_is_not_taken(cache, monkeypatch):
+    monkeypatch.setattr(kernels, "_time_ways", lambda *_: {"plain": 1.0, "batch_last": 0.98})
+    assert chosen() == "plain"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"engine.kernels": "plain"},
+        {"train.deterministic": "true"},
+        {"train.compile": "true"},
+        {"engine.kind": "deepspeed", "engine.zero_stage": "3"},
+        {"model.token_groups": "4", "model.permutation": "commutation"},
+    ],
+    ids=lambda overrides: "-".join(overrides),
+)
+def test_where_nothing_is_to_choose_nothing_is_timed(timed, overrides):
+    assert chosen(*overrides.items()) == "plain"
+    assert timed == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "words"),
+    [
+        ({"train.compile": "true"}, "digits/rp_mixer", "train.compile compiles the blocks"),
+        ({"engine.kind": "deepspeed", "engine.zero_stage": "3"}, "digits/rp_mixer", "engine.zero_stage 3 gathers"),
+        ({"model.token_groups": "4"}, "digits/mixer", "groups of tokens"),
+        ({}, "cifar10/sw_mlp", "no Mixer of pictures; take auto or plain"),
+    ],
+)
+def test_what_cannot_be_computed_so_is_refused(overrides, name, words):
+    with pytest.raises(InputError, match=words):
+        chosen(("engine.kernels", "batch_last"), *overrides.items(), name=name)
+
+
+def test_timing_a_block_leaves_the_network_as_it_was(cache):
+    setting = recipe()
+    module = network(setting)
+    weights = [parameter.clone() for parameter in module.parameters()]
+    assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+    assert all(map(torch.equal, weights, module.parameters()))
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert not any(block.batch_last for block in module.blocks)
+    (path,) = cache.iterdir()
+    assert all(0 < seconds < 10 for seconds in json.loads(path.read_text())["seconds"].values())
+
+
+@pytest.mark.parametrize("fault", ["wrong", "failing"])
+def test_kernels_that_are_wrong_or_fail_are_not_taken(cache, monkeypatch, fault):
+    right = batch_last.forward
+
+    def broken(block, x):
+        if fault == "failing":
+            raise RuntimeError("no kernel image is available for execution on the device")
+        return right(block, x) * 1.01
+
+    monkeypatch.setattr(batch_last, "forward", broken)
+    assert chosen() == "plain"
+
+
+def test_all_blocks_follow(alone):
+    setting = recipe(("engine.kernels", "batch_last"))
+    module = network(setting)
+    assert set_kernels(module, setting.engine, setting.train, read_topology()) == "batch_last"
+    assert all(block.batch_last for block in module.blocks)
+    use_kernels(module, "plain")
+    assert not any(block.batch_last for block in module.blocks)
+    other = recipe(name="cifar10/sw_mlp")
+    assert set_kernels(network(other), other.engine, other.train, read_topology()) is None
+
+
+def test_tracers_see_the_blocks_as_they_are_written():
+    setting = recipe()
+    module = network(setting).eval()
+    use_kernels(module, "batch_last")
+    x = torch.randn(2, 3, 8, 8)
+    exported = torch.export.export(module, (x,))
+    assert "layer_norm" in str(exported.graph)
+    assert torch.allclose(exported.module()(x), module(x), atol=1e-5)
