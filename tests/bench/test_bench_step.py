@@ -48,10 +48,20 @@ def test_timms_mixer_of_a_recipe_is_the_same_network():
     assert timm_mixer(load_recipe(ROOT / "recipes/cifar10/s_mixer.yaml").model, 32, 10) is None
 
 
-def test_the_rows_of_a_recipe_add_up():
+@pytest.fixture
+def one_thread():
+    """The CPU time of several counts how long they wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_rows_of_a_recipe_add_up(one_thread):
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
     rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
     assert [row["name"] for row in rows] == ["normal", "rp", "timm eager"]
+    assert {row["kernels"] for row in rows} <= {"plain", "batch_last"}
     flops = 4 * model_cost(recipe.model, 8, 10).training_flops
     for row in rows:
         seconds = 4 / row["images_per_cpu_s"]
