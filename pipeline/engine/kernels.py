@@ -7,6 +7,7 @@ answer is kept in the user's cache by device, versions and shapes. Numbers diffe
 import copy
 import hashlib
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,10 +29,10 @@ from pipeline.models.mixer.network import Mixer, MixerBlock
 from pipeline.native.build import cache_folder
 from pipeline.recipe.train import EngineSection, TrainSection
 
-_ROUNDS = 5
-_SECONDS = 0.15  # at most for one pass of a block on a CPU: there the batch is cut down to fit
+_ROUNDS = 9
+_SECONDS = 0.1  # at most for one pass of a block on a CPU: there the batch is cut down to fit
 _UNIT = 16  # pictures, of which the batch to time is a multiple then
-_WORTH = 0.97  # of the plain blocks' time, from which on the other way is taken
+_WORTH = 0.98  # of the plain blocks' time, from which on the other way is taken
 _TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: wrong kernels are farther off than rounding
 
 
@@ -77,38 +78,41 @@ def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> 
     path = cache_folder() / f"kernels-{_key(block, shape, precision, device)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["kernels"]])
-    seconds = _time_ways(block, shape, precision, device)
-    chosen = "batch_last" if seconds["batch_last"] < _WORTH * seconds["plain"] else "plain"
+    ratio = _time_ratio(block, shape, precision, device)
+    chosen = "batch_last" if ratio < _WORTH else "plain"
     with suppress(OSError):
-        atomic_write(path, json.dumps({"kernels": chosen, "seconds": seconds}) + "\n")
+        atomic_write(path, json.dumps({"kernels": chosen, "time_ratio": ratio}) + "\n")
     return chosen
 
 
-def _time_ways(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> dict[str, float]:
-    """The least seconds of forward and backward by each way; infinity for one that fails or is wrong."""
+def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> float:
+    """The time of forward and backward with the batch last, over the plain block's; infinity if it fails or is wrong.
+
+    The median over rounds in which both take turns, since other processes may use the machine too.
+    """
+    plain, other = copy.deepcopy(block).train(), copy.deepcopy(block).train()
+    plain.batch_last, other.batch_last = False, True
+    for way in (plain, other):
+        way.drop_path1, way.drop_path2 = nn.Identity(), nn.Identity()
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, DTYPES[precision])
-    ways = {}
-    for name in ("plain", "batch_last"):
-        ways[name] = copy.deepcopy(block).train()
-        ways[name].batch_last = name == "batch_last"
-        ways[name].drop_path1, ways[name].drop_path2 = nn.Identity(), nn.Identity()
-    seconds = dict.fromkeys(ways, float("inf"))
     if device.type == "cpu":
-        x = x[: _pictures(ways["plain"], x, precision)]
-    inputs = {"plain": x, "batch_last": x.permute(1, 2, 0).contiguous().permute(2, 0, 1)}  # as the block before gives
-    expected = _step(ways["plain"], x, precision)
+        x = x[: _pictures(plain, x, precision)]
+    packed = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # as the block before gives it
+    expected = _step(plain, x, precision)
     try:
-        found = _step(ways["batch_last"], inputs["batch_last"], precision)
+        found = _step(other, packed, precision)
     except (RuntimeError, NotImplementedError):  # a kernel that this device can't run
-        return {**seconds, "plain": 0.0}
-    if any(_apart(one, other) > _TOLERANCE[precision] for one, other in zip(found, expected, strict=True)):
-        return {**seconds, "plain": 0.0}
+        return float("inf")
+    if any(_apart(one, each) > _TOLERANCE[precision] for one, each in zip(found, expected, strict=True)):
+        return float("inf")
+    ratios = []
     for _ in range(_ROUNDS):
-        for name, way in ways.items():
-            start = _now(device)
-            _step(way, inputs[name], precision)
-            seconds[name] = min(seconds[name], _now(device) - start)
-    return seconds
+        times = [_now(device)]
+        for way, inputs in ((plain, x), (other, packed)):
+            _step(way, inputs, precision)
+            times.append(_now(device))
+        ratios.append((times[2] - times[1]) / (times[1] - times[0]))
+    return statistics.median(ratios)
 
 
 def _pictures(block: MixerBlock, x: torch.Tensor, precision: str) -> int:

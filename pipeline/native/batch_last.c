@@ -4,8 +4,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 64  /* pictures at a time, of which a compiler makes vectors */
-#define FOLDED 16 /* partial sums over pictures: one vector of AVX-512, two of AVX2 */
+#define LANES 64  /* numbers at a time, of which a compiler makes vectors */
+#define FOLDED 16 /* numbers of a vector, and partial sums over pictures: one register of AVX-512, two of AVX2 */
+#define MOST_VECTORS 4
 #define SHARES 16 /* of the work, each with partial sums of its own: their order does not depend on the threads */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -21,6 +22,31 @@ INLINE uint32_t to_bits(float number) {
     return bits;
 }
 
+typedef float vector __attribute__((vector_size(4 * FOLDED)));
+typedef uint32_t words __attribute__((vector_size(4 * FOLDED)));
+typedef uint16_t halves __attribute__((vector_size(2 * FOLDED)));
+
+INLINE vector vector_of(float number) { return (vector){0} + number; }
+
+/* The last `count` numbers, and zeros before them. */
+INLINE vector last(vector numbers, int64_t count) {
+    words kept;
+    for (int l = 0; l < FOLDED; l++)
+        kept[l] = l >= FOLDED - count ? 0xffffffff : 0;
+    return (vector)((words)numbers & kept);
+}
+
+/* `count` numbers from memory, FOLDED or fewer, then zeros. */
+INLINE vector load_vector_fp32(const float *numbers, int64_t count) {
+    vector loaded = {0};
+    memcpy(&loaded, numbers, (count < FOLDED ? count : FOLDED) * sizeof *numbers);
+    return loaded;
+}
+
+INLINE void store_vector_fp32(float *numbers, vector from, int64_t count) {
+    memcpy(numbers, &from, (count < FOLDED ? count : FOLDED) * sizeof *numbers);
+}
+
 INLINE float load_fp32(float number) { return number; }
 INLINE float store_fp32(float number) { return number; }
 INLINE float load_bf16(uint16_t number) { return from_bits((uint32_t)number << 16); }
@@ -29,6 +55,19 @@ INLINE float load_bf16(uint16_t number) { return from_bits((uint32_t)number << 1
 INLINE uint16_t store_bf16(float number) {
     const uint32_t bits = to_bits(number), rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     return (uint16_t)(number == number ? rounded : 0x7fc0);
+}
+
+INLINE vector load_vector_bf16(const uint16_t *numbers, int64_t count) {
+    halves loaded = {0};
+    memcpy(&loaded, numbers, (count < FOLDED ? count : FOLDED) * sizeof *numbers);
+    return (vector)(__builtin_convertvector(loaded, words) << 16);
+}
+
+INLINE void store_vector_bf16(uint16_t *numbers, vector from, int64_t count) {
+    const words bits = (words)from, is_number = (words)(from == from);
+    const words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const halves stored = __builtin_convertvector((rounded & is_number) | (0x7fc0 & ~is_number), halves);
+    memcpy(numbers, &stored, (count < FOLDED ? count : FOLDED) * sizeof *numbers);
 }
 
 /* a b + c, which compilers round once only where they are asked to. */
@@ -112,14 +151,20 @@ static void divide(work all, run_team team, int threads) {
 #define NAMED(name) name##_fp32
 #define LOAD load_fp32
 #define STORE store_fp32
+#define LOAD_VECTOR load_vector_fp32
+#define STORE_VECTOR store_vector_fp32
 #include "batch_last.h"
 #undef NUMBER
 #undef NAMED
 #undef LOAD
 #undef STORE
+#undef LOAD_VECTOR
+#undef STORE_VECTOR
 
 #define NUMBER uint16_t
 #define NAMED(name) name##_bf16
 #define LOAD load_bf16
 #define STORE store_bf16
+#define LOAD_VECTOR load_vector_bf16
+#define STORE_VECTOR store_vector_bf16
 #include "batch_last.h"

@@ -11,31 +11,34 @@ typedef struct {
     float eps;
 } NAMED(norm_arguments);
 
-/* For some pictures of one token [C, B]: LN over the channels, written to the rows `place`. */
-INLINE void NAMED(norm_lanes)(const NUMBER *restrict x, NUMBER *restrict y, float *restrict mean,
-                              float *restrict scale, const int32_t *restrict place,
-                              const NAMED(norm_arguments) *restrict all, const int lanes) {
-    const float *restrict weight = all->weight, *restrict bias = all->bias;
+/* For `count` pictures of one token [C, B]: LN over the channels, written to the rows `place`. */
+INLINE void NAMED(norm_vectors)(const NUMBER *restrict x, NUMBER *restrict y, float *restrict mean,
+                                float *restrict scale, const int32_t *restrict place,
+                                const NAMED(norm_arguments) *restrict all, const int vectors, const int64_t count) {
     const int64_t channels = all->channels, batch = all->batch;
-    float m[LANES] = {0}, v[LANES] = {0}, s[LANES];
+    vector m[MOST_VECTORS] = {0}, v[MOST_VECTORS] = {0};
     for (int64_t c = 0; c < channels; c++)
-        for (int l = 0; l < lanes; l++)
-            m[l] += LOAD(x[c * batch + l]);
-    for (int l = 0; l < lanes; l++)
-        m[l] /= channels;
+        for (int k = 0; k < vectors; k++)
+            m[k] += LOAD_VECTOR(x + c * batch + k * FOLDED, count);
+    for (int k = 0; k < vectors; k++)
+        m[k] /= vector_of(channels);
     for (int64_t c = 0; c < channels; c++)
-        for (int l = 0; l < lanes; l++) {
-            const float d = LOAD(x[c * batch + l]) - m[l];
-            v[l] += d * d;
+        for (int k = 0; k < vectors; k++) {
+            const vector d = LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k];
+            v[k] += d * d;
         }
-    for (int l = 0; l < lanes; l++) {
-        s[l] = 1.0f / sqrtf(v[l] / channels + all->eps);
-        mean[l] = m[l], scale[l] = s[l];
+    for (int k = 0; k < vectors; k++) {
+        for (int l = 0; l < FOLDED; l++)
+            v[k][l] = 1.0f / sqrtf(v[k][l] / channels + all->eps);
+        store_vector_fp32(mean + k * FOLDED, m[k], count);
+        store_vector_fp32(scale + k * FOLDED, v[k], count);
     }
     for (int64_t c = 0; c < channels; c++) {
         NUMBER *out = y + (place ? place[c] : c) * batch;
-        for (int l = 0; l < lanes; l++)
-            out[l] = STORE((LOAD(x[c * batch + l]) - m[l]) * s[l] * weight[c] + bias[c]);
+        for (int k = 0; k < vectors; k++) {
+            const vector d = LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k];
+            STORE_VECTOR(out + k * FOLDED, d * v[k] * all->weight[c] + all->bias[c], count);
+        }
     }
 }
 
@@ -49,12 +52,16 @@ static void NAMED(norm_share)(const void *arguments, int64_t from, int64_t to, i
         const int32_t *rows = a.place ? a.place + t * a.channels : NULL;
         float *m = a.mean + t * a.batch, *s = a.scale + t * a.batch;
         int64_t b = 0;
-        for (; b + LANES <= a.batch; b += LANES)
-            NAMED(norm_lanes)(token + b, out + b, m + b, s + b, rows, &a, LANES);
+        for (; b + 4 * FOLDED <= a.batch; b += 4 * FOLDED)
+            NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 4, FOLDED);
+        for (; b + 2 * FOLDED <= a.batch; b += 2 * FOLDED)
+            NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 2, FOLDED);
         for (; b + FOLDED <= a.batch; b += FOLDED)
-            NAMED(norm_lanes)(token + b, out + b, m + b, s + b, rows, &a, FOLDED);
-        if (b < a.batch)
-            NAMED(norm_lanes)(token + b, out + b, m + b, s + b, rows, &a, a.batch - b);
+            NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 1, FOLDED);
+        if (b < a.batch && b > 0) /* the last ones, of which some are done again */
+            b = a.batch - FOLDED, NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 1, FOLDED);
+        else if (b < a.batch)
+            NAMED(norm_vectors)(token, out, m, s, rows, &a, 1, a.batch);
     }
 }
 
@@ -69,51 +76,48 @@ void NAMED(norm)(run_team team, int threads, const NUMBER *x, NUMBER *y, float *
     divide((work){NAMED(norm_share), &all, tokens, 0}, team, threads);
 }
 
-/* Adds lanes numbers to their sums over every FOLDED-th. */
-INLINE void NAMED(fold)(const float *restrict numbers, float *restrict sums, const int lanes) {
-    const int width = lanes < FOLDED ? lanes : FOLDED;
-    for (int k = 0; k < lanes; k += width)
-        for (int l = 0; l < width; l++)
-            sums[l] += numbers[k + l];
-}
-
 typedef struct {
     const NUMBER *g, *x;
     const float *mean, *scale, *weight;
     const int32_t *place;
     NUMBER *dx;
-    float *dweight, *dbias;
+    vector *dweight, *dbias;
     int64_t channels, batch;
 } NAMED(norm_gradients);
 
-INLINE void NAMED(norm_backward_lanes)(const NUMBER *restrict g, const NUMBER *restrict x, const float *restrict mean,
-                                       const float *restrict scale, const int32_t *restrict place, NUMBER *restrict dx,
-                                       float *restrict dweight, float *restrict dbias,
-                                       const NAMED(norm_gradients) *restrict all, const int lanes) {
-    const float *restrict weight = all->weight;
+/* Of the pictures the last `counted` are those whose gradients of weight and bias are not yet in the sums. */
+INLINE void NAMED(norm_backward_vectors)(const NUMBER *restrict g, const NUMBER *restrict x,
+                                         const float *restrict mean, const float *restrict scale,
+                                         const int32_t *restrict place, NUMBER *restrict dx, vector *restrict dweight,
+                                         vector *restrict dbias, const NAMED(norm_gradients) *restrict all,
+                                         const int vectors, const int64_t count, const int64_t counted) {
     const int64_t channels = all->channels, batch = all->batch;
-    float m[LANES], s[LANES], sum[LANES] = {0}, along[LANES] = {0}; /* of g w, and of g w times the normed x */
-    for (int l = 0; l < lanes; l++)
-        m[l] = mean[l], s[l] = scale[l];
+    vector m[MOST_VECTORS], s[MOST_VECTORS];
+    vector sum[MOST_VECTORS] = {0}, along[MOST_VECTORS] = {0}; /* of g w, and of g w times the normed x */
+    for (int k = 0; k < vectors; k++)
+        m[k] = load_vector_fp32(mean + k * FOLDED, count), s[k] = load_vector_fp32(scale + k * FOLDED, count);
     for (int64_t c = 0; c < channels; c++) {
         const NUMBER *row = g + (place ? place[c] : c) * batch;
-        float own[LANES], normed[LANES];
-        for (int l = 0; l < lanes; l++) {
-            own[l] = LOAD(row[l]);
-            normed[l] = own[l] * ((LOAD(x[c * batch + l]) - m[l]) * s[l]);
-            sum[l] += own[l] * weight[c];
-            along[l] += normed[l] * weight[c];
+        vector for_weight = {0}, for_bias = {0};
+        for (int k = 0; k < vectors; k++) {
+            const vector own = LOAD_VECTOR(row + k * FOLDED, count);
+            const vector normed = (LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k]) * s[k];
+            sum[k] += own * all->weight[c];
+            along[k] += own * normed * all->weight[c];
+            for_weight += own * normed;
+            for_bias += own;
         }
-        NAMED(fold)(normed, dweight + c * FOLDED, lanes);
-        NAMED(fold)(own, dbias + c * FOLDED, lanes);
+        dweight[c] += counted < FOLDED ? last(for_weight, counted) : for_weight;
+        dbias[c] += counted < FOLDED ? last(for_bias, counted) : for_bias;
     }
-    for (int l = 0; l < lanes; l++)
-        sum[l] /= channels, along[l] /= channels;
+    for (int k = 0; k < vectors; k++)
+        sum[k] /= vector_of(channels), along[k] /= vector_of(channels);
     for (int64_t c = 0; c < channels; c++) {
         const NUMBER *row = g + (place ? place[c] : c) * batch;
-        for (int l = 0; l < lanes; l++) {
-            const float normed = (LOAD(x[c * batch + l]) - m[l]) * s[l];
-            dx[c * batch + l] = STORE(s[l] * (LOAD(row[l]) * weight[c] - sum[l] - normed * along[l]));
+        for (int k = 0; k < vectors; k++) {
+            const vector own = LOAD_VECTOR(row + k * FOLDED, count);
+            const vector normed = (LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k]) * s[k];
+            STORE_VECTOR(dx + c * batch + k * FOLDED, s[k] * (own * all->weight[c] - sum[k] - normed * along[k]), count);
         }
     }
 }
@@ -121,26 +125,32 @@ INLINE void NAMED(norm_backward_lanes)(const NUMBER *restrict g, const NUMBER *r
 static void NAMED(norm_backward_share)(const void *arguments, int64_t from, int64_t to, int64_t share) {
     const NAMED(norm_gradients) a = *(const NAMED(norm_gradients) *)arguments;
     const int64_t size = a.channels * a.batch;
-    float *dw = a.dweight + share * a.channels * FOLDED, *db = a.dbias + share * a.channels * FOLDED;
+    vector *dw = a.dweight + share * a.channels, *db = a.dbias + share * a.channels;
     for (int64_t t = from; t < to; t++) {
         const NUMBER *token = a.x + t * size, *in = a.place ? a.g : a.g + t * size;
         const int32_t *rows = a.place ? a.place + t * a.channels : NULL;
         NUMBER *out = a.dx + t * size;
         const float *m = a.mean + t * a.batch, *s = a.scale + t * a.batch;
         int64_t b = 0;
-        for (; b + LANES <= a.batch; b += LANES)
-            NAMED(norm_backward_lanes)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, LANES);
+        for (; b + 4 * FOLDED <= a.batch; b += 4 * FOLDED)
+            NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 4, FOLDED, FOLDED);
+        for (; b + 2 * FOLDED <= a.batch; b += 2 * FOLDED)
+            NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 2, FOLDED, FOLDED);
         for (; b + FOLDED <= a.batch; b += FOLDED)
-            NAMED(norm_backward_lanes)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, FOLDED);
-        if (b < a.batch)
-            NAMED(norm_backward_lanes)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, a.batch - b);
+            NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 1, FOLDED, FOLDED);
+        const int64_t left = a.batch - b;
+        if (left && b > 0)
+            b -= FOLDED - left,
+                NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 1, FOLDED, left);
+        else if (left)
+            NAMED(norm_backward_vectors)(in, token, m, s, rows, out, dw, db, &a, 1, left, FOLDED);
     }
 }
 
 /* The gradients of `norm` from g [m, batch], that of y. dweight and dbias [SHARES, channels, FOLDED] are added to. */
 void NAMED(norm_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *mean,
-                          const float *scale, const float *weight, const int32_t *place, NUMBER *dx, float *dweight,
-                          float *dbias, int64_t tokens, int64_t channels, int64_t batch) {
+                          const float *scale, const float *weight, const int32_t *place, NUMBER *dx, vector *dweight,
+                          vector *dbias, int64_t tokens, int64_t channels, int64_t batch) {
     const NAMED(norm_gradients) all = {g, x, mean, scale, weight, place, dx, dweight, dbias, channels, batch};
     divide((work){NAMED(norm_backward_share), &all, tokens, 0}, team, threads);
 }
@@ -176,6 +186,14 @@ void NAMED(activate)(run_team team, int threads, const NUMBER *x, NUMBER *y, con
                      int64_t columns) {
     const NAMED(activation) all = {NULL, x, bias, y, NULL, columns};
     divide((work){NAMED(activate_share), &all, rows, 0}, team, threads);
+}
+
+/* Adds lanes numbers to their sums over every FOLDED-th. */
+INLINE void NAMED(fold)(const float *restrict numbers, float *restrict sums, const int lanes) {
+    const int width = lanes < FOLDED ? lanes : FOLDED;
+    for (int k = 0; k < lanes; k += width)
+        for (int l = 0; l < width; l++)
+            sums[l] += numbers[k + l];
 }
 
 INLINE void NAMED(activate_backward_lanes)(const NUMBER *restrict g, const NUMBER *restrict x, float bias,
@@ -217,7 +235,7 @@ typedef struct {
     const float *bias;
     const int32_t *index;
     NUMBER *out;
-    float *dbias;
+    vector *dbias;
     int64_t size, batch, rows;
 } NAMED(sum);
 
@@ -249,24 +267,24 @@ void NAMED(add)(run_team team, int threads, const NUMBER *skip, const NUMBER *x,
 
 static void NAMED(add_backward_share)(const void *arguments, int64_t from, int64_t to, int64_t share) {
     const NAMED(sum) a = *(const NAMED(sum) *)arguments;
-    const int64_t folded = a.batch - a.batch % FOLDED;
     for (int64_t i = from; i < to; i++) {
         const int64_t target = a.index ? a.index[i] : i;
         const NUMBER *row = a.x + i * a.batch;
         memcpy(a.out + target * a.batch, row, a.batch * sizeof *row);
         if (a.dbias == NULL)
             continue;
-        float *restrict sums = a.dbias + (share * (a.size / a.rows) + target / a.rows) * FOLDED;
-        for (int64_t b = 0; b < folded; b += FOLDED)
-            for (int l = 0; l < FOLDED; l++)
-                sums[l] += LOAD(row[b + l]);
-        for (int64_t b = folded; b < a.batch; b++)
-            sums[0] += LOAD(row[b]);
+        vector sums = {0};
+        int64_t b = 0;
+        for (; b + FOLDED <= a.batch; b += FOLDED)
+            sums += LOAD_VECTOR(row + b, FOLDED);
+        if (b < a.batch)
+            sums += b ? last(LOAD_VECTOR(row + a.batch - FOLDED, FOLDED), a.batch - b) : LOAD_VECTOR(row, a.batch);
+        a.dbias[share * (a.size / a.rows) + target / a.rows] += sums;
     }
 }
 
 /* The gradients of `add` by x and bias from g. dbias [SHARES, size / rows, FOLDED] is added to, or NULL. */
-void NAMED(add_backward)(run_team team, int threads, const NUMBER *g, const int32_t *index, NUMBER *dx, float *dbias,
+void NAMED(add_backward)(run_team team, int threads, const NUMBER *g, const int32_t *index, NUMBER *dx, vector *dbias,
                          int64_t size, int64_t batch, int64_t rows) {
     const NAMED(sum) all = {NULL, g, NULL, index, dx, dbias, size, batch, rows};
     divide((work){NAMED(add_backward_share), &all, size, 0}, team, threads);
