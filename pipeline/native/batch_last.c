@@ -7,6 +7,7 @@
 #define LANES 64  /* numbers at a time, of which a compiler makes vectors */
 #define FOLDED 16 /* numbers of a vector, and partial sums over pictures: one register of AVX-512, two of AVX2 */
 #define MOST_VECTORS 4
+#define AHEAD 8 /* rows at random places that are asked for before they are needed */
 #define SHARES 16 /* of the work, each with partial sums of its own: their order does not depend on the threads */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -27,6 +28,12 @@ typedef uint32_t words __attribute__((vector_size(4 * FOLDED)));
 typedef uint16_t halves __attribute__((vector_size(2 * FOLDED)));
 
 INLINE vector vector_of(float number) { return (vector){0} + number; }
+
+/* Ask for so many bytes of memory. */
+INLINE void fetch(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64)
+        __builtin_prefetch((const char *)from + i);
+}
 
 /* The last `count` numbers, and zeros before them. */
 INLINE vector last(vector numbers, int64_t count) {

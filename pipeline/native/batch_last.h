@@ -98,6 +98,8 @@ INLINE void NAMED(norm_backward_vectors)(const NUMBER *restrict g, const NUMBER 
         m[k] = load_vector_fp32(mean + k * FOLDED, count), s[k] = load_vector_fp32(scale + k * FOLDED, count);
     for (int64_t c = 0; c < channels; c++) {
         const NUMBER *row = g + (place ? place[c] : c) * batch;
+        if (place && c + AHEAD < channels)
+            fetch(g + place[c + AHEAD] * batch, vectors * FOLDED * sizeof *g);
         vector for_weight = {0}, for_bias = {0};
         for (int k = 0; k < vectors; k++) {
             const vector own = LOAD_VECTOR(row + k * FOLDED, count);
@@ -245,6 +247,8 @@ static void NAMED(add_share)(const void *arguments, int64_t from, int64_t to, in
     for (int64_t i = from; i < to; i++) {
         const int64_t source = a.index ? a.index[i] : i;
         const NUMBER *restrict row = a.x + source * a.batch, *restrict base = a.skip + i * a.batch;
+        if (a.index && i + AHEAD < to)
+            fetch(a.x + a.index[i + AHEAD] * a.batch, a.batch * sizeof *row);
         NUMBER *restrict out = a.out + i * a.batch;
         const float bias = a.bias ? a.bias[source / a.rows] : 0;
         if (a.skip)
