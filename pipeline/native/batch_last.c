@@ -4,10 +4,16 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 64  /* numbers at a time, of which a compiler makes vectors */
-#define FOLDED 16 /* numbers of a vector, and partial sums over pictures: one register of AVX-512, two of AVX2 */
+#ifdef __AVX512F__
+#define FOLDED 16 /* numbers of a vector, and partial sums over pictures */
+#elif defined __AVX2__
+#define FOLDED 8
+#else
+#define FOLDED 4
+#endif
 #define MOST_VECTORS 4
-#define AHEAD 8 /* rows at random places that are asked for before they are needed */
+#define LANES 64  /* numbers at a time, where the compiler makes the vectors */
+#define AHEAD 8   /* rows at random places that are asked for before they are needed */
 #define SHARES 16 /* of the work, each with partial sums of its own: their order does not depend on the threads */
 #define INLINE static inline __attribute__((always_inline))
 
@@ -126,6 +132,9 @@ INLINE float gelu_slope(float x) {
     const float a = fabsf(x), density = bell(a), tail = lower_tail(a, density);
     return (x < 0 ? tail : 1.0f - tail) + x * density * 0.398942280f;
 }
+
+/* FOLDED of this machine. */
+int batch_last_folded(void) { return FOLDED; }
 
 /* GOMP_parallel: calls a function on each of so many threads and waits for them. */
 typedef void (*run_team)(void (*function)(void *), void *data, unsigned threads, unsigned flags);

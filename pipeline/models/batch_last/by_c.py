@@ -12,7 +12,7 @@ from pipeline.native import BuildError
 from pipeline.native.library import open_library
 
 _KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-_SHARES, _FOLDED = 16, 16  # partial sums of a bias' gradient: batch_last.c
+_SHARES = 16  # of the work: batch_last.c
 _WORTH = 32_768  # numbers from which on more threads than one pay
 _SIGNATURES: dict[str, list[Any]] = {
     "norm": 7 * [c_void_p] + 3 * [c_int64] + [c_float],
@@ -45,7 +45,7 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `by_torch.norm_backward`."""
     batch, channels = x.shape[1], len(weight)
-    dx, sums = torch.empty_like(x), torch.zeros(2, _SHARES, channels, _FOLDED)
+    dx, sums = torch.empty_like(x), _sums(2, _SHARES, channels)
     sizes = (len(x) // channels, channels, batch)
     _call("norm_backward", x, g, x, mean, scale, weight.float(), place, dx, sums[0], sums[1], *sizes)
     dweight, dbias = sums.sum((1, 3)).unbind()
@@ -61,7 +61,7 @@ def activate(x: Tensor, bias: Tensor) -> Tensor:
 
 def activate_backward(g: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """See `by_torch.activate_backward`."""
-    dx, sums = torch.empty_like(x), torch.zeros(len(x), _FOLDED)
+    dx, sums = torch.empty_like(x), _sums(len(x))
     _call("activate_backward", x, g, x, bias.float(), dx, sums, *x.shape)
     return dx, sums.sum(1)
 
@@ -76,9 +76,16 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None, index: Tensor | Non
 
 def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """See `by_torch.add_backward`."""
-    dx, sums = torch.empty_like(g), torch.zeros(_SHARES, biases, _FOLDED) if biases else None
+    dx, sums = torch.empty_like(g), _sums(_SHARES, biases) if biases else None
     _call("add_backward", g, g, index, dx, sums, *g.shape, len(g) // biases if biases else 1)
     return dx, None if sums is None else sums.sum((0, 2))
+
+
+def _sums(*shape: int) -> Tensor:
+    """Partial sums of gradients, zeros, in as many places as a vector of this machine has."""
+    library = _library()
+    assert library is not None
+    return torch.zeros(*shape, library.batch_last_folded())
 
 
 def _call(name: str, like: Tensor, *arguments) -> None:
