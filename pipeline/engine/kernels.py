@@ -24,6 +24,7 @@ from pipeline.distributed.topology import Topology, on_main
 from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
+from pipeline.models.batch_last import by_c
 from pipeline.models.batch_last.block import fits
 from pipeline.models.mixer.network import Mixer, MixerBlock
 from pipeline.native.build import cache_folder
@@ -149,7 +150,8 @@ def _key(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.
     """Of all that the times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = (torch.__version__, version("widemix"))
-    parts = [name, *versions, torch.get_num_threads(), precision, *shape, repr(block)]
+    compiled = by_c.takes(torch.empty(0, device=device), torch.float32)
+    parts = [name, *versions, compiled, torch.get_num_threads(), precision, *shape, repr(block)]
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
 
 

@@ -35,10 +35,10 @@ typedef uint16_t halves __attribute__((vector_size(2 * FOLDED)));
 
 INLINE vector vector_of(float number) { return (vector){0} + number; }
 
-/* Ask for so many bytes of memory. */
-INLINE void fetch(const void *from, int64_t bytes) {
+/* Ask for so many bytes of memory, to read or to write. */
+INLINE void fetch(const void *from, int64_t bytes, const int writes) {
     for (int64_t i = 0; i < bytes; i += 64)
-        __builtin_prefetch((const char *)from + i);
+        writes ? __builtin_prefetch((const char *)from + i, 1) : __builtin_prefetch((const char *)from + i);
 }
 
 /* The last `count` numbers, and zeros before them. */

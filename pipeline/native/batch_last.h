@@ -35,6 +35,8 @@ INLINE void NAMED(norm_vectors)(const NUMBER *restrict x, NUMBER *restrict y, fl
     }
     for (int64_t c = 0; c < channels; c++) {
         NUMBER *out = y + (place ? place[c] : c) * batch;
+        if (place && c + AHEAD < channels)
+            fetch(y + place[c + AHEAD] * batch, vectors * FOLDED * sizeof *y, 1);
         for (int k = 0; k < vectors; k++) {
             const vector d = LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k];
             STORE_VECTOR(out + k * FOLDED, d * v[k] * all->weight[c] + all->bias[c], count);
@@ -99,7 +101,7 @@ INLINE void NAMED(norm_backward_vectors)(const NUMBER *restrict g, const NUMBER 
     for (int64_t c = 0; c < channels; c++) {
         const NUMBER *row = g + (place ? place[c] : c) * batch;
         if (place && c + AHEAD < channels)
-            fetch(g + place[c + AHEAD] * batch, vectors * FOLDED * sizeof *g);
+            fetch(g + place[c + AHEAD] * batch, vectors * FOLDED * sizeof *g, 0);
         vector for_weight = {0}, for_bias = {0};
         for (int k = 0; k < vectors; k++) {
             const vector own = LOAD_VECTOR(row + k * FOLDED, count);
@@ -248,7 +250,7 @@ static void NAMED(add_share)(const void *arguments, int64_t from, int64_t to, in
         const int64_t source = a.index ? a.index[i] : i;
         const NUMBER *restrict row = a.x + source * a.batch, *restrict base = a.skip + i * a.batch;
         if (a.index && i + AHEAD < to)
-            fetch(a.x + a.index[i + AHEAD] * a.batch, a.batch * sizeof *row);
+            fetch(a.x + a.index[i + AHEAD] * a.batch, a.batch * sizeof *row, 0);
         NUMBER *restrict out = a.out + i * a.batch;
         const float bias = a.bias ? a.bias[source / a.rows] : 0;
         if (a.skip)
@@ -274,6 +276,8 @@ static void NAMED(add_backward_share)(const void *arguments, int64_t from, int64
     for (int64_t i = from; i < to; i++) {
         const int64_t target = a.index ? a.index[i] : i;
         const NUMBER *row = a.x + i * a.batch;
+        if (a.index && i + AHEAD < to)
+            fetch(a.out + a.index[i + AHEAD] * a.batch, a.batch * sizeof *row, 1);
         memcpy(a.out + target * a.batch, row, a.batch * sizeof *row);
         if (a.dbias == NULL)
             continue;
