@@ -35,25 +35,24 @@ def is_traced() -> bool:
 
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
     """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too."""
-    batch, _, channels = x.shape
-    x = x.permute(1, 2, 0).contiguous().view(-1, batch)  # [S0*C, B]
-    x = _mix(_skip(block.skip, x), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
-    x = _mix(_skip(block.channel_skip, x), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
-    return x.view(-1, channels, batch).permute(2, 0, 1)
+    batch, tokens, channels = x.shape
+    x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
+    x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
+    x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
+    return x.view(len(x) // channels, channels, batch).permute(2, 0, 1)
 
 
 def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
     """skip + mixing(norm(x)): [S0*C, B] -> [S*C, B]."""
-    places, batch = _places(mixing, len(x), channels), x.shape[1]
+    places = _places(mixing, len(x), channels)
     z = _normed(own_norm, x, places.inward)
     if isinstance(mixing, MixingLayer):
-        last, bias = mixing.fc, None
-        y = _activated(mixing.act, _product(last, z), last.bias, None, batch)
+        bias = None
+        y = _activated(mixing.act, _product(mixing.fc, z, places.rows), mixing.fc.bias, None)
     else:
-        last, bias = mixing.fc2, mixing.fc2.bias
-        hidden = _activated(mixing.act, _product(mixing.fc1, z), mixing.fc1.bias, places.hidden, batch)
-        y = _product(last, hidden)
-    y = y.view(-1, batch)
+        bias = mixing.fc2.bias
+        hidden = _activated(mixing.act, _product(mixing.fc1, z, places.rows), mixing.fc1.bias, places.hidden)
+        y = _product(mixing.fc2, hidden, places.rows)
     if isinstance(drop_path, nn.Identity):
         return add(skip, y, bias, places.outward)
     return skip + drop_path(add(None, y, bias, places.outward).t()).t()
@@ -66,27 +65,27 @@ def _normed(own_norm: nn.Module, x: Tensor, place: Tensor | None) -> Tensor:
     return x if place is None else add(None, x, None, inverse(place))
 
 
-def _product(layer: nn.Module, x: Tensor) -> Tensor:
-    """Its weight [D, d] times x, whose rows are n for each of d numbers: [d*n, B] or [d, n*B] -> [D, n*B]."""
-    weight = cast(Tensor, layer.weight)
-    return weight @ x.view(weight.shape[1], -1)
+def _product(layer: nn.Module, x: Tensor, rows: int) -> Tensor:
+    """Its weight [D, d] times x, in which each of d numbers has n rows: [d*n, B] -> [D*n, B]."""
+    weight, batch = cast(Tensor, layer.weight), x.shape[1]
+    return (weight @ x.view(weight.shape[1], rows * batch)).view(len(weight) * rows, batch)
 
 
-def _activated(act: nn.Module, x: Tensor, bias: Tensor, index: Tensor | None, batch: int) -> Tensor:
-    """act((x + bias)[index]), of x [D, n*B]."""
+def _activated(act: nn.Module, x: Tensor, bias: Tensor, index: Tensor | None) -> Tensor:
+    """act((x + bias)[index]): [D*n, B] -> [D*n, B]."""
     if index is None and isinstance(act, nn.GELU) and act.approximate == "none":
-        return activate(x, bias)
-    return act(add(None, x.view(-1, batch), bias, index).view(x.shape))
+        return activate(x.view(len(bias), x.numel() // len(bias)), bias).view(x.shape)
+    return act(add(None, x, bias, index))
 
 
-def _skip(skip: nn.Module, x: Tensor) -> Tensor:
+def _skip(skip: nn.Module, x: Tensor, channels: int) -> Tensor:
     """[S0*C, B] -> [S*C, B]."""
     if isinstance(skip, nn.Identity):
         return x
     if isinstance(skip, Permute):
         return add(None, x, None, skip.index)
-    projected = _product(skip.fc, x).view(-1, x.shape[1])  # type: ignore[arg-type]  # LN(W X) of the first block
-    own_norm = skip.norm
+    own_norm = cast(nn.Module, skip.norm)  # LN(W X) of the first block
+    projected = _product(cast(nn.Module, skip.fc), x, channels)
     if isinstance(own_norm, nn.Identity):
         return projected
     own_norm = cast(nn.LayerNorm, own_norm)
@@ -107,12 +106,13 @@ def _norm_type(x: Tensor) -> torch.dtype:
 class Places:
     """The permutations of a mixing for rows: where each goes before it, and from where each comes in and after it.
 
-    None leaves all where they are. `of` are the indices of the mixing from which they were computed, with versions.
+    None leaves all where they are. `rows` is n. `of` are the indices from which they were computed, with versions.
     """
 
     inward: Tensor | None
     hidden: Tensor | None
     outward: Tensor | None
+    rows: int
     of: list[tuple[Tensor, int]]
 
 
@@ -142,7 +142,9 @@ def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Ten
         hidden = compose(commutation(rows, width_inside), inside)
     placed = inverse(compose(commutation(rows, width), inward))
     device = first.weight.device
-    return Places(_to(device, placed), _to(device, hidden), _to(device, compose(outward, commutation(out, rows))), of)
+    return Places(
+        _to(device, placed), _to(device, hidden), _to(device, compose(outward, commutation(out, rows))), rows, of
+    )
 
 
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:

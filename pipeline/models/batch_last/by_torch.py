@@ -10,7 +10,7 @@ def norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, place: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `operations.norm`; also the mean [S, B] of each token and one over its deviation, for the gradient."""
-    tokens = _exact(x).view(-1, len(weight), x.shape[1])
+    tokens = _exact(x).view(len(x) // len(weight), len(weight), x.shape[1])
     mean = tokens.mean(1)
     scale = (tokens.var(1, correction=0) + eps).rsqrt()
     normed = (tokens - mean[:, None]) * scale[:, None] * _exact(weight)[:, None] + _exact(bias)[:, None]
@@ -21,7 +21,7 @@ def norm_backward(
     g: Tensor, x: Tensor, weight: Tensor, place: Tensor | None, mean: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `norm` by x, weight and bias, from g [m, B]."""
-    shape = (-1, len(weight), x.shape[1])
+    shape = (len(x) // len(weight), len(weight), x.shape[1])
     own = _exact(_gathered(g, place)).view(shape)
     normed = (_exact(x).view(shape) - mean[:, None]) * scale[:, None]
     along = own * _exact(weight)[:, None]
@@ -45,7 +45,7 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None, index: Tensor | Non
     dtype = x.dtype if skip is None else torch.promote_types(skip.dtype, x.dtype)
     x = _exact(x)
     if bias is not None:
-        x = (x.view(len(bias), -1) + _exact(bias)[:, None]).view(x.shape)
+        x = (x.view(len(bias), x.numel() // len(bias)) + _exact(bias)[:, None]).view(x.shape)
     x = _gathered(x, index)
     return (x if skip is None else _exact(skip) + x).to(dtype)
 
@@ -53,7 +53,7 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None, index: Tensor | Non
 def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The gradients of `add` by x, in its `dtype`, and by its bias of `biases` numbers (0: None), from g [m, B]."""
     dx = _scattered(g, index)
-    return dx.to(dtype), _exact(dx).view(biases, -1).sum(1) if biases else None
+    return dx.to(dtype), _exact(dx).view(biases, dx.numel() // biases).sum(1) if biases else None
 
 
 def _exact(x: Tensor) -> Tensor:
