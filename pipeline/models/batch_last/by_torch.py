@@ -12,8 +12,9 @@ def norm(
     """See `operations.norm`; also the mean [S, B] of each token and one over its deviation, for the gradient."""
     tokens = _exact(x).view(len(x) // len(weight), len(weight), x.shape[1])
     mean = tokens.mean(1)
-    scale = (tokens.var(1, correction=0) + eps).rsqrt()
-    normed = (tokens - mean[:, None]) * scale[:, None] * _exact(weight)[:, None] + _exact(bias)[:, None]
+    centred = tokens - mean[:, None]
+    scale = (centred.square().mean(1) + eps).rsqrt()
+    normed = centred * scale[:, None] * _exact(weight)[:, None] + _exact(bias)[:, None]
     return _scattered(normed.view(x.shape).to(dtype), place), mean, scale
 
 
