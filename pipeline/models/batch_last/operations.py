@@ -4,6 +4,7 @@ Shapes: m rows (features), B columns (pictures), S tokens, C channels. An index 
 By C code on CPUs, Triton on GPUs, and PyTorch's operators where these can't; all compute in fp32, fp64 in fp64.
 """
 
+import functools
 from types import ModuleType
 
 import torch
@@ -82,6 +83,18 @@ class _Add(torch.autograd.Function):
 
 def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
     """What computes with such a tensor, and others of the type `other`."""
-    if by_c.takes(x, other or x.dtype):
+    other = other or x.dtype
+    if by_c.takes(x, other):
         return by_c
-    return by_torch
+    by_triton = _by_triton() if x.is_cuda else None
+    return by_triton if by_triton and by_triton.takes(x, other) else by_torch
+
+
+@functools.cache
+def _by_triton() -> ModuleType | None:
+    """Imported only for tensors on GPUs; None where Triton is missing."""
+    try:
+        from pipeline.models.batch_last import by_triton
+    except ImportError:
+        return None
+    return by_triton

@@ -1,0 +1,257 @@
+"""The operations by Triton: on a GPU, by its interpreter on the CPU, and compiled for GPUs that are not there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.models import permutation
+from pipeline.models.batch_last import by_torch, operations
+from tests.models.test_batch_last import SHAPES, assert_near, both_ways, step
+
+triton = pytest.importorskip("triton", reason="Triton is missing")
+from pipeline.models.batch_last import by_triton  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read by Triton when kernels are defined
+DEVICE = "cpu" if INTERPRETED else "cuda"
+RUNS = pytest.mark.skipif(
+    not INTERPRETED and not torch.cuda.is_available(), reason="needs a GPU; the interpreter runs it without"
+)
+COMPILED = pytest.mark.skipif(INTERPRETED, reason="of the compiler, not the interpreter")
+FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+# Tokens, channels and pictures: single ones, parts of blocks, several blocks of pictures, columns, rows and channels.
+SIZES = [(1, 1, 1), (3, 6, 1), (7, 12, 5), (3, 6, 130), (2, 48, 100), (2, 1030, 9)]
+# Of the features, and of what is computed from them.
+TYPES = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)]
+TOLERANCE = {FP32: 5e-6, FP16: 2e-3, BF16: 1.6e-2}  # the interpreter rounds down
+
+
+@COMPILED
+def test_by_the_interpreter():
+    """All tests here that run kernels, in a process of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def accesses_stay_inside(monkeypatch):
+    """Every access of an interpreted kernel is to numbers of one of the tensors that it got."""
+    if not INTERPRETED:
+        return
+    from triton.runtime.interpreter import interpreter_builder
+
+    launch = by_triton._launch
+    load, store = interpreter_builder.create_masked_load, interpreter_builder.create_masked_store
+    tensors: list[Tensor] = []
+
+    def launched(kernel, grid, *arguments, **constants):
+        tensors[:] = [each for each in arguments if isinstance(each, Tensor)]
+        launch(kernel, grid, *arguments, **constants)
+
+    def check(pointers, mask):
+        reached = pointers.data[mask.data]
+        spans = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors]
+        assert not reached.size or any(start <= reached.min() and reached.max() < end for start, end in spans)
+
+    def loaded(pointers, mask, *rest):
+        check(pointers, mask)
+        return load(pointers, mask, *rest)
+
+    def stored(pointers, values, mask, *rest):
+        check(pointers, mask)
+        return store(pointers, values, mask, *rest)
+
+    monkeypatch.setattr(by_triton, "_launch", launched)
+    monkeypatch.setattr(interpreter_builder, "create_masked_load", loaded)
+    monkeypatch.setattr(interpreter_builder, "create_masked_store", stored)
+
+
+def compare(name: str, *arguments) -> list[Tensor]:
+    """What an operation gives, which is what it gives by PyTorch."""
+    found, expected = (getattr(module, name)(*arguments) for module in (by_triton, by_torch))
+    found, expected = ((each,) if isinstance(each, Tensor) else each for each in (found, expected))
+    for one, other in zip(found, expected, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        assert (one.dtype, one.shape, one.device) == (other.dtype, other.shape, other.device)
+        tolerance = TOLERANCE[one.dtype]
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.float().abs().max()))
+    return found
+
+
+def call_all(call, size: tuple[int, int, int], types: tuple[torch.dtype, torch.dtype], placed: bool, device: str):
+    """Call each operation, for features of the first type and what is computed from them of the second."""
+    torch.manual_seed(0)
+    tokens, channels, batch = size
+    index = permutation.random(tokens * channels, 0).to(device) if placed else None
+    x, g = (torch.randn(tokens * channels, batch).to(device, each) for each in types)
+    weight, bias = torch.randn(2, channels).to(device)
+    _, mean, scale = call("norm", x, weight, bias, 1e-6, index, types[1])
+    call("norm_backward", g, x, weight, index, mean, scale)
+    bias = torch.randn(tokens).to(device)
+    call("activate", x.view(tokens, -1), bias)
+    call("activate_backward", g.view(tokens, -1), x.view(tokens, -1), bias.to(types[0]))
+    for skip in (x, None):
+        call("add", skip, g, bias, index)
+        call("add", skip, g, None, index)
+    call("add_backward", x, index, tokens, types[1])
+    call("add_backward", x, index, 0, types[1])
+
+
+@RUNS
+@pytest.mark.parametrize(("types", "placed"), [(types, True) for types in TYPES] + [(TYPES[1], False)])
+@pytest.mark.parametrize("size", SIZES)
+def test_operations_are_those_of_pytorch(size, types, placed):
+    call_all(compare, size, types, placed, DEVICE)
+
+
+@RUNS
+@pytest.mark.parametrize("shape", ["each layer and skip", "rp s_mixer", "no norm"])
+def test_a_step_is_that_of_the_plain_blocks(shape, monkeypatch):
+    monkeypatch.setattr(operations, "_backend", lambda *_: by_triton)
+    plain, other = both_ways(SHAPES[shape], FP64)
+    x = torch.randn(5, 3, 8, 8).to(DEVICE)
+    assert_near(step(other.to(DEVICE, FP32), x), step(plain.to(DEVICE), x.double()), 2e-5)
+
+
+@RUNS
+def test_a_step_under_autocast_is_as_near_to_fp64_as_by_pytorch(monkeypatch):
+    plain, other = (each.to(DEVICE) for each in both_ways(SHAPES["rp"], FP64))
+    x = torch.randn(16, 3, 8, 8).to(DEVICE)
+    exact, other, apart = step(plain, x.double()), other.float(), []
+    for backend in (by_torch, by_triton):
+        monkeypatch.setattr(operations, "_backend", lambda *_, backend=backend: backend)
+        with torch.autocast(DEVICE, BF16):
+            found = step(other, x)
+        apart.append(sum(float((a - b).norm() ** 2) for a, b in zip(found, exact, strict=True)) ** 0.5)
+    assert apart[1] < 1.2 * apart[0]
+
+
+@RUNS
+def test_gelu_and_its_slope_are_exact_everywhere():
+    x = torch.linspace(-12, 12, 4001, device=DEVICE)[None]
+    exact = x.double().requires_grad_()
+    value = nn.functional.gelu(exact)
+    value.sum().backward()
+    none = torch.zeros(1, device=DEVICE)
+    assert (by_triton.activate(x, none) - value).abs().max() < 2e-6
+    assert (by_triton.activate_backward(torch.ones_like(x), x, none)[0] - exact.grad).abs().max() < 5e-7
+
+
+@RUNS
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_a_number_that_is_not_one_stays_in_its_picture(dtype):
+    x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]], dtype=dtype, device=DEVICE)
+    one = torch.ones(2, device=DEVICE)
+    normed, mean, scale = by_triton.norm(x, one, one, 1e-6, None, dtype)
+    dx, *_ = by_triton.norm_backward(x, x, one, None, mean, scale)
+    for found in (normed, dx, by_triton.activate(x, one), by_triton.add(x, x, one, None)):
+        assert found.isnan()[:, 1].any()
+        assert not found.isnan()[:, 0].any()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_gpu_that_is_not_the_current_one():
+    x, bias = torch.randn(6, 5, device="cuda:1"), torch.randn(6, device="cuda:1")
+    compare("activate", x, bias)
+
+
+@COMPILED
+def test_what_computes_with_tensors_on_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    with FakeTensorMode():
+        single, double = (torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in (FP32, FP64))
+    assert operations._backend(single) is operations._backend(single, BF16) is by_triton
+    assert operations._backend(double) is operations._backend(single, FP64) is by_torch
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    assert operations._backend(single) is by_torch
+
+
+@COMPILED
+def test_pytorch_computes_where_triton_is_missing():
+    script = """if True:
+        import sys
+        sys.modules["triton"] = None
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from pipeline.models.batch_last import by_torch, operations
+        assert operations.norm(torch.ones(2, 3), torch.ones(2), torch.ones(2), 1e-6).shape == (2, 3)
+        assert "pipeline.models.batch_last.by_triton" not in sys.modules
+        with FakeTensorMode():
+            assert operations._backend(torch.empty(2, 2, device="cuda")) is by_torch
+    """
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def launches(kernel, arguments, options):
+    """The source that Triton compiles of a kernel for such arguments, and its options: as `JITFunction.run` does."""
+    from triton.compiler import ASTSource
+
+    constants = {name: value for name, value in options.items() if name in kernel.arg_names}
+    named = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+    kinds = {name: "constexpr" if name in constants else kind(value) for name, value in named.items()}
+    values = {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in named.items()}
+    fixed, aligned = {}, {}
+    for n, (name, value) in enumerate(values.items()):
+        if kinds[name] == "constexpr":
+            fixed[n,] = value
+        elif isinstance(value, int) and value % 16 == 0:
+            aligned[n,] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, kinds, fixed, aligned), {key: options[key] for key in options.keys() - constants}
+
+
+def kind(value: object) -> str:
+    """What Triton calls an argument's type: None and 1 are constants."""
+    kinds = {FP32: "*fp32", BF16: "*bf16", FP16: "*fp16", torch.int32: "*i32"}
+    if isinstance(value, Tensor):
+        return kinds[value.dtype]
+    return "constexpr" if value in (None, 1) else "i32" if isinstance(value, int) else "fp32"
+
+
+def spilled(cubin: bytes, path: Path) -> int:
+    """Bytes of memory that a thread uses for what its registers have no room for."""
+    path.write_bytes(cubin)
+    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", path]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(re.search(r"STACK:(\d+)", shown)[1])
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("gpu", "types", "size"),
+    [
+        (70, (FP16, FP16), (2, 768, 128)),  # the widths of Mixer-B/16
+        (80, (FP32, BF16), (2, 768, 128)),
+        (90, (FP32, BF16), (2, 768, 128)),
+        (90, (BF16, BF16), (2, 768, 32)),
+        (90, (FP32, FP32), (1, 1, 1)),  # arguments that are constants then
+        (100, (BF16, BF16), (2, 768, 128)),
+    ],
+)
+def test_kernels_compile_for_gpus_without_spills_and_second_reads(gpu, types, size, tmp_path, monkeypatch):
+    from triton.backends.compiler import GPUTarget
+
+    kernels = set()
+
+    def run(kernel, *arguments, grid, warmup, **options):
+        source, others = launches(kernel, arguments, options)
+        compiled = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=others)
+        assert spilled(compiled.asm["cubin"], tmp_path / "kernel") == 0
+        accesses = [compiled.asm["ttir"].count(f"tt.{name}") for name in ("load", "store")]
+        assert sum(accesses) == sum(isinstance(each, Tensor) for each in arguments)  # each is read or written once
+        kernels.add(kernel)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    call_all(lambda name, *arguments: getattr(by_triton, name)(*arguments), size, types, True, "cpu")
+    assert len(kernels) == 6
