@@ -102,7 +102,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
     expected = _step(plain, x, precision)
     try:
         found = _step(other, packed, precision)
-    except (RuntimeError, NotImplementedError):  # a kernel that this device can't run
+    except Exception:  # of a kernel that this device can't run: Triton and its compilers have their own
         return float("inf")
     if any(_apart(one, each) > _TOLERANCE[precision] for one, each in zip(found, expected, strict=True)):
         return float("inf")
