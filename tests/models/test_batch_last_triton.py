@@ -173,6 +173,7 @@ def test_what_computes_with_tensors_on_gpus(monkeypatch):
         single, double = (torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in (FP32, FP64))
     assert operations._backend(single) is operations._backend(single, BF16) is by_triton
     assert operations._backend(double) is operations._backend(single, FP64) is by_torch
+    assert operations._backend(single[:0]) is by_torch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     assert operations._backend(single) is by_torch
 

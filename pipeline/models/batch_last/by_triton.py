@@ -16,7 +16,8 @@ _TYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 def takes(x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels compute with a tensor like x and others of this type: on Volta and newer GPUs."""
-    return x.is_cuda and {x.dtype, dtype} <= _TYPES and torch.cuda.get_device_capability(x.device) >= (7, 0)
+    known = x.is_cuda and {x.dtype, dtype} <= _TYPES and x.numel() > 0  # no launch has an empty grid
+    return known and torch.cuda.get_device_capability(x.device) >= (7, 0)
 
 
 def norm(
