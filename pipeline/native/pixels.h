@@ -23,14 +23,19 @@ static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
     }
 }
 
+/* Four pixels of four bytes as 12 bytes, and four more. */
+static inline sixteen pack_four(sixteen pixels) {
+    const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
+    return __builtin_shuffle(pixels, order);
+}
+
 /* Convert `width` pixels of four bytes to three bytes. */
 static inline void pack_row(const uint8_t *from, int width, uint8_t *to) {
-    const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
     int x = 0;
     for (; x + 6 <= width; x += 4) {
         sixteen bytes;
         memcpy(&bytes, from + 4 * x, sizeof bytes);
-        bytes = __builtin_shuffle(bytes, order);
+        bytes = pack_four(bytes);
         memcpy(to + 3 * x, &bytes, sizeof bytes);
     }
     for (; x < width; x++)

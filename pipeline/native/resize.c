@@ -3,10 +3,22 @@
 #include <math.h>
 #include <string.h>
 
-#include "resize_row.h"
 #include "pixels.h"
+#include "simd.h"
 
-#define STRIP 64 /* values that are summed at once, in registers */
+#define BITS 22 /* fractional bits of a weight, as in Pillow's Resample.c: 32 - 8 for the values - 2 for headroom */
+#define ROWS (VECTOR / 4) /* that are resized horizontally at once: a vector has a pixel of each */
+
+typedef uint32_t four __attribute__((vector_size(16))); /* pixels of four bytes */
+
+/* The weights of one axis: output i is the weighted sum of `count` inputs, beginning with number `first`. */
+struct axis {
+    int side;               /* number of outputs */
+    int taps;               /* length of a row of weights, of which the first `count` are used; the others are 0 */
+    int longest;            /* the largest count */
+    const int32_t *weights; /* [side][taps] */
+    const int32_t *ranges;  /* [side][2]: first, count */
+};
 
 static double linear_kernel(double x) { return x < 1.0 ? 1.0 - x : 0.0; }
 
@@ -21,7 +33,7 @@ static bool compute_weights(struct buffer *weights, struct buffer *ranges, struc
                             bool cubic, bool flip, struct axis *axis) {
     double scale = (double)size / side, spread = scale < 1.0 ? 1.0 : scale;
     double support = (cubic ? 2.0 : 1.0) * spread, narrow = 1.0 / spread;
-    int taps = (int)ceil(support) * 2 + 1;
+    int taps = (int)ceil(support) * 2 + 1, longest = 0;
     int32_t *weight = ensure_capacity(weights, sizeof(int32_t) * (size_t)(side * taps));
     int32_t *range = ensure_capacity(ranges, sizeof(int32_t) * 2 * (size_t)side);
     double *real = ensure_capacity(doubles, sizeof(double) * (size_t)taps);
@@ -45,54 +57,133 @@ static bool compute_weights(struct buffer *weights, struct buffer *ranges, struc
         }
         range[2 * to] = first;
         range[2 * to + 1] = count;
+        longest = count > longest ? count : longest;
     }
-    *axis = (struct axis){size, side, taps, weight, range};
+    *axis = (struct axis){side, taps, longest, weight, range};
     return true;
 }
 
-/* Output row y: the weighted sum of rows of `size` values, which is rounded up to a multiple of STRIP. */
-static void sum_rows(const uint8_t *from, size_t stride, size_t size, const struct axis *axis, int y, uint8_t *to) {
-    const int32_t *weights = axis->weights + (size_t)y * (size_t)axis->taps;
-    const uint8_t *rows = from + (size_t)axis->ranges[2 * y] * stride;
-    int count = axis->ranges[2 * y + 1];
-    for (size_t x = 0; x < size; x += STRIP, to += STRIP) {
-        int32_t sums[STRIP];
-        for (int i = 0; i < STRIP; i++)
-            sums[i] = 1 << (BITS - 1);
-        for (int t = 0; t < count; t++)
-            for (int i = 0; i < STRIP; i++)
-                sums[i] += rows[(size_t)t * stride + x + (size_t)i] * weights[t];
-        for (int i = 0; i < STRIP; i++)
-            to[i] = round_sum(sums[i]);
+/* VECTOR values: the weighted sum of `count` times as many, which are `stride` bytes apart. Compilers multiply and add
+ * well, but convert bytes to integers and back slowly. */
+static inline void weighted_sum(const uint8_t *from, size_t stride, const int32_t *weights, int count, uint8_t *to) {
+#ifdef SIMD
+    const vector zero = {0};
+    vector values;
+    int_vector sums[4];
+    for (int k = 0; k < 4; k++)
+        sums[k] = (int_vector){0} + (1 << (BITS - 1));
+    for (int t = 0; t < count; t++, from += stride) {
+        memcpy(&values, from, VECTOR);
+        const vector low = SIMD(unpacklo_epi8)(values, zero), high = SIMD(unpackhi_epi8)(values, zero);
+        sums[0] += (int_vector)SIMD(unpacklo_epi16)(low, zero) * weights[t];
+        sums[1] += (int_vector)SIMD(unpackhi_epi16)(low, zero) * weights[t];
+        sums[2] += (int_vector)SIMD(unpacklo_epi16)(high, zero) * weights[t];
+        sums[3] += (int_vector)SIMD(unpackhi_epi16)(high, zero) * weights[t];
     }
+    for (int k = 0; k < 4; k++)
+        sums[k] >>= BITS;
+    const vector low = SIMD(packs_epi32)((vector)sums[0], (vector)sums[1]);
+    values = SIMD(packus_epi16)(low, SIMD(packs_epi32)((vector)sums[2], (vector)sums[3]));
+    memcpy(to, &values, VECTOR);
+#else
+    int32_t sums[VECTOR];
+    for (int i = 0; i < VECTOR; i++)
+        sums[i] = 1 << (BITS - 1);
+    for (int t = 0; t < count; t++, from += stride)
+        for (int i = 0; i < VECTOR; i++)
+            sums[i] += from[i] * weights[t];
+    for (int i = 0; i < VECTOR; i++) {
+        int32_t value = sums[i] >> BITS;
+        to[i] = (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
+    }
+#endif
 }
 
-static size_t padded_width(int width) { return (4 * (size_t)width + STRIP - 1) / STRIP * STRIP; }
+/* Output row y, of `size` values rounded up to whole vectors. */
+static void resize_down(const uint8_t *from, size_t stride, size_t size, const struct axis *axis, int y, uint8_t *to) {
+    const uint8_t *rows = from + (size_t)axis->ranges[2 * y] * stride;
+    for (size_t x = 0; x < size; x += VECTOR)
+        weighted_sum(rows + x, stride, axis->weights + y * axis->taps, axis->ranges[2 * y + 1], to + x);
+}
+
+/* Exchanges rows and columns of 4 x 4 pixels of four bytes. */
+static inline void transpose(const uint8_t *const rows[4], size_t at, four columns[4]) {
+    const four low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
+    four row[4];
+    for (int k = 0; k < 4; k++)
+        memcpy(row + k, rows[k] + at, sizeof *row);
+    const four a = __builtin_shuffle(row[0], row[1], low), b = __builtin_shuffle(row[2], row[3], low);
+    const four c = __builtin_shuffle(row[0], row[1], high), d = __builtin_shuffle(row[2], row[3], high);
+    columns[0] = __builtin_shuffle(a, b, left);
+    columns[1] = __builtin_shuffle(a, b, right);
+    columns[2] = __builtin_shuffle(c, d, left);
+    columns[3] = __builtin_shuffle(c, d, right);
+}
+
+/* Resize `count` rows of pixels of four bytes, at most ROWS, to ROWS rows of pixels of three bytes, `to_stride` apart.
+ * They are made columns first: what is next to each other then has the same weight. */
+static void resize_across(struct scratch *scratch, const uint8_t *from, size_t stride, int count, int width,
+                          const struct axis *axis, uint8_t *to, size_t to_stride) {
+    uint8_t *columns = scratch->columns.data, *sums = scratch->sums.data;
+    four pixels[4];
+    for (int r = 0; r < ROWS; r += 4) {
+        const uint8_t *rows[4];
+        for (int k = 0; k < 4; k++) /* the last row again in place of missing ones */
+            rows[k] = from + stride * (size_t)(r + k < count ? r + k : count - 1);
+        for (int x = 0; x < width; x += 4) {
+            transpose(rows, 4 * (size_t)x, pixels);
+            for (int k = 0; k < 4; k++)
+                memcpy(columns + VECTOR * (x + k) + 4 * r, pixels + k, sizeof *pixels);
+        }
+    }
+    for (int x = 0; x < axis->side; x++) /* as many taps for all of them: the end of the loop is then predicted */
+        weighted_sum(columns + VECTOR * axis->ranges[2 * x], VECTOR, axis->weights + x * axis->taps, axis->longest,
+                     sums + VECTOR * x);
+    const uint8_t *rows[] = {sums, sums + VECTOR, sums + 2 * VECTOR, sums + 3 * VECTOR};
+    for (int r = 0; r < ROWS; r += 4)
+        for (int x = 0; x < axis->side; x += 4) {
+            transpose(rows, (size_t)(VECTOR * x + 4 * r), pixels);
+            for (int k = 0; k < 4; k++) {
+                const sixteen packed = pack_four((sixteen)pixels[k]);
+                memcpy(to + (size_t)(r + k) * to_stride + 3 * (size_t)x, &packed, sizeof packed);
+            }
+        }
+}
+
+static size_t padded(size_t size) { return (size + VECTOR - 1) / VECTOR * VECTOR; }
 
 bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int side, bool cubic, bool flip) {
     struct axis x, y;
-    size_t wide = padded_width(side), tall = padded_width(from.width);
-    bool down_first = from.height > side && from.height - side > 2 * (from.width - side); /* as of Pillow 13 */
-    uint8_t *first_pass = down_first ? NULL : ensure_capacity(&scratch->first_pass, wide * (size_t)from.height);
-    uint8_t *line = ensure_capacity(&scratch->line, wide + tall);
-    if (!line || (!first_pass && !down_first) ||
-        !compute_weights(&scratch->weights[0], &scratch->ranges[0], &scratch->doubles, from.width, side, cubic, flip,
+    const size_t row = 3 * (size_t)side, narrow = padded(row + 16), wide = padded(4 * (size_t)from.width);
+    const int tall = (from.height + ROWS - 1) / ROWS * ROWS;
+    const bool down_first = from.height > side && from.height - side > 2 * (from.width - side); /* as of Pillow 13 */
+    if (!compute_weights(&scratch->weights[0], &scratch->ranges[0], &scratch->doubles, from.width, side, cubic, flip,
                          &x) ||
         !compute_weights(&scratch->weights[1], &scratch->ranges[1], &scratch->doubles, from.height, side, cubic, false,
-                         &y) ||
-        !prepare_row_weights(scratch, &x))
+                         &y))
         return false;
-    uint8_t *other = line + wide;
-    for (int row = 0; first_pass && row < from.height; row++)
-        resize_row(scratch, &x, from.first + (size_t)row * from.stride, first_pass + (size_t)row * wide);
-    for (int row = 0; row < side; row++, picture += 3 * (size_t)side) {
-        if (down_first) {
-            sum_rows(from.first, from.stride, 4 * (size_t)from.width, &y, row, other);
-            resize_row(scratch, &x, other, line);
-        } else {
-            sum_rows(first_pass, wide, wide, &y, row, line);
+    uint8_t *across = ensure_capacity(&scratch->across, narrow * (size_t)(down_first ? ROWS : tall));
+    uint8_t *down = ensure_capacity(&scratch->down, down_first ? wide * ROWS : narrow);
+    if (!across || !down || !ensure_capacity(&scratch->columns, VECTOR * (size_t)(from.width + x.longest + 3)) ||
+        !ensure_capacity(&scratch->sums, VECTOR * (size_t)(side + 3)))
+        return false;
+    if (down_first)
+        for (int r = 0; r < side; r += ROWS) {
+            const int count = side - r < ROWS ? side - r : ROWS;
+            for (int k = 0; k < count; k++)
+                resize_down(from.first, from.stride, 4 * (size_t)from.width, &y, r + k, down + (size_t)k * wide);
+            resize_across(scratch, down, wide, count, from.width, &x, across, narrow);
+            for (int k = 0; k < count; k++)
+                memcpy(picture + (size_t)(r + k) * row, across + (size_t)k * narrow, row);
         }
-        pack_row(line, side, picture);
+    else {
+        for (int r = 0; r < from.height; r += ROWS)
+            resize_across(scratch, from.first + (size_t)r * from.stride, from.stride, from.height - r, from.width, &x,
+                          across + (size_t)r * narrow, narrow);
+        for (int r = 0; r < side; r++) {
+            resize_down(across, narrow, row, &y, r, down);
+            memcpy(picture + (size_t)r * row, down, row);
+        }
     }
     return true;
 }

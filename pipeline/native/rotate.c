@@ -11,7 +11,7 @@
 #define COLORS 0xffffff
 #define BLOCK 16 /* pixels that are checked at once */
 
-typedef float floats __attribute__((vector_size(16 * TAPS)));
+typedef float floats __attribute__((vector_size(VECTOR)));
 typedef uint32_t pixels __attribute__((vector_size(16)));
 typedef float float_pixel __attribute__((vector_size(16)));
 

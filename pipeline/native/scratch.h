@@ -22,16 +22,13 @@ struct scratch {
     jmp_buf damaged;               /* where libjpeg jumps after an error */
     char message[JMSG_LENGTH_MAX]; /* the error, as text */
     struct entropy entropy;
-    struct buffer bytes, table; /* the sample's bytes, and its table of segments */
-    struct buffer pixels;       /* the rows of the crop: R, G, B, unused */
-    struct buffer first_pass;   /* the same after the first of the two passes of resizing */
-    struct buffer line;         /* a row of the second pass */
-    struct buffer weights[2];   /* horizontal, vertical */
+    struct buffer bytes, table;  /* the sample's bytes, and its table of segments */
+    struct buffer pixels;        /* the rows of the crop: R, G, B, unused */
+    struct buffer across, down;  /* rows after either pass of resizing */
+    struct buffer columns, sums; /* some rows as columns, before and after their pass */
+    struct buffer weights[2];    /* horizontal, vertical */
     struct buffer ranges[2];
     struct buffer doubles;
-    struct buffer row_weights; /* horizontal weights, in the order of `resize_row` */
-    struct buffer row_groups;  /* its groups of outputs */
-    struct buffer row_sums;    /* sums of a row, before rounding */
     struct buffer move_arrays; /* all arrays of `struct move` */
 };
 

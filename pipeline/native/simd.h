@@ -1,33 +1,39 @@
-/* Vectors of TAPS pixels, each of four int32: as many as fit into a register of this machine. Compilers add and
- * multiply such vectors well, but convert bytes to them slowly. */
+/* The vectors of this machine, VECTOR bytes long. */
 #ifndef SIMD_H
 #define SIMD_H
 
 #include <stdint.h>
 #include <string.h>
 
-#if defined __AVX512F__ || defined __AVX2__
-#include <immintrin.h>
+/* SIMD(name) is the instruction of that name for whole vectors; it is undefined if there are none. */
+#if defined __AVX512BW__
+#define VECTOR 64
+#define SIMD(name) _mm512_##name
+#elif defined __AVX2__
+#define VECTOR 32
+#define SIMD(name) _mm256_##name
+#else
+#define VECTOR 16
+#ifdef __SSE4_1__
+#define SIMD(name) _mm_##name
 #elif defined __ARM_NEON
 #include <arm_neon.h>
 #endif
-
-#ifdef __AVX512F__
-#define TAPS 4
-#elif defined __AVX2__
-#define TAPS 2
-#else
-#define TAPS 1
+#endif
+#ifdef SIMD
+#include <immintrin.h>
 #endif
 
-typedef int32_t int_pixel __attribute__((vector_size(16)));         /* one pixel: R, G, B, unused */
-typedef int32_t int_vector __attribute__((vector_size(16 * TAPS))); /* TAPS pixels */
+#define TAPS (VECTOR / 16) /* pixels of four int32 or float in a vector */
+
+typedef long long vector __attribute__((vector_size(VECTOR))); /* what SIMD(name) takes */
+typedef int32_t int_vector __attribute__((vector_size(VECTOR)));
 
 /* TAPS pixels of four bytes as a vector. Reads at most 16 bytes. */
 static inline int_vector widen(const uint8_t *pixels) {
-#ifdef __AVX512F__
+#if VECTOR == 64
     return (int_vector)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)pixels));
-#elif defined __AVX2__
+#elif VECTOR == 32
     return (int_vector)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)pixels));
 #elif defined __ARM_NEON
     uint32_t word;
@@ -36,23 +42,6 @@ static inline int_vector widen(const uint8_t *pixels) {
 #else
     return (int_vector){pixels[0], pixels[1], pixels[2], pixels[3]};
 #endif
-}
-
-/* A vector from memory. */
-static inline int_vector load(const int32_t *numbers) {
-    int_vector loaded;
-    memcpy(&loaded, numbers, sizeof loaded);
-    return loaded;
-}
-
-/* The sum of the TAPS pixels of a vector. */
-static inline int_pixel sum_of(int_vector pixels) {
-    int_pixel each[TAPS];
-    memcpy(each, &pixels, sizeof each);
-    int_pixel sum = each[0];
-    for (int i = 1; i < TAPS; i++)
-        sum += each[i];
-    return sum;
 }
 
 #endif

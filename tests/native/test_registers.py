@@ -52,7 +52,7 @@ def test_moved_as_pillow_does(library, cubic, matrix):
 
 
 @pytest.mark.parametrize("cubic", [False, True])
-@pytest.mark.parametrize(("height", "width", "side"), [(61, 90, 24), (20, 9, 31), (3, 200, 5), (64, 64, 1)])
+@pytest.mark.parametrize(("height", "width", "side"), [(61, 90, 24), (90, 33, 21), (20, 9, 31), (3, 200, 5), (64, 64, 1)])
 def test_resized_as_pillow_does(library, tmp_path, height, width, side, cubic):
     picture = np.random.default_rng(side).integers(0, 256, (height, width, 3), np.uint8)
     (tmp_path / "raw").write_bytes(picture.tobytes())
