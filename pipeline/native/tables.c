@@ -6,36 +6,56 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512VBMI__
-/* 192 values at a time: three registers, each of which begins with another channel. Returns the number of values done.
- */
-static int64_t look_up_lanes(uint8_t *values, int64_t size, const uint8_t *tables) {
-    const __mmask64 thirds[] = {0x9249249249249249, 0x2492492492492492, 0x4924924924924924};
-    table_lanes channel[] = {load_table(tables), load_table(tables + 256), load_table(tables + 512)};
+#ifdef LANES
+/* A third of the bytes of each of three registers, so that each place is taken once. */
+static inline lanes take_thirds(const lanes from[3], const lanes thirds[3], int first, int step) {
+    return (from[0] & thirds[first % 3]) | (from[1] & thirds[(first + step) % 3]) |
+           (from[2] & thirds[(first + 2 * step) % 3]);
+}
+
+/* 3 LANES values at a time, in three registers that each begin with another channel: their bytes are exchanged so that
+ * each register has one channel, and afterwards back. Returns the number of values done. */
+static int64_t look_up_channels(uint8_t *values, int64_t size, const uint8_t *tables) {
+    const table_lanes channel[] = {load_table(tables), load_table(tables + 256), load_table(tables + 512)};
+    uint8_t bytes[3][LANES];
+    lanes thirds[3], parts[3], made[3]; /* thirds[k]: every third byte from byte k on */
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < LANES; i++)
+            bytes[k][i] = i % 3 == k ? 255 : 0;
+    memcpy(thirds, bytes, sizeof thirds);
     int64_t i = 0;
-    for (; i + 192 <= size; i += 192)
+    for (; i + 3 * LANES <= size; i += 3 * LANES) {
 #pragma GCC unroll 3
-        for (int part = 0; part < 3; part++) {
-            __m512i taken = _mm512_loadu_si512(values + i + 64 * part), made = look_up_64(taken, &channel[part]);
-            made = _mm512_mask_mov_epi8(made, thirds[1], look_up_64(taken, &channel[(part + 1) % 3]));
-            made = _mm512_mask_mov_epi8(made, thirds[2], look_up_64(taken, &channel[(part + 2) % 3]));
-            _mm512_storeu_si512(values + i + 64 * part, made);
+        for (int k = 0; k < 3; k++)
+            memcpy(parts + k, values + i + k * LANES, LANES);
+#pragma GCC unroll 3
+        for (int c = 0; c < 3; c++)
+            made[c] = look_up_lanes(take_thirds(parts, thirds, c, 2 * LANES), channel + c);
+#pragma GCC unroll 3
+        for (int k = 0; k < 3; k++) {
+            const lanes part = take_thirds(made, thirds, 2 * k * LANES, 1);
+            memcpy(values + i + k * LANES, &part, LANES);
         }
+    }
     return i;
 }
 
 /* Replace `size` values, in place, by those in table uint8 [256]. */
 int32_t look_up_one(uint8_t *values, int64_t size, const uint8_t *table) {
-    table_lanes loaded = load_table(table);
+    const table_lanes loaded = load_table(table);
     int64_t i = 0;
-    for (; i + 64 <= size; i += 64)
-        _mm512_storeu_si512(values + i, look_up_64(_mm512_loadu_si512(values + i), &loaded));
-    __mmask64 rest = first_bytes(size - i);
-    _mm512_mask_storeu_epi8(values + i, rest, look_up_64(_mm512_maskz_loadu_epi8(rest, values + i), &loaded));
+    for (; i + LANES <= size; i += LANES) {
+        lanes part;
+        memcpy(&part, values + i, sizeof part);
+        part = look_up_lanes(part, &loaded);
+        memcpy(values + i, &part, sizeof part);
+    }
+    for (; i < size; i++)
+        values[i] = table[values[i]];
     return true;
 }
 #else
-static int64_t look_up_lanes(uint8_t *values, int64_t size, const uint8_t *tables) {
+static int64_t look_up_channels(uint8_t *values, int64_t size, const uint8_t *tables) {
     (void)values, (void)size, (void)tables;
     return 0;
 }
@@ -48,7 +68,7 @@ int32_t look_up_one(uint8_t *values, int64_t size, const uint8_t *table) {
 
 /* Replace `size` values, in place, by those in tables uint8 [3][256]. */
 int32_t look_up(uint8_t *values, int64_t size, const uint8_t *tables) {
-    for (int64_t i = look_up_lanes(values, size, tables); i < size; i++)
+    for (int64_t i = look_up_channels(values, size, tables); i < size; i++)
         values[i] = tables[256 * (i % 3) + values[i]];
     return true;
 }

@@ -1,8 +1,7 @@
 """`ImageEnhance` and `Image.blend`: in place on uint8 pictures, bit-identical to Pillow 13.
 
 Pillow blends in single precision, a + factor (b - a), truncates and clips. Its luma (Convert.c) is
-(19595 R + 38470 G + 7471 B + 2^15) >> 16. Processors that look up 64 values of a table at once do that instead of the
-arithmetic (pipeline/native/blend.c): two to four times faster.
+(19595 R + 38470 G + 7471 B + 2^15) >> 16. The C library does the same faster (pipeline/native/blend.c).
 """
 
 import numpy as np
@@ -12,7 +11,7 @@ from pipeline.data.augment.tables import look_up_one
 from pipeline.data.compiled import jit_inline, jit_noalias, optional_symbol
 
 _sum_luma = optional_symbol("sum_luma", types.int64(types.intp, types.int64))
-_color_by_table = optional_symbol("color_by_table", types.int32(types.intp, types.int64, types.intp))
+_blend_with_luma = optional_symbol("blend_with_luma", types.int32(types.intp, types.int64, types.float32, types.intp))
 
 
 @jit_inline
@@ -57,7 +56,7 @@ def brightness(values, factor, table):
 def contrast(values, factor, table):
     """Blend with the mean luma, `ImageEnhance.Contrast`. Table uint8 [256] is scratch."""
     total = np.int64(_sum_luma(values.ctypes.data, values.size))
-    if total == 0:  # not computed, or black
+    if total == 0:  # no library, or black
         for i in range(values.size // 3):
             total += luma(values[3 * i], values[3 * i + 1], values[3 * i + 2])
     mean = total / (values.size // 3)
@@ -77,7 +76,8 @@ def _blend_with_gray(values, grey, factor, table):
 def color(values, factor, tables):
     """Blend with each pixel's luma, `ImageEnhance.Color`; factor 0 is grayscale. Tables are scratch."""
     share = np.float32(factor)
-    if blend_tables(share, tables) and _color_by_table(values.ctypes.data, values.size, tables.ctypes.data):
+    exact = tables.ctypes.data if blend_tables(share, tables) else 0
+    if _blend_with_luma(values.ctypes.data, values.size, share, exact):
         return
     for i in range(values.size // 3):
         red, green, blue = np.int32(values[3 * i]), np.int32(values[3 * i + 1]), np.int32(values[3 * i + 2])

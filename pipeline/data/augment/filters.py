@@ -7,8 +7,8 @@ from pipeline.data.augment.blend import blend_tables, blended
 from pipeline.data.augment.tables import copy_values
 from pipeline.data.compiled import jit_noalias, optional_symbol
 
-_sharpen_by_table = optional_symbol(
-    "sharpen_by_table", types.int32(types.intp, types.int64, types.int64, types.intp, types.intp)
+_sharpen_picture = optional_symbol(
+    "sharpen", types.int32(types.intp, types.int64, types.int64, types.float32, types.intp, types.intp)
 )
 
 
@@ -22,9 +22,8 @@ def sharpness(picture, factor, rows, columns, tables):
     if height < 3 or width < 9:
         return
     share = np.float32(factor)
-    if blend_tables(share, tables) and _sharpen_by_table(
-        picture.ctypes.data, height, width, tables.ctypes.data, columns.ctypes.data
-    ):
+    exact = tables.ctypes.data if blend_tables(share, tables) else 0
+    if _sharpen_picture(picture.ctypes.data, height, width, share, exact, columns.ctypes.data):
         return
     columns = columns[:width]
     copy_values(picture[0], rows[0])

@@ -70,9 +70,9 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
     """The code for processors without the C library's fast paths, run as Python."""
     for module, name in [
         (blend, "_sum_luma"),
-        (blend, "_color_by_table"),
+        (blend, "_blend_with_luma"),
         (blend, "look_up_one"),
-        (filters, "_sharpen_by_table"),
+        (filters, "_sharpen_picture"),
         (tables, "_count_values"),
         (tables, "_look_up"),
     ]:
