@@ -1,6 +1,7 @@
 /* The parts of a Mixer's block between its products, on features whose last dimension is the picture: a row is one
  * feature of all pictures, and any permutation of the features moves whole rows. Computed in fp32. */
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -131,6 +132,16 @@ INLINE float gelu(float x) {
 INLINE float gelu_slope(float x) {
     const float a = fabsf(x), density = bell(a), tail = lower_tail(a, density);
     return (x < 0 ? tail : 1.0f - tail) + x * density * 0.398942280f;
+}
+
+enum { DONE = 0, OUT_OF_RANGE = 1 };
+
+/* Whether all places of `size` rows are among them; NULL are their own. */
+static bool fits(const int32_t *index, int64_t size) {
+    uint32_t largest = 0; /* a negative index is large too */
+    for (int64_t i = 0; index && i < size; i++)
+        largest = (uint32_t)index[i] > largest ? (uint32_t)index[i] : largest;
+    return size == 0 || largest < size;
 }
 
 /* FOLDED of this machine. */

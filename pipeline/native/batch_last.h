@@ -1,5 +1,5 @@
 /* The functions of batch_last.c for numbers of one kind: NUMBER, which LOAD takes to fp32 and STORE back. An index is
- * NULL for rows in their own order. */
+ * NULL for rows in their own order. They return DONE, or OUT_OF_RANGE, and have written nothing then. */
 
 typedef struct {
     const NUMBER *x;
@@ -60,9 +60,10 @@ static void NAMED(norm_share)(const void *arguments, int64_t from, int64_t to, i
             NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 2, FOLDED);
         for (; b + FOLDED <= a.batch; b += FOLDED)
             NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 1, FOLDED);
-        if (b < a.batch && b > 0) /* the last ones, of which some are done again */
-            b = a.batch - FOLDED, NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 1, FOLDED);
-        else if (b < a.batch)
+        if (b < a.batch && b > 0) { /* the last ones, of which some are done again */
+            b = a.batch - FOLDED;
+            NAMED(norm_vectors)(token + b, out + b, m + b, s + b, rows, &a, 1, FOLDED);
+        } else if (b < a.batch)
             NAMED(norm_vectors)(token, out, m, s, rows, &a, 1, a.batch);
     }
 }
@@ -71,11 +72,14 @@ static void NAMED(norm_share)(const void *arguments, int64_t from, int64_t to, i
  * LN over the channels of x [tokens, channels, batch], of which row i is written to row place[i] of y. mean and scale
  * (one over the deviation) are [tokens, batch].
  */
-void NAMED(norm)(run_team team, int threads, const NUMBER *x, NUMBER *y, float *mean, float *scale,
+int NAMED(norm)(run_team team, int threads, const NUMBER *x, NUMBER *y, float *mean, float *scale,
                  const float *weight, const float *bias, const int32_t *place, int64_t tokens, int64_t channels,
                  int64_t batch, float eps) {
+    if (!fits(place, tokens * channels))
+        return OUT_OF_RANGE;
     const NAMED(norm_arguments) all = {x, y, mean, scale, weight, bias, place, channels, batch, eps};
     divide((work){NAMED(norm_share), &all, tokens, 0}, team, threads);
+    return DONE;
 }
 
 typedef struct {
@@ -143,20 +147,23 @@ static void NAMED(norm_backward_share)(const void *arguments, int64_t from, int6
         for (; b + FOLDED <= a.batch; b += FOLDED)
             NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 1, FOLDED, FOLDED);
         const int64_t left = a.batch - b;
-        if (left && b > 0)
-            b -= FOLDED - left,
-                NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 1, FOLDED, left);
-        else if (left)
+        if (left && b > 0) {
+            b = a.batch - FOLDED;
+            NAMED(norm_backward_vectors)(in + b, token + b, m + b, s + b, rows, out + b, dw, db, &a, 1, FOLDED, left);
+        } else if (left)
             NAMED(norm_backward_vectors)(in, token, m, s, rows, out, dw, db, &a, 1, left, FOLDED);
     }
 }
 
 /* The gradients of `norm` from g [m, batch], that of y. dweight and dbias [SHARES, channels, FOLDED] are added to. */
-void NAMED(norm_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *mean,
+int NAMED(norm_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *mean,
                           const float *scale, const float *weight, const int32_t *place, NUMBER *dx, vector *dweight,
                           vector *dbias, int64_t tokens, int64_t channels, int64_t batch) {
+    if (!fits(place, tokens * channels))
+        return OUT_OF_RANGE;
     const NAMED(norm_gradients) all = {g, x, mean, scale, weight, place, dx, dweight, dbias, channels, batch};
     divide((work){NAMED(norm_backward_share), &all, tokens, 0}, team, threads);
+    return DONE;
 }
 
 INLINE void NAMED(activate_lanes)(const NUMBER *restrict x, NUMBER *restrict y, float bias, const int64_t lanes) {
@@ -186,10 +193,11 @@ static void NAMED(activate_share)(const void *arguments, int64_t from, int64_t t
 }
 
 /* y = gelu(x + bias) of matrices [rows, columns], a bias for each row. */
-void NAMED(activate)(run_team team, int threads, const NUMBER *x, NUMBER *y, const float *bias, int64_t rows,
+int NAMED(activate)(run_team team, int threads, const NUMBER *x, NUMBER *y, const float *bias, int64_t rows,
                      int64_t columns) {
     const NAMED(activation) all = {NULL, x, bias, y, NULL, columns};
     divide((work){NAMED(activate_share), &all, rows, 0}, team, threads);
+    return DONE;
 }
 
 /* Adds lanes numbers to their sums over every FOLDED-th. */
@@ -228,10 +236,11 @@ static void NAMED(activate_backward_share)(const void *arguments, int64_t from, 
 }
 
 /* The gradients of `activate` from g, that of y. dbias is [rows, FOLDED] and added to. */
-void NAMED(activate_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *bias,
+int NAMED(activate_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *bias,
                               NUMBER *dx, float *dbias, int64_t rows, int64_t columns) {
     const NAMED(activation) all = {g, x, bias, dx, dbias, columns};
     divide((work){NAMED(activate_backward_share), &all, rows, 0}, team, threads);
+    return DONE;
 }
 
 typedef struct {
@@ -265,10 +274,13 @@ static void NAMED(add_share)(const void *arguments, int64_t from, int64_t to, in
 }
 
 /* out[i] = skip[i] + x[index[i]] + bias[index[i] / rows]: rows of matrices [size, batch]. skip, bias may be NULL. */
-void NAMED(add)(run_team team, int threads, const NUMBER *skip, const NUMBER *x, const float *bias,
+int NAMED(add)(run_team team, int threads, const NUMBER *skip, const NUMBER *x, const float *bias,
                 const int32_t *index, NUMBER *out, int64_t size, int64_t batch, int64_t rows) {
+    if (!fits(index, size))
+        return OUT_OF_RANGE;
     const NAMED(sum) all = {skip, x, bias, index, out, NULL, size, batch, rows};
     divide((work){NAMED(add_share), &all, size, 0}, team, threads);
+    return DONE;
 }
 
 static void NAMED(add_backward_share)(const void *arguments, int64_t from, int64_t to, int64_t share) {
@@ -292,8 +304,11 @@ static void NAMED(add_backward_share)(const void *arguments, int64_t from, int64
 }
 
 /* The gradients of `add` by x and bias from g. dbias [SHARES, size / rows, FOLDED] is added to, or NULL. */
-void NAMED(add_backward)(run_team team, int threads, const NUMBER *g, const int32_t *index, NUMBER *dx, vector *dbias,
+int NAMED(add_backward)(run_team team, int threads, const NUMBER *g, const int32_t *index, NUMBER *dx, vector *dbias,
                          int64_t size, int64_t batch, int64_t rows) {
+    if (!fits(index, size))
+        return OUT_OF_RANGE;
     const NAMED(sum) all = {NULL, g, NULL, index, dx, dbias, size, batch, rows};
     divide((work){NAMED(add_backward_share), &all, size, 0}, team, threads);
+    return DONE;
 }

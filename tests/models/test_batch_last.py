@@ -154,6 +154,28 @@ def test_the_order_of_the_rows_follows_loaded_permutations():
     assert_near(step(other, x), step(plain, x), 1e-12)
 
 
+@pytest.mark.parametrize("wrong", [-1, 96, 2**31 - 1])
+def test_an_index_out_of_range_moves_nothing(wrong):
+    x, index, one = torch.randn(96, 3), torch.arange(96, dtype=torch.int32), torch.ones(6)
+    index[5] = wrong
+    _, mean, scale = by_c.norm(x, one, one, 1e-6, None, x.dtype)
+    for move in (
+        lambda: by_c.norm(x, one, one, 1e-6, index, x.dtype),
+        lambda: by_c.norm_backward(x, x, one, index, mean, scale),
+        lambda: by_c.add(x, x, one, index),
+        lambda: by_c.add_backward(x, index, 6, x.dtype),
+    ):
+        with pytest.raises(IndexError, match="out of range of 96 rows"):
+            move()
+
+
+def test_a_loaded_index_that_is_no_permutation_is_refused():
+    _, other = both_ways(SHAPES["rp"], torch.float32)
+    other.blocks[0].mlp_tokens.permute_in.index[3] = 4
+    with pytest.raises(ValueError, match="index is not a permutation"):
+        other(torch.randn(2, 3, 8, 8))
+
+
 def test_features_and_checkpointing_see_the_same_shapes():
     plain, other = both_ways(SHAPES["rp"], torch.float64)
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64)

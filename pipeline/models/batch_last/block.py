@@ -150,6 +150,7 @@ def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Ten
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
     """The permutation of the flattened [rows, columns] that a module of a mixing is."""
     if isinstance(module, Permute):
+        module.check_indices()  # compiled code writes where they say
         return module.index.cpu()
     return commutation(rows, columns) if isinstance(module, Transpose) else identity(rows * columns)
 

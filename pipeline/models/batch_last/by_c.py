@@ -94,7 +94,8 @@ def _call(name: str, like: Tensor, *arguments) -> None:
     assert library is not None
     values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
     threads = torch.get_num_threads() if like.numel() >= _WORTH else 1
-    getattr(library, f"{name}_{_KINDS[like.dtype]}")(_team(), threads, *values)
+    if getattr(library, f"{name}_{_KINDS[like.dtype]}")(_team(), threads, *values):
+        raise IndexError(f"index out of range of {len(like)} rows")
 
 
 @functools.cache
@@ -106,7 +107,7 @@ def _library() -> ctypes.CDLL | None:
     for name, types in _SIGNATURES.items():
         for kind in _KINDS.values():
             function = getattr(library, f"{name}_{kind}")
-            function.argtypes, function.restype = [c_void_p, c_int, *types], None
+            function.argtypes = [c_void_p, c_int, *types]
     return library
 
 
