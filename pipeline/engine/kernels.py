@@ -127,13 +127,15 @@ def _pictures(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
 
 
 def _step(block: MixerBlock, x: torch.Tensor, precision: str) -> tuple[torch.Tensor, ...]:
-    """Output and gradient by the input of a forward and backward pass."""
+    """Output of a forward pass, and from the backward pass the gradient by the input, and by all weights."""
+    block.zero_grad()
     x = x.detach().requires_grad_()
     with autocast(x.device, DTYPES[precision]):
         y = block(x)
     y.backward(y.detach())
     assert x.grad is not None
-    return y.detach(), x.grad
+    by_weights = [parameter.grad.flatten() for parameter in block.parameters() if parameter.grad is not None]
+    return y.detach(), x.grad, torch.cat(by_weights)
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -107,13 +107,16 @@ def test_timing_a_block_leaves_the_network_as_it_was(cache):
     assert 0.01 < json.loads(path.read_text())["time_ratio"] < 100
 
 
-@pytest.mark.parametrize("fault", ["wrong", "failing"])
+@pytest.mark.parametrize("fault", ["wrong", "wrong gradient", "failing"])
 def test_kernels_that_are_wrong_or_fail_are_not_taken(cache, monkeypatch, fault):
     right = batch_last.forward
 
     def broken(block, x):
         if fault == "failing":
             raise CalledProcessError(1, "gcc")  # what Triton starts
+        if fault == "wrong gradient":
+            weight = block.mlp_channels.fc2.weight
+            return right(block, x) + (0.01 * weight - 0.01 * weight.detach()).sum()
         return right(block, x) * 1.01
 
     monkeypatch.setattr(batch_last, "forward", broken)

@@ -169,9 +169,12 @@ def test_an_index_out_of_range_moves_nothing(wrong):
             move()
 
 
-def test_a_loaded_index_that_is_no_permutation_is_refused():
-    _, other = both_ways(SHAPES["rp"], torch.float32)
-    other.blocks[0].mlp_tokens.permute_in.index[3] = 4
+@pytest.mark.parametrize("name", ["mlp_tokens.permute_in", "mlp_channels.permute_hidden", "channel_skip"])
+def test_a_loaded_index_that_is_no_permutation_is_refused(name):
+    _, other = both_ways(SHAPES["each layer and skip"], torch.float32)
+    other(torch.randn(2, 3, 8, 8))
+    index = other.blocks[0].get_submodule(name).index
+    index[3] = index[4]
     with pytest.raises(ValueError, match="index is not a permutation"):
         other(torch.randn(2, 3, 8, 8))
 

@@ -83,7 +83,7 @@ def _skip(skip: nn.Module, x: Tensor, channels: int) -> Tensor:
     if isinstance(skip, nn.Identity):
         return x
     if isinstance(skip, Permute):
-        return add(None, x, None, skip.index)
+        return add(None, x, None, _sound(skip))
     own_norm = cast(nn.Module, skip.norm)  # LN(W X) of the first block
     projected = _product(cast(nn.Module, skip.fc), x, channels)
     if isinstance(own_norm, nn.Identity):
@@ -117,6 +117,7 @@ class Places:
 
 
 _kept: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
 def _places(mixing: Mixing, size: int, channels: int) -> Places:
@@ -150,9 +151,17 @@ def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Ten
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
     """The permutation of the flattened [rows, columns] that a module of a mixing is."""
     if isinstance(module, Permute):
-        module.check_indices()  # compiled code writes where they say
-        return module.index.cpu()
+        return _sound(module).cpu()
     return commutation(rows, columns) if isinstance(module, Transpose) else identity(rows * columns)
+
+
+def _sound(module: Permute) -> Tensor:
+    """Its index, by which kernels write; checked once, and again if it has changed. Raises ValueError."""
+    known, version = _checked.get(module, (None, None))
+    if known is not module.index or version != module.index._version:
+        module.check_indices()
+        _checked[module] = (module.index, module.index._version)
+    return module.index
 
 
 def _to(device: torch.device, index: Tensor | None) -> Tensor | None:
