@@ -138,7 +138,7 @@ def _step(block: MixerBlock, x: torch.Tensor, precision: str) -> tuple[torch.Ten
     y.backward(y.detach())
     assert x.grad is not None
     by_weights = [parameter.grad.flatten() for parameter in block.parameters() if parameter.grad is not None]
-    return y.detach(), x.grad, torch.cat(by_weights)
+    return y.detach(), x.grad, torch.cat([y.new_empty(0), *by_weights])  # all may be frozen
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

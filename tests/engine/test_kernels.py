@@ -95,9 +95,10 @@ def test_what_cannot_be_computed_so_is_refused(overrides, name, words):
         chosen(("engine.kernels", "batch_last"), *overrides.items(), name=name)
 
 
-def test_timing_a_block_leaves_the_network_as_it_was(cache):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_timing_a_block_leaves_the_network_as_it_was(cache, frozen):
     setting = recipe()
-    module = network(setting)
+    module = network(setting).requires_grad_(not frozen)
     weights = [parameter.clone() for parameter in module.parameters()]
     assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
     assert all(map(torch.equal, weights, module.parameters()))
