@@ -89,7 +89,9 @@ def _sums(*shape: int) -> Tensor:
 
 
 def _call(name: str, like: Tensor, *arguments) -> None:
-    """Call a function for numbers of the type of `like`, with the addresses of tensors."""
+    """Call a function for numbers of the type of `like`, with the addresses of tensors; an empty one has none."""
+    if like.numel() == 0:
+        return
     library = _library()
     assert library is not None
     values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
