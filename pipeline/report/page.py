@@ -227,7 +227,7 @@ def _events(runs: Sequence[ReportedRun]) -> str:
 
 
 def _starts(runs: Sequence[ReportedRun]) -> str:
-    """A row for each start: the seconds to its first step, and of each part."""
+    """A row for each start: the seconds to its first step, and of each part, and how a Mixer computed its blocks."""
     starts = [(number, start) for number, run in enumerate(runs) for start in run.starts]
     parts = list(dict.fromkeys(part for _, start in starts for part in start["seconds"]))
     rows = []
@@ -235,9 +235,10 @@ def _starts(runs: Sequence[ReportedRun]) -> str:
         seconds = start["seconds"]
         shown = (formatted(seconds.get(part), ",.1f") for part in parts)
         total = formatted(sum(seconds.values()), ",.1f")
-        rows.append((named(runs, number), f"{start['step']:,}", f"{start['ranks']}", total, *shown))
-    head = ("run", "step", "ranks", "all", *map(escape, parts))
-    return table(head, rows, numbers=range(1, len(head))) if rows else ""
+        kernels = escape(str(start.get("kernels", "")))
+        rows.append((named(runs, number), kernels, f"{start['step']:,}", f"{start['ranks']}", total, *shown))
+    head = ("run", "engine.kernels", "step", "ranks", "all", *map(escape, parts))
+    return table(head, rows, numbers=range(2, len(head))) if rows else ""
 
 
 def _pictures(runs: Sequence[ReportedRun]) -> str:

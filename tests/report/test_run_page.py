@@ -75,7 +75,8 @@ def write_run(folder, name: str, seed: int, rows: int = 40):
     text = "".join(f"{json.dumps(line)}\n" for line in lines)
     (run / "metrics.jsonl").write_text(text + '{"step": 41, "spl')  # killed while writing
     starts = [{"time": 1e9, "step": 1, "ranks": 2, "seconds": {EVIL: 2000.25, "first step": 1.5}}]
-    starts.append({"time": 2e9, "step": 31, "ranks": 2, "seconds": {"imports": 3.0, "first step": 0.5}})
+    second = {"time": 2e9, "step": 31, "ranks": 2, "seconds": {"imports": 3.0, "first step": 0.5}}
+    starts.append(second | {"kernels": f"batch_last{EVIL}"})
     (run / "starts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts[: 3 - seed]))
     Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run / "images/first_batch.png")
     counts = [[5, 1], [2, 7]]
@@ -126,6 +127,7 @@ def test_each_start_has_its_seconds_by_part(runs, tmp_path):
         ["31", "2", "3.5", "–", "0.5", "3.0"],
         ["1", "2", "2,001.8", "2,000.2", "1.5", "–"],
     ]
+    assert html.unescape(cells).count(f"batch_last{EVIL}") == 1
     heads = [html.unescape(head) for head in re.findall(r'<th class="n">(.*?)</th>', cells)]
     assert heads == ["step", "ranks", "all", EVIL, "first step", "imports"]
 
