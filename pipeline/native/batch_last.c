@@ -1,9 +1,10 @@
 /* The parts of a Mixer's block between its products, on features whose last dimension is the picture: a row is one
  * feature of all pictures, and any permutation of the features moves whole rows. Computed in fp32. */
 #include <math.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "index.h"
 
 #ifdef __AVX512F__
 #define FOLDED 16 /* numbers of a vector, and partial sums over pictures */
@@ -135,14 +136,6 @@ INLINE float gelu_slope(float x) {
 }
 
 enum { DONE = 0, OUT_OF_RANGE = 1 };
-
-/* Whether all places of `size` rows are among them; NULL are their own. */
-static bool fits(const int32_t *index, int64_t size) {
-    uint32_t largest = 0; /* a negative index is large too */
-    for (int64_t i = 0; index && i < size; i++)
-        largest = (uint32_t)index[i] > largest ? (uint32_t)index[i] : largest;
-    return size == 0 || largest < size;
-}
 
 /* FOLDED of this machine. */
 int batch_last_folded(void) { return FOLDED; }

@@ -75,7 +75,7 @@ static void NAMED(norm_share)(const void *arguments, int64_t from, int64_t to, i
 int NAMED(norm)(run_team team, int threads, const NUMBER *x, NUMBER *y, float *mean, float *scale,
                  const float *weight, const float *bias, const int32_t *place, int64_t tokens, int64_t channels,
                  int64_t batch, float eps) {
-    if (!fits(place, tokens * channels))
+    if (!all_in_range(place, tokens * channels))
         return OUT_OF_RANGE;
     const NAMED(norm_arguments) all = {x, y, mean, scale, weight, bias, place, channels, batch, eps};
     divide((work){NAMED(norm_share), &all, tokens, 0}, team, threads);
@@ -159,7 +159,7 @@ static void NAMED(norm_backward_share)(const void *arguments, int64_t from, int6
 int NAMED(norm_backward)(run_team team, int threads, const NUMBER *g, const NUMBER *x, const float *mean,
                           const float *scale, const float *weight, const int32_t *place, NUMBER *dx, vector *dweight,
                           vector *dbias, int64_t tokens, int64_t channels, int64_t batch) {
-    if (!fits(place, tokens * channels))
+    if (!all_in_range(place, tokens * channels))
         return OUT_OF_RANGE;
     const NAMED(norm_gradients) all = {g, x, mean, scale, weight, place, dx, dweight, dbias, channels, batch};
     divide((work){NAMED(norm_backward_share), &all, tokens, 0}, team, threads);
@@ -276,7 +276,7 @@ static void NAMED(add_share)(const void *arguments, int64_t from, int64_t to, in
 /* out[i] = skip[i] + x[index[i]] + bias[index[i] / rows]: rows of matrices [size, batch]. skip, bias may be NULL. */
 int NAMED(add)(run_team team, int threads, const NUMBER *skip, const NUMBER *x, const float *bias,
                 const int32_t *index, NUMBER *out, int64_t size, int64_t batch, int64_t rows) {
-    if (!fits(index, size))
+    if (!all_in_range(index, size))
         return OUT_OF_RANGE;
     const NAMED(sum) all = {skip, x, bias, index, out, NULL, size, batch, rows};
     divide((work){NAMED(add_share), &all, size, 0}, team, threads);
@@ -306,7 +306,7 @@ static void NAMED(add_backward_share)(const void *arguments, int64_t from, int64
 /* The gradients of `add` by x and bias from g. dbias [SHARES, size / rows, FOLDED] is added to, or NULL. */
 int NAMED(add_backward)(run_team team, int threads, const NUMBER *g, const int32_t *index, NUMBER *dx, vector *dbias,
                          int64_t size, int64_t batch, int64_t rows) {
-    if (!fits(index, size))
+    if (!all_in_range(index, size))
         return OUT_OF_RANGE;
     const NAMED(sum) all = {NULL, g, NULL, index, dx, dbias, size, batch, rows};
     divide((work){NAMED(add_backward_share), &all, size, 0}, team, threads);

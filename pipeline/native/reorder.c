@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "index.h"
+
 enum { DONE = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2 };
 
 #define CACHED 49152 /* columns of 16 bytes that the second level of common caches holds */
@@ -135,10 +137,7 @@ static int reorder_16(const uint16_t *in, uint16_t *out, const int32_t *index, i
  * written nothing then.
  */
 int reorder_columns(const void *in, void *out, const int32_t *index, int64_t rows, int64_t size, int bytes, int back) {
-    uint32_t largest = 0; /* a negative index is large too */
-    for (int64_t i = 0; i < size; i++)
-        largest = (uint32_t)index[i] > largest ? (uint32_t)index[i] : largest;
-    if (size > 0 && largest >= size)
+    if (!all_in_range(index, size))
         return OUT_OF_RANGE;
     return bytes == 2 ? reorder_16(in, out, index, rows, size, back) : by_four_32(in, out, index, rows, size, back);
 }

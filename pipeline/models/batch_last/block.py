@@ -5,6 +5,7 @@ numbers of a row to D or d2, for n rows.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -45,7 +46,7 @@ def forward(block: "MixerBlock", x: Tensor) -> Tensor:
 def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
     """skip + mixing(norm(x)): [S0*C, B] -> [S*C, B]."""
     places = _places(mixing, len(x), channels)
-    z = _normed(own_norm, x, places.inward)
+    z = _normed(own_norm, x, places)
     if isinstance(mixing, MixingLayer):
         bias = None
         y = _activated(mixing.act, _product(mixing.fc, z, places.rows), mixing.fc.bias, None)
@@ -58,11 +59,11 @@ def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module
     return skip + drop_path(add(None, y, bias, places.outward).t()).t()
 
 
-def _normed(own_norm: nn.Module, x: Tensor, place: Tensor | None) -> Tensor:
-    """The norm of x, row i at row place[i], in the type of the products."""
+def _normed(own_norm: nn.Module, x: Tensor, places: "Places") -> Tensor:
+    """The norm of x at the places before a mixing, in the type of the products."""
     if isinstance(own_norm, nn.LayerNorm):
-        return norm(x, own_norm.weight, own_norm.bias, own_norm.eps, place, _product_type(x))
-    return x if place is None else add(None, x, None, inverse(place))
+        return norm(x, own_norm.weight, own_norm.bias, own_norm.eps, places.inward, _product_type(x))
+    return x if places.source is None else add(None, x, None, places.source)
 
 
 def _product(layer: nn.Module, x: Tensor, rows: int) -> Tensor:
@@ -106,10 +107,12 @@ def _norm_type(x: Tensor) -> torch.dtype:
 class Places:
     """The permutations of a mixing for rows: where each goes before it, and from where each comes in and after it.
 
-    None leaves all where they are. `rows` is n. `of` are the indices from which they were computed, with versions.
+    None leaves all where they are. `source` is the inverse of `inward`, `rows` is n. `of` are the indices from which
+    they were computed, with versions.
     """
 
     inward: Tensor | None
+    source: Tensor | None
     hidden: Tensor | None
     outward: Tensor | None
     rows: int
@@ -141,11 +144,10 @@ def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Ten
         width_inside = first.out_features
         inside = compose(_index(mixing.permute_hidden, rows, width_inside), commutation(width_inside, rows))
         hidden = compose(commutation(rows, width_inside), inside)
-    placed = inverse(compose(commutation(rows, width), inward))
-    device = first.weight.device
-    return Places(
-        _to(device, placed), _to(device, hidden), _to(device, compose(outward, commutation(out, rows))), rows, of
-    )
+    source = compose(commutation(rows, width), inward)
+    to = partial(_to, first.weight.device)
+    returned = compose(outward, commutation(out, rows))
+    return Places(to(inverse(source)), to(source), to(hidden), to(returned), rows, of)
 
 
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:

@@ -34,6 +34,7 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None = None, index: Tenso
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps, place, dtype):
+        """[S*C, B] -> [S*C, B], by LayerNorm."""
         x = x.contiguous()
         y, mean, scale = _backend(x, dtype).norm(x, weight, bias, eps, place, dtype)
         ctx.save_for_backward(x, weight, bias, place, mean, scale)
@@ -42,6 +43,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
+        """The gradients of x, weight and bias: [S*C, B], [C], [C]."""
         x, weight, bias, place, mean, scale = ctx.saved_tensors
         dx, dweight, dbias = _backend(x, g.dtype).norm_backward(g.contiguous(), x, weight, place, mean, scale)
         return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), None, None, None
@@ -50,6 +52,7 @@ class _Norm(torch.autograd.Function):
 class _Activate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias):
+        """[D, N] -> [D, N]."""
         x = x.contiguous()
         ctx.save_for_backward(x, bias)
         return _backend(x).activate(x, bias)
@@ -57,6 +60,7 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
+        """The gradients of x and bias: [D, N], [D]."""
         x, bias = ctx.saved_tensors
         dx, dbias = _backend(x, g.dtype).activate_backward(g.contiguous(), x, bias)
         return dx, dbias.to(bias.dtype)
@@ -65,6 +69,7 @@ class _Activate(torch.autograd.Function):
 class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx, skip, x, bias, index):
+        """[m, B] -> [m, B]."""
         x = x.contiguous()
         ctx.save_for_backward(index, bias)
         ctx.skips, ctx.dtype = skip is not None, x.dtype
@@ -75,6 +80,7 @@ class _Add(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
+        """The gradients of skip, x and bias: [m, B], [m, B], [D]."""
         index, bias = ctx.saved_tensors
         g = g.contiguous()
         dx, dbias = _backend(g, ctx.dtype).add_backward(g, index, 0 if bias is None else len(bias), ctx.dtype)
