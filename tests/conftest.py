@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,23 @@ SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false",
 # No property may fail because the machine is slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# What sees GPUs: `make test-gpu`. The other tests start more ranks than most machines have GPUs.
+ON_GPUS = [
+    ROOT / "tests" / name
+    for name in ("gpu", "models/test_batch_last_triton.py", "data/test_finish.py", "data/test_device_transfer.py")
+]
+
+
+def pytest_configure(config) -> None:
+    hide_gpus(config.args, os.environ)
+
+
+def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Hide GPUs from this process and what it starts, unless pytest is asked for tests of `ON_GPUS` alone."""
+    paths = [(ROOT / argument.partition("::")[0]).resolve() for argument in arguments]
+    if not all(any(path.is_relative_to(seeing) for seeing in ON_GPUS) for path in paths):
+        environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_addoption(parser) -> None:
@@ -117,14 +135,15 @@ def train_lines(run: Path) -> list[dict]:
 def train(digits, tmp_path):
     """Start `widemix train` on the digits with a small model: train(run, options...) -> Command.
 
-    As a fork; with `world` as so many ranks; as a user does, in a Python of its own, with `real` set.
+    As a fork; with `world` as so many ranks; as a user does, in a Python of its own, with `real` set, where alone it
+    sees GPUs.
     """
     logs = (tmp_path / f"{number}.log" for number in itertools.count())
 
-    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False) -> Command:
+    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False, env=None):
         words = (recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
         if real:
-            return Command("train", *words)
+            return Command("train", *words, env=env)
         return Fork(*(words if world else ("train", *words)), log=next(logs), world=world)
 
     return start

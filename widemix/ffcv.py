@@ -41,7 +41,7 @@ import torch
 from numba import types
 
 from pipeline.data.augment.batch import build_augmentation
-from pipeline.data.augment.erase import erase
+from pipeline.data.augment.erase import draw_erasing, erase
 from pipeline.data.compiled import jit, native_symbol
 from pipeline.data.decode import draw_random_box
 from pipeline.data.normalise import normalise
@@ -282,7 +282,8 @@ class Normalize(Operation):
     ):
         super().__init__()
         self.device = torch.device(device)
-        self.mean, self.std = (255 * torch.tensor(rgb, device=device)[:, None, None] for rgb in (mean, std))
+        # Multiplied on the host: on the device FFCV's streams would not wait for it.
+        self.mean, self.std = ((255 * torch.tensor(rgb)[:, None, None]).to(device) for rgb in (mean, std))
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
         """Memory on the device."""
@@ -314,7 +315,8 @@ class RandomErasing(_Keyed):
         """Called for each batch."""
 
         def erase_boxes(images, memory, indices):
-            erase(images, indices.astype(np.int64), self.augment, self.order.seed, int(self.order.epoch[0]))
+            view_ids, epoch = indices.astype(np.int64), int(self.order.epoch[0])
+            erase(images, draw_erasing(view_ids, images.shape[-1], self.augment, self.order.seed, epoch))
             return images
 
         erase_boxes.with_indices = True  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pipeline.data.device_transfer import on_side_stream, record_stream
+from pipeline.data.mixing import Mixture
 from pipeline.data.prefetch import Prefetch
 from pipeline.data.split import PreparedFile
 from pipeline.recipe.data import AnyDataSection
@@ -60,8 +61,15 @@ class Source(Protocol):
     def labels(self, view_ids: np.ndarray) -> torch.Tensor:
         """Labels int64 [B], or targets float32 [B, targets], on the host."""
 
-    def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
-        """The model's inputs on the device, from what `read` returned."""
+    def finish(
+        self,
+        host: torch.Tensor,
+        view_ids: np.ndarray,
+        epoch: int,
+        dtype: torch.dtype = torch.float32,
+        mixture: Mixture | None = None,
+    ) -> torch.Tensor:
+        """The model's inputs on the device, from what `read` returned: pictures mixed and in this dtype, or ids."""
 
     def host_bytes(self, count: int) -> int:
         """Upper bound of the host memory of a batch of `count` samples."""

@@ -24,6 +24,8 @@ def on_side_stream(
 
     The thread synchronises with the stream, so every batch that was yielded is complete on the device.
     """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # a new thread is on GPU 0, and would go back there after the stream
     with torch.cuda.stream(_side_stream(device)) if device.type == "cuda" else nullcontext():
         for host in hosts:
             batch = finish(host)

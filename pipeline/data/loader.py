@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from pipeline.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
-from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.data.mixing import draw_mixture, soft_labels
 from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from pipeline.data.paged import PagedOrder
 from pipeline.data.pictures import AugmentedPictures, Pictures
@@ -58,6 +58,7 @@ class TrainLoader:
             self.source = Views(views, train.seed, topology)
         else:
             self.source = AugmentedPictures(data, augment, train.seed, topology)
+            augment.check_image_size(data.image_size)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
         self._pixels = pixel_permutation(data, topology.device)
         self.micro_batch_size = train.global_batch // topology.world // train.grad_accum_steps
@@ -103,19 +104,19 @@ class TrainLoader:
 
     def _finish(self, host: HostBatch, epoch: int) -> Batch:
         """On the device: normalise, erase, mix, round, and put the pixels into the order of `data.pixel_order`."""
-        augment, train = self.augment, self.train
-        inputs = self.source.finish(host.inputs, host.view_ids, epoch)
+        augment, train, dtype = self.augment, self.train, DTYPES[self.train.precision]
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        targets = labels
+        targets, mixture = labels, None
         if self.data.targets == "class":
             targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
         if augment.mixing:
             first_group = host.first // augment.mix_group
-            targets = mix_groups(inputs, targets, augment, train.seed, host.step, first_group)
+            mixture = draw_mixture(len(labels), host.inputs.shape[1], augment, train.seed, host.step, first_group)
+            targets = mixture.mix_targets(targets)
+        inputs = self.source.finish(host.inputs, host.view_ids, epoch, dtype, mixture)
         samples = host.view_ids % len(self)
         keys = torch.from_numpy(sample_keys(host.view_ids, train.seed, epoch)).to(labels.device, non_blocking=True)
-        inputs = permute_pixels(round_inputs(inputs, DTYPES[train.precision]), self._pixels)
-        return Batch(inputs, targets, samples, host.replaced, keys)
+        return Batch(permute_pixels(inputs, self._pixels), targets, samples, host.replaced, keys)
 
 
 class EvalLoader:
@@ -170,7 +171,7 @@ class EvalLoader:
 
     def _finish(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        inputs = round_inputs(self.source.finish(host.inputs, host.view_ids, 0), self.dtype)
+        inputs = self.source.finish(host.inputs, host.view_ids, 0, self.dtype)
         return Batch(permute_pixels(inputs, self._pixels), labels, host.view_ids)
 
 
@@ -207,8 +208,3 @@ def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None
     for loader in loaders:
         if isinstance(loader.source, Tokens):
             loader.source.check(model)
-
-
-def round_inputs(inputs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Pictures in `dtype`, to which the model's first layer would cast them; token ids unchanged."""
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs

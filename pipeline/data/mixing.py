@@ -5,11 +5,57 @@ it does not matter which ranks have which groups. Within a group this is timm's 
 in its modes: one draw for the whole batch (here: group), one for each pair, or one for each picture (elem).
 """
 
+from dataclasses import dataclass
+from itertools import groupby
+
 import numpy as np
 import torch
 
 from pipeline.data.random import MIX, key
 from pipeline.recipe.augment import AugmentSection
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How the pictures of a batch are mixed, each with its partner, the picture at its place in the reversed group.
+
+    A picture becomes weight x picture + weight x partner, and then the partner's pixels replace those in its box.
+    """
+
+    partners: np.ndarray  # int64 [B]: their numbers in the batch
+    weights: np.ndarray  # float32 [2, B]: of picture and partner; 1 and 0 with CutMix
+    boxes: np.ndarray  # int64 [B, 4]: top, left, height, width; zeros without CutMix
+    shares: np.ndarray  # float32 [2, B]: of the targets of picture and partner
+
+    def mix(self, images: torch.Tensor) -> None:
+        """Mix pictures [B, C, H, W] in place, on any device."""
+        partners = torch.from_numpy(self.partners).to(images.device)
+        originals = images.movedim(1, -1)[partners].movedim(-1, 1)  # stay channels last
+        if self.weights[1].any():
+            own, other = torch.from_numpy(self.weights).to(images.device)[..., None, None, None]
+            images.mul_(own).add_(originals * other)
+        for (top, left, height, width), equal in groupby(enumerate(self.boxes.tolist()), lambda each: each[1]):
+            b, *rest = (number for number, _ in equal)
+            box = slice(b, b + 1 + len(rest)), slice(None), slice(top, top + height), slice(left, left + width)
+            images[box] = originals[box]
+
+    def mix_targets(self, targets: torch.Tensor) -> torch.Tensor:
+        """The targets [B, classes] of the mixtures, from those of the pictures."""
+        own, other = torch.from_numpy(self.shares).to(targets.device)[..., None]
+        return targets * own + targets[torch.from_numpy(self.partners).to(targets.device)] * other
+
+
+def draw_mixture(count: int, side: int, section: AugmentSection, seed: int, step: int, first_group: int) -> Mixture:
+    """Draw how to mix `count` pictures of `side` pixels, whole groups from `first_group` of the global batch on."""
+    size = section.mix_group
+    draw = _draw_group if section.mix_mode == "batch" else _draw_each
+    groups = []
+    for number in range(count // size):
+        numbers = np.random.RandomState(key(seed, step, first_group + number, MIX) & 0xFFFFFFFF)
+        groups.append(draw(size, side, section, numbers))
+    weights, boxes, shares = zip(*groups, strict=True)
+    partners = np.arange(count).reshape(-1, size)[:, ::-1].flatten()
+    return Mixture(partners, np.concatenate(weights, axis=1), np.concatenate(boxes), np.concatenate(shares, axis=1))
 
 
 def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.Tensor:
@@ -19,88 +65,62 @@ def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.T
     return targets.scatter_(1, labels[:, None], 1.0 - smoothing + off)
 
 
-def mix_groups(
-    images: torch.Tensor, targets: torch.Tensor, section: AugmentSection, seed: int, step: int, first_group: int
-) -> torch.Tensor:
-    """Mix each group of pictures [B, C, H, W] with itself in reverse order, in place; returns targets [B, classes].
-
-    `first_group` is the number of this batch's first group within the global batch of `step`.
-    """
-    size = section.mix_group
-    mixed = []
-    for g, (group, labels) in enumerate(zip(images.split(size), targets.split(size), strict=True)):
-        numbers = np.random.RandomState(key(seed, step, first_group + g, MIX) & 0xFFFFFFFF)
-        mix = _mix_all if section.mix_mode == "batch" else _mix_each
-        share = mix(group, section, numbers)
-        mixed.append(labels * share + labels.flip(0) * (1.0 - share))
-    return torch.cat(mixed)
+_Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and shares of a group
 
 
-def _mix_all(group: torch.Tensor, section: AugmentSection, numbers: np.random.RandomState) -> float:
-    """Mix one group in place by one draw; returns the share of each picture in its own mixture."""
-    if numbers.rand() >= section.mixup_prob:
-        return 1.0
-    both = section.mixup > 0 and section.cut_alpha > 0
-    cut = numbers.rand() < section.mixup_switch_prob if both else section.cut_alpha > 0
-    alpha = section.cut_alpha if cut else section.mixup
-    share = float(numbers.beta(alpha, alpha))
-    if share == 1.0:
-        return share
-    if cut:
-        rows, columns, share = _box(group, share, section, numbers)
-        group[:, :, rows, columns] = group.flip(0)[:, :, rows, columns]
-    else:
-        group.copy_(group * share + group.flip(0) * (1.0 - share))
-    return share
+def _draw_group(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
+    """One draw for all pictures of the group."""
+    share, cut, box = 1.0, False, (0, 0, 0, 0)
+    if numbers.rand() < section.mixup_prob:
+        both = section.mixup > 0 and section.cut_alpha > 0
+        cut = numbers.rand() < section.mixup_switch_prob if both else section.cut_alpha > 0
+        alpha = section.cut_alpha if cut else section.mixup
+        share = float(numbers.beta(alpha, alpha))
+        if cut and share != 1:
+            box, share = _draw_box(side, share, section, numbers)
+    shares = np.tile(np.array([[share], [1 - share]], np.float32), size)
+    weights = np.tile(np.array([[1], [0]], np.float32), size) if cut else shares
+    return weights, np.tile(np.array(box), (size, 1)), shares
 
 
-def _mix_each(group: torch.Tensor, section: AugmentSection, numbers: np.random.RandomState) -> torch.Tensor:
-    """Mix one group in place by a draw for each picture or each pair; returns shares [B, 1]."""
-    pair, size = section.mix_mode == "pair", len(group)
-    shares, cut = _draw_each(size // 2 if pair else size, section, numbers)
-    original, blends = group.clone(), np.where(cut, np.float32(1), shares)
+def _draw_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
+    """A draw for each picture or each pair."""
+    pair = section.mix_mode == "pair"
+    shares, cut = _draw_shares(size // 2 if pair else size, section, numbers)
+    weights, boxes = np.where(cut, np.float32(1), shares), np.zeros((len(shares), 4), np.int64)
     for i in np.flatnonzero(cut & (shares != 1)):
-        rows, columns, shares[i] = _box(group, shares[i], section, numbers)
-        group[i, :, rows, columns] = original[size - 1 - i, :, rows, columns]
-        if pair:
-            group[size - 1 - i, :, rows, columns] = original[i, :, rows, columns]
+        boxes[i], shares[i] = _draw_box(side, shares[i], section, numbers)
     if pair:
-        shares, blends = (np.concatenate([half, half[::-1]]) for half in (shares, blends))
-    blend = torch.from_numpy(blends).to(group.device)[:, None, None, None]
-    group.mul_(blend).add_(original.flip(0) * (1.0 - blend))
-    return torch.from_numpy(shares).to(group.device)[:, None]
+        weights, boxes, shares = (np.concatenate([half, half[::-1]]) for half in (weights, boxes, shares))
+    return np.stack([weights, 1 - weights]), boxes, np.stack([shares, 1 - shares])
 
 
-def _draw_each(count: int, section: AugmentSection, numbers: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """float32 shares [count], and which of the draws are CutMix: bool [count]."""
-    cut = np.full(count, section.cut_alpha > 0)
+def _draw_shares(size: int, section: AugmentSection, numbers: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """float32 shares [size], and which of the draws are CutMix: bool [size]."""
+    cut = np.full(size, section.cut_alpha > 0)
     if section.mixup > 0 and section.cut_alpha > 0:
-        cut = numbers.rand(count) < section.mixup_switch_prob
-        cuts = numbers.beta(section.cut_alpha, section.cut_alpha, count)
-        shares = np.where(cut, cuts, numbers.beta(section.mixup, section.mixup, count))
+        cut = numbers.rand(size) < section.mixup_switch_prob
+        cuts = numbers.beta(section.cut_alpha, section.cut_alpha, size)
+        shares = np.where(cut, cuts, numbers.beta(section.mixup, section.mixup, size))
     else:
         alpha = section.cut_alpha or section.mixup
-        shares = numbers.beta(alpha, alpha, count)
-    mixed = numbers.rand(count) < section.mixup_prob
+        shares = numbers.beta(alpha, alpha, size)
+    mixed = numbers.rand(size) < section.mixup_prob
     return np.where(mixed, shares, 1.0).astype(np.float32), cut
 
 
-def _box(
-    group: torch.Tensor, share: float, section: AugmentSection, numbers: np.random.RandomState
-) -> tuple[slice, slice, float]:
-    """Rows and columns of the box to replace, and the share of the picture outside of it."""
-    height, width = group.shape[-2:]
+def _draw_box(
+    side: int, share: float, section: AugmentSection, numbers: np.random.RandomState
+) -> tuple[tuple[int, int, int, int], float]:
+    """The box to replace (top, left, height, width), and the share of the picture outside of it."""
     if section.cutmix_minmax is not None:
-        least, greatest = section.cutmix_minmax
-        cut_h = numbers.randint(int(height * least), int(height * greatest))
-        cut_w = numbers.randint(int(width * least), int(width * greatest))
-        top, left = numbers.randint(0, height - cut_h + 1), numbers.randint(0, width - cut_w + 1)
-        bottom, right = top + cut_h, left + cut_w
+        least, greatest = (int(side * part) for part in section.cutmix_minmax)
+        height, width = numbers.randint(least, greatest), numbers.randint(least, greatest)
+        top, left = numbers.randint(0, side - height + 1), numbers.randint(0, side - width + 1)
     else:
-        ratio = np.sqrt(1 - share)
-        cut_h, cut_w = int(height * ratio), int(width * ratio)
-        y, x = numbers.randint(0, height), numbers.randint(0, width)
-        top, bottom = np.clip([y - cut_h // 2, y + (cut_h + 1) // 2], 0, height)
-        left, right = np.clip([x - cut_w // 2, x + (cut_w + 1) // 2], 0, width)
-    left_over = 1.0 - float((bottom - top) * (right - left)) / (height * width)
-    return slice(int(top), int(bottom)), slice(int(left), int(right)), left_over
+        cut = int(side * np.sqrt(1 - share))
+        y, x = numbers.randint(0, side), numbers.randint(0, side)
+        top, bottom = np.clip([y - cut // 2, y + (cut + 1) // 2], 0, side)
+        left, right = np.clip([x - cut // 2, x + (cut + 1) // 2], 0, side)
+        height, width = bottom - top, right - left
+    return (int(top), int(left), int(height), int(width)), 1.0 - float(height * width) / side**2

@@ -1,4 +1,4 @@
-"""Prepared pictures to batches: decoded and augmented on the CPU, normalised and erased on the device."""
+"""Prepared pictures to batches: decoded and augmented on the CPU, finished on the device."""
 
 import copy
 import sys
@@ -8,9 +8,11 @@ import torch
 from typing_extensions import override
 
 from pipeline.data.augment.batch import build_augmentation
-from pipeline.data.augment.erase import erase
+from pipeline.data.augment.erase import draw_erasing
 from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
-from pipeline.data.normalise import empty_host, normalise
+from pipeline.data.finish import Finish
+from pipeline.data.mixing import Mixture
+from pipeline.data.normalise import empty_host
 from pipeline.data.random import REPLACE, key, uniform
 from pipeline.data.split import open_split, split_checksums
 from pipeline.distributed.topology import Topology, share_cpus
@@ -32,8 +34,7 @@ class Pictures:
         self.file = open_split(section, split, open_beton)
         self.decoder = Decoder(self.file, split_checksums(section, self.file, topology))
         self.descriptor = self.decoder.descriptor
-        self.mean = 255 * torch.tensor(section.mean, device=topology.device)[:, None, None]
-        self.std = 255 * torch.tensor(section.std, device=topology.device)[:, None, None]
+        self._finish = Finish(section, topology.device)
 
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and their view ids."""
@@ -56,13 +57,19 @@ class Pictures:
         return torch.from_numpy(targets)
 
     def finish(
-        self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int, to: torch.Tensor | None = None
+        self,
+        pictures: torch.Tensor,
+        view_ids: np.ndarray,
+        epoch: int,
+        dtype: torch.dtype = torch.float32,
+        mixture: Mixture | None = None,
+        to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The pictures that `read` returned, normalised: float32 [B, 3, side, side] on the device, channels last.
+        """The pictures that `read` returned, finished: [B, 3, side, side] on the device, channels last in memory.
 
         They are written to `to` if it is given, float32 [B, side, side, 3].
         """
-        return normalise(pictures, self.mean, self.std, to)
+        return self._finish(pictures, dtype, None, mixture, to)
 
     def host_bytes(self, count: int) -> int:
         """Host memory of `count` decoded pictures."""
@@ -118,12 +125,18 @@ class AugmentedPictures(Pictures):
 
     @override
     def finish(
-        self, pictures: torch.Tensor, view_ids: np.ndarray, epoch: int, to: torch.Tensor | None = None
+        self,
+        pictures: torch.Tensor,
+        view_ids: np.ndarray,
+        epoch: int,
+        dtype: torch.dtype = torch.float32,
+        mixture: Mixture | None = None,
+        to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        images = super().finish(pictures, view_ids, epoch, to)
+        erasing = None
         if self.augment.re_prob > 0:
-            erase(images, view_ids, self.augment, self.seed, epoch)
-        return images
+            erasing = draw_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
+        return self._finish(pictures, dtype, erasing, mixture, to)
 
     @override
     def boxes(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:

@@ -13,17 +13,17 @@ ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INT
     13
 )
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+M1 = np.uint64(0xBF58476D1CE4E5B9)
+M2 = np.uint64(0x94D049BB133111EB)
 
 
 @jit("uint64(uint64)")
 def scramble(word):
     """A bijection of 64-bit integers in which every input bit affects every output bit."""
-    word = word + _GOLDEN
-    word = (word ^ (word >> np.uint64(30))) * _M1
-    word = (word ^ (word >> np.uint64(27))) * _M2
+    word = word + GOLDEN
+    word = (word ^ (word >> np.uint64(30))) * M1
+    word = (word ^ (word >> np.uint64(27))) * M2
     return word ^ (word >> np.uint64(31))
 
 

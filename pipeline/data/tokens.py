@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pipeline.data.mixing import Mixture
 from pipeline.data.split import open_descriptor, open_split, split_checksums
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
@@ -69,7 +70,14 @@ class Tokens:
                 raise InputError(damaged_sample(self.file.path, int(samples[wrong.argmax()]), MISMATCH))
         return pairs
 
-    def finish(self, ids: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
+    def finish(
+        self,
+        ids: torch.Tensor,
+        view_ids: np.ndarray,
+        epoch: int,
+        dtype: torch.dtype = torch.float32,
+        mixture: Mixture | None = None,
+    ) -> torch.Tensor:
         """The token ids that `read` returned, on the device."""
         return ids.to(self.device, non_blocking=True)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pipeline.data.mixing import Mixture
 from pipeline.data.pictures import AugmentedPictures
 from pipeline.distributed.topology import Topology
 from pipeline.errors import InputError
@@ -52,13 +53,20 @@ class Views:
         """As `Pictures.labels`: the views of a sample have its label."""
         return self.views[0].labels(view_ids)
 
-    def finish(self, host: torch.Tensor, view_ids: np.ndarray, epoch: int) -> torch.Tensor:
-        """What `read` returned, normalised and erased: float32 on the device, as flat."""
+    def finish(
+        self,
+        host: torch.Tensor,
+        view_ids: np.ndarray,
+        epoch: int,
+        dtype: torch.dtype = torch.float32,
+        mixture: Mixture | None = None,
+    ) -> torch.Tensor:
+        """What `read` returned, normalised, erased and rounded, on the device, as flat; views are not mixed."""
         flat = torch.empty(host.shape, dtype=torch.float32, device=self.views[0].device)
         parts = (self._divide(tensor, len(view_ids)) for tensor in (host, flat))
         for view, ids, pictures, images in zip(self.views, self._ids(view_ids), *parts, strict=True):
-            view.finish(pictures, ids, epoch, images)
-        return flat
+            view.finish(pictures, ids, epoch, to=images)
+        return flat.to(dtype)
 
     def unpack(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The views of a flat batch, by size, in the order of the first view of each: [B, n, 3, H, W] each.

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from pipeline.errors import InputError
 from pipeline.recipe.policy import parse_policy
 from pipeline.section import Fraction, Jitter, Pair, Positive, Section, key
 
@@ -40,7 +41,7 @@ class AugmentSection(Section):
     re_mode: Literal["const", "rand", "pixel"] = key(
         "pixel", "random erasing: fill with zeros (const), one random colour a box (rand), or random noise (pixel)"
     )
-    re_count: Positive = key(1, "random erasing: maximum number of boxes")
+    re_count: Annotated[int, Field(gt=0, le=1000)] = key(1, "random erasing: maximum number of boxes")
     mixup: Annotated[float, Field(ge=0)] = key(0.0, "mixup alpha; 0 is off")
     cutmix: Annotated[float, Field(ge=0)] = key(0.0, "CutMix alpha; 0 is off")
     cutmix_minmax: Pair | None = key(
@@ -90,3 +91,11 @@ class AugmentSection(Section):
     def mixing(self) -> bool:
         """Whether mixup or CutMix is on."""
         return self.mixup > 0 or self.cut_alpha > 0
+
+    def check_image_size(self, side: int) -> None:
+        """`InputError` where no box of `cutmix_minmax` has whole pixels."""
+        least, greatest = self.cutmix_minmax or (0.0, 1.0)
+        if int(side * least) == int(side * greatest):
+            raise InputError(
+                f"augment.cutmix_minmax [{least:g}, {greatest:g}] is no whole pixel of data.image_size {side}"
+            )

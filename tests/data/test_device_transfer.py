@@ -1,10 +1,13 @@
 """Batches on the device: the same numbers as on the CPU, during the step; exceptions are raised at once."""
 
 import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pipeline.data import device_transfer
 from pipeline.data.batches import Batches
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.precision import DTYPES
@@ -101,3 +104,26 @@ def test_batches_come_while_the_step_computes(folder):  # noqa: F811
         assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
         assert second.inputs.isfinite().all()
+
+
+def test_no_thread_goes_back_to_another_ranks_gpu(monkeypatch):
+    """A thread begins on GPU 0. To go back to it, as leaving a stream does, would take half a GiB of its memory."""
+    gpu, on, went_to = torch.device("cuda", 1), [0], []
+
+    def go(to):
+        on[0] = torch.device(to).index
+        went_to.append(on[0])
+
+    @contextmanager
+    def stream(_):  # as torch's
+        before = on[0]
+        go(gpu)
+        yield
+        go(f"cuda:{before}")
+
+    monkeypatch.setattr(torch.cuda, "set_device", go)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(device_transfer, "_side_stream", lambda _: None)
+    assert list(device_transfer.on_side_stream([1, 2], lambda host: host, gpu)) == [1, 2]
+    assert set(went_to) == {1}

@@ -5,7 +5,7 @@ import pytest
 import torch
 from timm.data import Mixup
 
-from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.data.mixing import draw_mixture, soft_labels
 from pipeline.data.random import MIX, key
 from pipeline.recipe.augment import AugmentSection
 
@@ -39,7 +39,9 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, 
     for step in range(40):
         images, labels = batch(GROUP)
         ours = images.clone()
-        targets = mix_groups(ours, soft_labels(labels, CLASSES, 0.1), section, seed=3, step=step, first_group=5)
+        mixture = draw_mixture(GROUP, 12, section, seed=3, step=step, first_group=5)
+        mixture.mix(ours)
+        targets = mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
         np.random.seed(key(3, step, 5, MIX) & 0xFFFFFFFF)
         expected_images, expected_targets = timms(images, labels)
         torch.testing.assert_close(ours, expected_images)
@@ -52,11 +54,13 @@ def test_two_halves_mix_as_the_whole(mode):
     images, labels = batch(4 * GROUP)
     whole, halves = images.clone(), images.clone()
     targets = soft_labels(labels, CLASSES, 0.0)
-    expected = mix_groups(whole, targets, section, 1, 2, first_group=0)
-    parts = [
-        mix_groups(halves[half], targets[half], section, 1, 2, first)
-        for half, first in ((slice(0, 2 * GROUP), 0), (slice(2 * GROUP, None), 2))
-    ]
+    mixture = draw_mixture(4 * GROUP, 12, section, 1, 2, first_group=0)
+    mixture.mix(whole)
+    parts = []
+    for half, first in ((slice(0, 2 * GROUP), 0), (slice(2 * GROUP, None), 2)):
+        part = draw_mixture(2 * GROUP, 12, section, 1, 2, first)
+        part.mix(halves[half])
+        parts.append(part.mix_targets(targets[half]))
     assert torch.equal(halves, whole)
-    assert torch.equal(torch.cat(parts), expected)
+    assert torch.equal(torch.cat(parts), mixture.mix_targets(targets))
     assert not torch.equal(whole, images)

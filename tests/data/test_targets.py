@@ -20,7 +20,7 @@ from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from pipeline.data.loader import EvalLoader
-from pipeline.data.mixing import mix_groups
+from pipeline.data.mixing import draw_mixture
 from pipeline.distributed.topology import process_group, read_topology
 from pipeline.errors import InputError
 from pipeline.figures import MEASURED
@@ -167,7 +167,9 @@ def test_the_loader_gives_each_picture_its_targets_and_mixup_mixes_them(regressi
     assert not np.isin(mixed[0][1].numpy(), numbers).any()
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()
     targets = torch.stack([torch.arange(8.0), -10 * torch.arange(8.0)], dim=1)
-    found = mix_groups(images, targets, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
+    mixture = draw_mixture(8, 2, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
+    mixture.mix(images)
+    found = mixture.mix_targets(targets)
     torch.testing.assert_close(found, torch.stack([images[:, 0, 0, 0], -10 * images[:, 0, 0, 0]], dim=1))
 
 

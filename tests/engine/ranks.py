@@ -227,8 +227,8 @@ def summed(data: Path) -> dict[tuple[str, int, str], float]:
     optim = [(f"optim.{name}", value) for name, value in keys.items()]
     for name, accumulated, dtype in itertools.product(REDUCED, (1, 4), ("fp32", "bf16")):
         half = [("train.precision", "bf16"), ("engine.reduce_dtype", dtype)]
-        accumulation = ("train.grad_accum_steps", str(accumulated))
-        setting = Setting("mixer", data, *overrides_for(name), *optim, *half, accumulation)
+        unmixed = [("augment.mixup", "0"), ("augment.cutmix", "0"), ("train.grad_accum_steps", str(accumulated))]
+        setting = Setting("mixer", data, *overrides_for(name), *optim, *half, *unmixed)
         recipe, module = setting.recipe, torch.nn.Linear(4, 4, bias=False)
         torch.nn.init.zeros_(module.weight)
         engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, setting.topology)

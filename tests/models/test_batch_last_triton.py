@@ -1,7 +1,5 @@
 """The operations by Triton: on a GPU, by its interpreter on the CPU, and compiled for GPUs that are not there."""
 
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,18 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.models import permutation
 from pipeline.models.batch_last import by_torch, operations
+from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
 from tests.models.test_batch_last import SHAPES, assert_near, both_ways, step
 
-triton = pytest.importorskip("triton", reason="Triton is missing")
-from pipeline.models.batch_last import by_triton  # noqa: E402
+pytest.importorskip("triton", reason="Triton is missing")
+from pipeline.models.batch_last import by_triton
 
 ROOT = Path(__file__).parents[2]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # read by Triton when kernels are defined
-DEVICE = "cpu" if INTERPRETED else "cuda"
-RUNS = pytest.mark.skipif(
-    not INTERPRETED and not torch.cuda.is_available(), reason="needs a GPU; the interpreter runs it without"
-)
-COMPILED = pytest.mark.skipif(INTERPRETED, reason="of the compiler, not the interpreter")
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 # Tokens, channels and pictures: single ones, parts of blocks, several blocks of pictures, columns, rows and channels.
 SIZES = [(1, 1, 1), (3, 6, 1), (7, 12, 5), (3, 6, 130), (2, 48, 100), (2, 1030, 9)]
@@ -35,44 +28,12 @@ TOLERANCE = {FP32: 5e-6, FP16: 2e-3, BF16: 1.6e-2}  # the interpreter rounds dow
 
 @COMPILED
 def test_by_the_interpreter():
-    """All tests here that run kernels, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", __file__]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @pytest.fixture(autouse=True)
 def accesses_stay_inside(monkeypatch):
-    """Every access of an interpreted kernel is to numbers of one of the tensors that it got."""
-    if not INTERPRETED:
-        return
-    from triton.runtime.interpreter import interpreter_builder
-
-    launch = by_triton._launch
-    load, store = interpreter_builder.create_masked_load, interpreter_builder.create_masked_store
-    tensors: list[Tensor] = []
-
-    def launched(kernel, grid, *arguments, **constants):
-        tensors[:] = [each for each in arguments if isinstance(each, Tensor)]
-        launch(kernel, grid, *arguments, **constants)
-
-    def check(pointers, mask):
-        reached = pointers.data[mask.data]
-        spans = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in tensors]
-        assert not reached.size or any(start <= reached.min() and reached.max() < end for start, end in spans)
-
-    def loaded(pointers, mask, *rest):
-        check(pointers, mask)
-        return load(pointers, mask, *rest)
-
-    def stored(pointers, values, mask, *rest):
-        check(pointers, mask)
-        return store(pointers, values, mask, *rest)
-
-    monkeypatch.setattr(by_triton, "_launch", launched)
-    monkeypatch.setattr(interpreter_builder, "create_masked_load", loaded)
-    monkeypatch.setattr(interpreter_builder, "create_masked_store", stored)
+    check_accesses(by_triton, monkeypatch)
 
 
 def compare(name: str, *arguments) -> list[Tensor]:
@@ -194,39 +155,6 @@ def test_pytorch_computes_where_triton_is_missing():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def launches(kernel, arguments, options):
-    """The source that Triton compiles of a kernel for such arguments, and its options: as `JITFunction.run` does."""
-    from triton.compiler import ASTSource
-
-    constants = {name: value for name, value in options.items() if name in kernel.arg_names}
-    named = dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-    kinds = {name: "constexpr" if name in constants else kind(value) for name, value in named.items()}
-    values = {name: value.data_ptr() if isinstance(value, Tensor) else value for name, value in named.items()}
-    fixed, aligned = {}, {}
-    for n, (name, value) in enumerate(values.items()):
-        if kinds[name] == "constexpr":
-            fixed[n,] = value
-        elif isinstance(value, int) and value % 16 == 0:
-            aligned[n,] = [["tt.divisibility", 16]]
-    return ASTSource(kernel, kinds, fixed, aligned), {key: options[key] for key in options.keys() - constants}
-
-
-def kind(value: object) -> str:
-    """What Triton calls an argument's type: None and 1 are constants."""
-    kinds = {FP32: "*fp32", BF16: "*bf16", FP16: "*fp16", torch.int32: "*i32"}
-    if isinstance(value, Tensor):
-        return kinds[value.dtype]
-    return "constexpr" if value in (None, 1) else "i32" if isinstance(value, int) else "fp32"
-
-
-def spilled(cubin: bytes, path: Path) -> int:
-    """Bytes of memory that a thread uses for what its registers have no room for."""
-    path.write_bytes(cubin)
-    command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", path]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(re.search(r"STACK:(\d+)", shown)[1])
-
-
 @COMPILED
 @pytest.mark.parametrize(
     ("gpu", "types", "size"),
@@ -240,19 +168,13 @@ def spilled(cubin: bytes, path: Path) -> int:
     ],
 )
 def test_kernels_compile_for_gpus_without_spills_and_second_reads(gpu, types, size, tmp_path, monkeypatch):
-    from triton.backends.compiler import GPUTarget
-
     kernels = set()
 
-    def run(kernel, *arguments, grid, warmup, **options):
-        source, others = launches(kernel, arguments, options)
-        compiled = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=others)
-        assert spilled(compiled.asm["cubin"], tmp_path / "kernel") == 0
+    def check(kernel, arguments, compiled):
         accesses = [compiled.asm["ttir"].count(f"tt.{name}") for name in ("load", "store")]
         assert sum(accesses) == sum(isinstance(each, Tensor) for each in arguments)  # each is read or written once
         kernels.add(kernel)
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(triton.JITFunction, "run", run)
+    compile_instead(monkeypatch, gpu, tmp_path, check)
     call_all(lambda name, *arguments: getattr(by_triton, name)(*arguments), size, types, True, "cpu")
     assert len(kernels) == 6

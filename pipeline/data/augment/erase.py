@@ -5,6 +5,7 @@ Noise is drawn on the host from a table of the normal distribution's quantiles: 
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,34 +18,48 @@ from pipeline.recipe.augment import AugmentSection
 
 _MIN_AREA, _MAX_AREA = 0.02, 1 / 3
 _LOW, _HIGH = math.log(0.3), math.log(1 / 0.3)  # of the aspect
-_LEVELS = 1 << 12
+LEVELS = 1 << 12
 Mode = Literal["const", "rand", "pixel"]
 _NOISE = 1 << 20  # first counter of a picture's noise
-_COUNTERS = 1 << 14  # of a row: four numbers each
+COUNTERS = 1 << 14  # of a row: four numbers each
 
 
-def erase(images: torch.Tensor, view_ids: np.ndarray, section: AugmentSection, seed: int, epoch: int) -> None:
-    """Erase boxes of normalised pictures float32 [B, 3, side, side] in place, by the section's `re_` keys.
+@dataclass(frozen=True)
+class Erasing:
+    """What is erased of a batch of pictures."""
 
-    `re_mode` const fills with zeros, rand with one standard normal colour a box, pixel with standard normal noise. On
-    the CPU, where it is compiled, pictures are channels last in memory.
+    boxes: np.ndarray  # int64 [n, 5]: picture, top, left, height, width; in the order of the pictures
+    streams: np.ndarray  # uint64 [n]: of the boxes' random numbers
+    mode: Mode
+
+
+def draw_erasing(view_ids: np.ndarray, side: int, section: AugmentSection, seed: int, epoch: int) -> Erasing:
+    """Draw the boxes of pictures of `side` pixels, by the section's `re_` keys."""
+    boxes, streams = draw_boxes(view_ids, seed, epoch, side, section.re_prob, section.re_count)
+    return Erasing(boxes, streams, section.re_mode)
+
+
+def erase(images: torch.Tensor, erasing: Erasing) -> None:
+    """Erase boxes of normalised pictures float32 [B, 3, side, side] in place.
+
+    Mode const fills with zeros, rand with one standard normal colour a box, pixel with standard normal noise. On the
+    CPU, where it is compiled, pictures are channels last in memory.
     """
-    boxes, streams = draw_boxes(view_ids, seed, epoch, images.shape[-1], section.re_prob, section.re_count)
-    mode: Mode = section.re_mode
     if images.device.type == "cpu":
-        pictures = images.permute(0, 2, 3, 1).numpy()
-        _erase(pictures, boxes, streams, mode == "const", mode == "pixel", normal_quantiles())
+        pictures, mode = images.permute(0, 2, 3, 1).numpy(), erasing.mode
+        _erase(pictures, erasing.boxes, erasing.streams, mode == "const", mode == "pixel", normal_quantiles())
     else:
-        erase_with_torch(images, boxes, streams, mode)
+        erase_with_torch(images, erasing)
 
 
-def erase_with_torch(images: torch.Tensor, boxes: np.ndarray, streams: np.ndarray, mode: Mode) -> None:
-    """`erase` on any device, given the boxes and streams of `draw_boxes`: the same numbers."""
-    shapes = boxes[:, 3:] if mode == "pixel" else np.ones((len(boxes), 2), np.int64)
+def erase_with_torch(images: torch.Tensor, erasing: Erasing) -> None:
+    """`erase` on any device: the same numbers."""
+    boxes = erasing.boxes
+    shapes = boxes[:, 3:] if erasing.mode == "pixel" else np.ones((len(boxes), 2), np.int64)
     sizes = 3 * shapes[:, 0] * shapes[:, 1]
     noise = np.zeros(sizes.sum(), np.float32)
-    if mode != "const":
-        fill_noise(noise, shapes, streams, normal_quantiles())
+    if erasing.mode != "const":
+        fill_noise(noise, shapes, erasing.streams, normal_quantiles())
     values = torch.from_numpy(noise).to(images.device, non_blocking=True)
     for (b, top, left, height, width), shape, fill in zip(
         boxes.tolist(), shapes.tolist(), values.split(sizes.tolist()), strict=True
@@ -95,7 +110,7 @@ def draw_boxes(view_ids, seed, epoch, side, prob, count):
                     boxes[drawn, 2] = int(uniform(stream, at + 1) * (side - w + 1))
                     streams[drawn] = scramble(stream + np.uint64(_NOISE + at))
                     at += 2
-                    drawn += 1
+                    drawn += h * w > 0  # in a small picture a side may round to 0: nothing is erased, as by timm
                     break
     return boxes[:drawn], streams[:drawn]
 
@@ -114,7 +129,7 @@ def fill_noise(noise, shapes, streams, quantiles):
 @jit
 def _row(stream, y):
     """The random stream of a row of a box."""
-    return stream + np.uint64(_COUNTERS * y)
+    return stream + np.uint64(COUNTERS * y)
 
 
 @jit
@@ -124,10 +139,10 @@ def _fill_normal(values, stream, quantiles):
     for i in range(whole):
         bits = scramble(stream + np.uint64(i))
         for k in range(4):
-            values[4 * i + k] = quantiles[(bits >> np.uint64(16 * k)) & np.uint64(_LEVELS - 1)]
+            values[4 * i + k] = quantiles[(bits >> np.uint64(16 * k)) & np.uint64(LEVELS - 1)]
     bits = scramble(stream + np.uint64(whole))
     for i in range(4 * whole, values.size):
-        values[i] = quantiles[bits & np.uint64(_LEVELS - 1)]
+        values[i] = quantiles[bits & np.uint64(LEVELS - 1)]
         bits >>= np.uint64(16)
 
 
@@ -137,5 +152,5 @@ def normal_quantiles() -> np.ndarray:
 
     The table is no larger so that it fits into a core's first-level cache.
     """
-    levels = ndtri((np.arange(_LEVELS) + 0.5) / _LEVELS)
+    levels = ndtri((np.arange(LEVELS) + 0.5) / LEVELS)
     return (levels / levels.std()).astype(np.float32)

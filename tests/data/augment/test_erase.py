@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from timm.data import random_erasing
 
-from pipeline.data.augment.erase import draw_boxes, erase, erase_with_torch, normal_quantiles
+from pipeline.data.augment.erase import Erasing, draw_boxes, draw_erasing, erase, erase_with_torch, normal_quantiles
 from pipeline.data.random import ERASE, key, uniform
 from pipeline.recipe.augment import AugmentSection
 
@@ -22,7 +22,7 @@ def blank(pictures: int, side: int) -> torch.Tensor:
 def erased(count: int, mode: str, pictures: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
     images = blank(pictures, side)
     section = AugmentSection(re_prob=prob, re_count=count, re_mode=mode)
-    erase(images, np.arange(pictures), section, SEED, EPOCH)
+    erase(images, draw_erasing(np.arange(pictures), side, section, SEED, EPOCH))
     return images
 
 
@@ -37,8 +37,8 @@ def numbers_of(sample: int) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("side", [8, 32, 224])
+@pytest.mark.parametrize("count", [1, 3, 10])
+@pytest.mark.parametrize("side", [4, 8, 32, 224])
 def test_erased_boxes_are_timms_with_the_same_numbers(count, side, monkeypatch):
     timms = random_erasing.RandomErasing(0.5, mode="const", max_count=count, device="cpu")
     ours = erased(count, "const", 200, side, prob=0.5)
@@ -81,22 +81,19 @@ def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-@pytest.mark.parametrize("count", [1, 3])
-def test_other_devices_erase_like_the_cpu(count, mode):
-    images = blank(50, 32)
-    erase_with_torch(images, *draw_boxes(np.arange(50), SEED, EPOCH, 32, 0.7, count), mode)
-    assert torch.equal(images, erased(count, mode, 50, prob=0.7))
+@pytest.mark.parametrize(("side", "count"), [(32, 1), (32, 3), (2, 1), (8, 10)])  # the last two draw empty boxes
+def test_other_devices_erase_like_the_cpu(side, count, mode):
+    images = blank(200, side)
+    erase_with_torch(images, Erasing(*draw_boxes(np.arange(200), SEED, EPOCH, side, 0.7, count), mode))
+    assert torch.equal(images, erased(count, mode, 200, side, prob=0.7))
     assert (images != 99.0).any()
 
 
 def test_a_batch_of_nothing():
     """As of a rank whose part of the last evaluation batch is empty."""
-    boxes, streams = draw_boxes(np.arange(0), SEED, EPOCH, 8, 1.0, 1)
-    assert boxes.shape == (0, 5)
-    for act in (
-        lambda images: erase(images, np.arange(0), AugmentSection(re_prob=1.0), SEED, EPOCH),
-        lambda images: erase_with_torch(images, boxes, streams, "pixel"),
-    ):
+    erasing = draw_erasing(np.arange(0), 8, AugmentSection(re_prob=1.0), SEED, EPOCH)
+    assert erasing.boxes.shape == (0, 5)
+    for act in (erase, erase_with_torch):
         images = blank(0, 8)
-        act(images)
+        act(images, erasing)
         assert images.shape == (0, 3, 8, 8)

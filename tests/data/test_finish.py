@@ -1,0 +1,192 @@
+"""Normalising, erasing and mixing in one kernel: the numbers of doing them one after the other, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeline.data import finish
+from pipeline.data.augment.erase import Erasing, draw_erasing
+from pipeline.data.finish import Finish, finish_in_steps
+from pipeline.data.mixing import Mixture, draw_mixture
+from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
+
+pytest.importorskip("triton", reason="Triton is missing")
+from pipeline.data import finish_by_triton
+
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+MODES = [None, "const", "rand", "pixel"]
+MIXES: dict[str, dict] = {
+    "nothing": {},
+    "groups": {"mixup": 0.8, "cutmix": 1.0, "mixup_prob": 0.8},
+    "pairs": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},
+    "each": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "elem", "mixup_prob": 0.8},
+}
+ROUNDS = {FP32: 0.0, FP16: 0.0, BF16: 2**-7}  # the interpreter rounds down to bf16
+
+
+@COMPILED
+def test_by_the_interpreter():
+    run_interpreted(__file__)
+
+
+@pytest.fixture(autouse=True)
+def accesses_stay_inside(monkeypatch):
+    check_accesses(finish_by_triton, monkeypatch)
+
+
+def drawn(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tensor, Erasing | None, Mixture | None]:
+    """Pictures, and what is done with them; of up to three boxes some overlap."""
+    pictures = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
+    section = AugmentSection(re_prob=0.7, re_count=3, re_mode=mode or "const", mix_group=4, **MIXES[mix])
+    erasing = draw_erasing(np.arange(count), side, section, 1, 2) if mode else None
+    mixture = draw_mixture(count, side, section, 1, 5, 3) if section.mixing else None
+    return pictures, erasing, mixture
+
+
+def both_ways(pictures: torch.Tensor, erasing: Erasing | None, mixture: Mixture | None, dtype: torch.dtype):
+    mean, std = (255 * torch.tensor(of, device=DEVICE)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
+    arguments = pictures, mean, std, dtype, erasing, mixture
+    return finish_by_triton.finish(*arguments), finish_in_steps(*arguments)
+
+
+@RUNS
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("count", "side"), [(16, 32), (8, 27), (4, 1)])
+def test_the_kernel_gives_the_numbers_of_the_steps(count, side, mode, mix):
+    found, expected = both_ways(*drawn(count, side, mode, mix), FP32)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+@RUNS
+@pytest.mark.parametrize("dtype", ROUNDS)
+def test_they_are_rounded_at_the_end(dtype):
+    found, expected = both_ways(*drawn(8, 32, "pixel", "groups"), dtype)
+    assert found.dtype == dtype
+    assert ((found.float() - expected.float()).abs() <= ROUNDS[dtype] * expected.float().abs()).all()
+
+
+@RUNS
+def test_pictures_of_several_programs_and_no_box():
+    pictures, _, mixture = drawn(4, 64, None, "groups")
+    nothing = Erasing(np.zeros((0, 5), np.int64), np.zeros(0, np.uint64), "pixel")
+    found, expected = both_ways(pictures, nothing, mixture, FP32)
+    assert torch.equal(found, expected)
+
+
+@RUNS
+def test_it_writes_where_it_is_told_to(monkeypatch):
+    finisher, arguments, to = of_kernel(monkeypatch, finish_by_triton), drawn(8, 27, "rand", "nothing"), None
+    for _ in range(2):  # the first call is by the steps
+        to = torch.full((8, 27, 27, 3), torch.nan, device=DEVICE)
+        images = finisher(arguments[0], FP32, *arguments[1:], to)
+        assert images.data_ptr() == to.data_ptr()
+        assert torch.equal(images, both_ways(*arguments, FP32)[1])
+    assert finisher._kernel is finish_by_triton
+
+
+def of_kernel(monkeypatch, kernel) -> Finish:
+    """As on a GPU with this kernel."""
+    finisher = Finish(DataSection(path="none", num_classes=10, image_size=27), torch.device(DEVICE))
+    monkeypatch.setattr(finisher, "_kernel", kernel)
+    return finisher
+
+
+@COMPILED
+def test_mean_and_deviation_are_there_when_it_is_made():
+    """The thread that finishes batches has a stream of its own, which waits for no product in another."""
+    on_gpu = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+            result = operator(*arguments, **(options or {}))
+            if isinstance(result, torch.Tensor) and result.is_cuda:
+                on_gpu.append(operator.overloadpacket)
+            return result
+
+    with FakeTensorMode(), Recorder():
+        Finish(DataSection(path="none", num_classes=10, image_size=27), torch.device("cuda"))
+    assert on_gpu == [torch.ops.aten._to_copy] * 2
+
+
+class Wrong:
+    """A kernel that is off in the last bit of one number."""
+
+    calls = 0
+
+    @classmethod
+    def finish(cls, *arguments) -> torch.Tensor:
+        cls.calls += 1
+        images = finish_in_steps(*arguments)
+        images[0, 0, 0, 0] = torch.nextafter(images[0, 0, 0, 0], images.new_tensor(9.0))
+        return images
+
+
+class Broken:
+    @staticmethod
+    def finish(*arguments) -> torch.Tensor:
+        raise RuntimeError("PTX was compiled\nwith an unsupported toolchain")
+
+
+@RUNS
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (Wrong, "its numbers are not PyTorch's"),
+        (Broken, "RuntimeError: PTX was compiled with an unsupported toolchain"),
+    ],
+)
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, monkeypatch, capsys):
+    finisher, arguments = of_kernel(monkeypatch, kernel), drawn(8, 27, "pixel", "groups")
+    expected = both_ways(*arguments, BF16)[1]
+    for _ in range(3):
+        assert torch.equal(finisher(arguments[0], BF16, *arguments[1:]), expected)
+    [line] = capsys.readouterr().err.splitlines()
+    assert reason in line
+    assert Wrong.calls <= 1
+
+
+@RUNS
+def test_a_sound_kernel_is_checked_once(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(finish, "finish_in_steps", lambda *of: calls.append(of) or finish_in_steps(*of))
+    finisher, arguments = of_kernel(monkeypatch, finish_by_triton), drawn(8, 27, "pixel", "each")
+    images = [finisher(arguments[0], FP32, *arguments[1:]) for _ in range(3)]
+    assert len(calls) == 1
+    assert torch.equal(images[0], images[1])
+    assert torch.equal(images[0], images[2])
+    assert finisher(arguments[0][:0]).shape == (0, 3, 27, 27)  # no kernel has an empty grid
+    assert not capsys.readouterr().err
+
+
+@COMPILED
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "mode", "mix"),
+    [
+        (70, FP16, "pixel", "groups"),
+        (80, BF16, "pixel", "groups"),
+        (90, BF16, "pixel", "groups"),
+        (90, BF16, "rand", "groups"),
+        (90, FP32, "const", "nothing"),
+        (90, BF16, None, "nothing"),
+        (100, BF16, "pixel", "groups"),
+    ],
+)
+def test_it_compiles_for_gpus_and_rounds_each_operation(gpu, dtype, mode, mix, tmp_path, monkeypatch):
+    seen = []
+
+    def check(kernel, arguments, compiled):
+        assert "fma" not in compiled.asm["ptx"]
+        assert "div.rn.f32" in compiled.asm["ptx"]
+        seen.append(kernel)
+
+    compile_instead(monkeypatch, gpu, tmp_path, check)
+    pictures, erasing, mixture = drawn(8, 224, mode, mix)
+    mean, std = (255 * torch.tensor(of)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
+    finish_by_triton.finish(pictures, mean, std, dtype, erasing, mixture)
+    assert len(seen) == 1
