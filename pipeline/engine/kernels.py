@@ -27,7 +27,7 @@ from pipeline.files import atomic_write
 from pipeline.models.batch_last import by_c
 from pipeline.models.batch_last.block import fits
 from pipeline.models.mixer.network import Mixer, MixerBlock
-from pipeline.native.build import cache_folder
+from pipeline.native.build import cache_folder, compiled
 from pipeline.recipe.train import EngineSection, TrainSection
 
 _ROUNDS = 9
@@ -78,7 +78,7 @@ def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> 
     tokens = module.stem.num_patches if module.shape.depth == 1 else module.shape.tokens or module.stem.num_patches
     shape = (batch, tokens, module.shape.channels)
     path = cache_folder() / f"kernels-{_key(block, shape, precision, device)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["kernels"]])
     ratio = _time_ratio(block, shape, precision, device)
     chosen = "batch_last" if ratio < _WORTH else "plain"
@@ -155,8 +155,9 @@ def _key(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.
     """Of all that the times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = (torch.__version__, version("widemix"))
-    compiled = by_c.takes(torch.empty(0, device=device), torch.float32)
-    parts = [name, *versions, compiled, torch.get_num_threads(), precision, *shape, repr(block)]
+    library = compiled().name if by_c.takes(torch.empty(0, device=device), torch.float32) else None
+    tf32 = torch.get_float32_matmul_precision()
+    parts = [name, *versions, library, torch.get_num_threads(), precision, tf32, *shape, repr(block)]
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]
 
 

@@ -16,7 +16,7 @@ INLINE void NAMED(norm_vectors)(const NUMBER *restrict x, NUMBER *restrict y, fl
                                 float *restrict scale, const int32_t *restrict place,
                                 const NAMED(norm_arguments) *restrict all, const int vectors, const int64_t count) {
     const int64_t channels = all->channels, batch = all->batch;
-    vector m[MOST_VECTORS] = {0}, v[MOST_VECTORS] = {0};
+    vector m[MOST_VECTORS] = {0}, v[MOST_VECTORS] = {0}, rest[MOST_VECTORS] = {0};
     for (int64_t c = 0; c < channels; c++)
         for (int k = 0; k < vectors; k++)
             m[k] += LOAD_VECTOR(x + c * batch + k * FOLDED, count);
@@ -25,11 +25,13 @@ INLINE void NAMED(norm_vectors)(const NUMBER *restrict x, NUMBER *restrict y, fl
     for (int64_t c = 0; c < channels; c++)
         for (int k = 0; k < vectors; k++) {
             const vector d = LOAD_VECTOR(x + c * batch + k * FOLDED, count) - m[k];
-            v[k] += d * d;
+            v[k] += d * d, rest[k] += d;
         }
     for (int k = 0; k < vectors; k++) {
+        rest[k] /= vector_of(channels); /* what rounding has left out of the mean */
+        m[k] += rest[k], v[k] -= rest[k] * rest[k] * vector_of(channels);
         for (int l = 0; l < FOLDED; l++)
-            v[k][l] = 1.0f / sqrtf(v[k][l] / channels + all->eps);
+            v[k][l] = 1.0f / sqrtf((v[k][l] < 0 ? 0 : v[k][l]) / channels + all->eps);
         store_vector_fp32(mean + k * FOLDED, m[k], count);
         store_vector_fp32(scale + k * FOLDED, v[k], count);
     }

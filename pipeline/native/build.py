@@ -15,8 +15,19 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 # No contraction to fused multiply-adds: the same results on every machine, and Pillow's.
+# No traps of the processor, which nobody looks at: without AVX-512 GCC keeps branches for them instead of vectors.
 # -Bsymbolic: our functions call each other, even if another library of the process (FFCV) has the same names.
-_FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-shared", "-fPIC", "-Wl,-Bsymbolic")
+_FLAGS = (
+    "-std=gnu11",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-shared",
+    "-fPIC",
+    "-Wl,-Bsymbolic",
+)
 _NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
 _LIBRARIES = ("-ljpeg", "-lpthread", "-lm")
 
@@ -27,7 +38,7 @@ class BuildError(RuntimeError):
 
 def compiled() -> Path:
     """The path of the library for this machine, which is built if it is missing. Raises `BuildError`."""
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     stem = f"native-{platform.machine()}-{_digest(*_sources(), _cpu())}"
     folder = cache_folder()
     if compiler is None:  # a compute node without one may use what a login node built
@@ -46,13 +57,13 @@ def cache_folder() -> Path:
 
     No shared temporary folder: other users could put code into it.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix"
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):
             return home
-    except OSError:
-        pass  # no home, or a read-only one, as in some containers
+    except (OSError, RuntimeError):
+        pass  # no home, or a read-only one, as in some containers; RuntimeError: nothing says where it is
     temporary = Path(tempfile.mkdtemp(prefix="widemix-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary

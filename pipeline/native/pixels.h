@@ -5,16 +5,17 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "shuffle.h"
+
 typedef uint8_t sixteen __attribute__((vector_size(16)));
 
 /* Convert `width` pixels of three bytes to four bytes. Four at a time, while 16 bytes fit into both rows. */
 static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
-    const sixteen order = {0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11};
     int x = 0;
     for (; x + 6 <= width; x += 4) {
         sixteen bytes;
         memcpy(&bytes, from + 3 * x, sizeof bytes);
-        bytes = __builtin_shuffle(bytes, order);
+        bytes = SHUFFLE(sixteen, bytes, bytes, 0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11);
         memcpy(to + 4 * x, &bytes, sizeof bytes);
     }
     for (; x < width; x++) {
@@ -25,8 +26,7 @@ static inline void spread_row(const uint8_t *from, int width, uint8_t *to) {
 
 /* Four pixels of four bytes as 12 bytes, and four more. */
 static inline sixteen pack_four(sixteen pixels) {
-    const sixteen order = {0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15};
-    return __builtin_shuffle(pixels, order);
+    return SHUFFLE(sixteen, pixels, pixels, 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15, 15, 15, 15);
 }
 
 /* Convert `width` pixels of four bytes to three bytes. */

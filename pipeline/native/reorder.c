@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "index.h"
+#include "shuffle.h"
 
 enum { DONE = 0, NO_MEMORY = 1, OUT_OF_RANGE = 2 };
 
@@ -69,12 +70,6 @@ DEFINE_REORDER(32)
 typedef uint16_t eight __attribute__((vector_size(16))); /* eight numbers of 16 bits: a column of eight rows */
 typedef uint32_t pairs __attribute__((vector_size(16)));
 typedef uint64_t halves __attribute__((vector_size(16)));
-
-#ifdef __clang__
-#define SHUFFLE(type, a, b, ...) __builtin_shufflevector((type)(a), (type)(b), __VA_ARGS__)
-#else
-#define SHUFFLE(type, a, b, ...) __builtin_shuffle((type)(a), (type)(b), (type){__VA_ARGS__})
-#endif
 
 /* Transpose 8 x 8 numbers: single ones of two rows in turns, then pairs, then halves. */
 static inline __attribute__((always_inline)) void transpose(eight tile[8]) {

@@ -108,16 +108,15 @@ static void resize_down(const uint8_t *from, size_t stride, size_t size, const s
 
 /* Exchanges rows and columns of 4 x 4 pixels of four bytes. */
 static inline void transpose(const uint8_t *const rows[4], size_t at, four columns[4]) {
-    const four low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, left = {0, 1, 4, 5}, right = {2, 3, 6, 7};
     four row[4];
     for (int k = 0; k < 4; k++)
         memcpy(row + k, rows[k] + at, sizeof *row);
-    const four a = __builtin_shuffle(row[0], row[1], low), b = __builtin_shuffle(row[2], row[3], low);
-    const four c = __builtin_shuffle(row[0], row[1], high), d = __builtin_shuffle(row[2], row[3], high);
-    columns[0] = __builtin_shuffle(a, b, left);
-    columns[1] = __builtin_shuffle(a, b, right);
-    columns[2] = __builtin_shuffle(c, d, left);
-    columns[3] = __builtin_shuffle(c, d, right);
+    const four a = SHUFFLE(four, row[0], row[1], 0, 4, 1, 5), b = SHUFFLE(four, row[2], row[3], 0, 4, 1, 5);
+    const four c = SHUFFLE(four, row[0], row[1], 2, 6, 3, 7), d = SHUFFLE(four, row[2], row[3], 2, 6, 3, 7);
+    columns[0] = SHUFFLE(four, a, b, 0, 1, 4, 5);
+    columns[1] = SHUFFLE(four, a, b, 2, 3, 6, 7);
+    columns[2] = SHUFFLE(four, c, d, 0, 1, 4, 5);
+    columns[3] = SHUFFLE(four, c, d, 2, 3, 6, 7);
 }
 
 /* Resize `count` rows of pixels of four bytes, at most ROWS, to ROWS rows of pixels of three bytes, `to_stride` apart.

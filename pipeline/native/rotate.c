@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "shuffle.h"
 #include "simd.h"
 #include "move.h"
 
@@ -15,15 +16,17 @@ typedef float floats __attribute__((vector_size(VECTOR)));
 typedef uint32_t pixels __attribute__((vector_size(16)));
 typedef float float_pixel __attribute__((vector_size(16)));
 
-static const int_vector SPREAD = {
-    0, 0, 0, 0,
-#if TAPS > 1
-    1, 1, 1, 1,
+#if TAPS == 4
+#define SPREAD 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3
+#define LOW 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#define EVEN 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27
+#define ODD 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31
+#elif TAPS == 2
+#define SPREAD 0, 0, 0, 0, 1, 1, 1, 1
+#else
+#define SPREAD 0, 0, 0, 0
 #endif
-#if TAPS > 2
-    2, 2, 2, 2, 3, 3, 3, 3,
-#endif
-};
 
 void begin_rotation(struct move *move) {
     for (int axis = 0; axis < 2; axis++)
@@ -48,7 +51,11 @@ static void locate(const struct move *move, int row, int first, int last) {
 }
 
 /* From here on with fused multiply-adds, which round less: uncertain values are recomputed in Pillow's arithmetic. */
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
 #pragma GCC optimize("fp-contract=fast")
+#endif
 
 static inline void compute_weights(float x, float *weights) { /* Pillow's cubic has a = -1 */
     weights[0] = x * (-1 + x * (2 - x));
@@ -63,7 +70,7 @@ static inline floats row_of(const uint8_t *pixels) { return __builtin_convertvec
 static inline floats weighed(floats pixels, const float *weights) {
     floats each;
     memcpy(&each, weights, sizeof each);
-    return pixels * __builtin_shuffle(each, SPREAD);
+    return pixels * (floats)SHUFFLE(int_vector, each, each, SPREAD);
 }
 
 /* The weighted sum of a column's taps; the TAPS pixels of the result are not added up yet. */
@@ -83,11 +90,9 @@ static inline floats taps(const struct move *move, int column) {
 #if TAPS == 4
 /* The sums of four columns' taps: adds halves of two columns at a time, twice. */
 static inline floats sums_of(floats a, floats b, floats c, floats d) {
-    const int_vector low = {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
-    const int_vector even = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};
-    floats ab = __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, low + 8);
-    floats cd = __builtin_shuffle(c, d, low) + __builtin_shuffle(c, d, low + 8);
-    return __builtin_shuffle(ab, cd, even) + __builtin_shuffle(ab, cd, even + 4);
+    floats ab = (floats)SHUFFLE(int_vector, a, b, LOW) + (floats)SHUFFLE(int_vector, a, b, HIGH);
+    floats cd = (floats)SHUFFLE(int_vector, c, d, LOW) + (floats)SHUFFLE(int_vector, c, d, HIGH);
+    return (floats)SHUFFLE(int_vector, ab, cd, EVEN) + (floats)SHUFFLE(int_vector, ab, cd, ODD);
 }
 #endif
 

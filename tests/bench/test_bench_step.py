@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.bench import step
+from pipeline.bench import network_step, step
 from pipeline.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
 from pipeline.distributed.topology import Topology, process_group
 from pipeline.errors import InputError
@@ -57,8 +57,10 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_the_rows_of_a_recipe_add_up(one_thread):
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
+    precisions = []
+    monkeypatch.setattr(network_step, "set_matmul_precision", precisions.append)
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.matmul_precision", "high")])
     rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
     assert [row["name"] for row in rows] == ["normal", "rp", "timm eager"]
     assert {row["kernels"] for row in rows} <= {"plain", "batch_last"}
@@ -68,6 +70,7 @@ def test_the_rows_of_a_recipe_add_up(one_thread):
         assert abs(sum(row[f"{part}_ms"] for part in PARTS) / 1e3 - seconds) < 0.5 * seconds  # medians of each
         assert abs(row["tflop_per_s"] * 1e12 - flops / seconds) < 0.05 * flops / seconds + 1e8
     assert rows[0]["time_ratio"] == 1
+    assert precisions == ["high"]
     assert measure_peak("fp32", torch.device("cpu")) > 1e9
     sizes = [("model.width", "2048"), ("model.density", "0.02"), ("model.depth", "1")]
     other = load_recipe(ROOT / "recipes/cifar10/sw_mlp.yaml", sizes)

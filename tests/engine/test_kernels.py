@@ -60,6 +60,13 @@ def test_the_faster_way_is_kept_on_disk_by_shape_and_precision(timed, cache):
     assert len(timed) == 4
 
 
+def test_products_in_tf32_are_timed_by_themselves(timed, monkeypatch):
+    chosen()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert chosen() == chosen() == "batch_last"
+    assert len(timed) == 2
+
+
 def test_a_way_hardly_faster_is_not_taken(cache, monkeypatch):
     monkeypatch.setattr(kernels, "_time_ratio", lambda *_: 0.99)
     assert chosen() == "plain"
