@@ -31,7 +31,7 @@ class ModelCost:
     parameters: int
     connections: float  # nonzero entries of all effective mixing matrices (stem, skip W and head left out)
     omega: float  # Omega, mean connections of a mixing layer (equation 14)
-    gamma: float  # expansion; in a Mixer the one that gives this Omega at its S and C: Omega / (m (S + C) / 2)
+    gamma: float  # expansion; of a Mixer with D_S and D_C the one that gives this Omega: Omega / (m (S + C) / 2)
     width: float  # m, effective width of the features: S*C in a Mixer
     hidden_width: float  # gamma * m
     max_width: float  # of the widest output of a mixing layer: max(S D_C, C D_S) in a Mixer, as table 1 counts it

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from pipeline.errors import InputError
 from pipeline.files import atomic_write, fsync_path
@@ -45,10 +45,8 @@ def export_model(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-        fsync_path(unfinished / "model.safetensors")
+        atomic_write(unfinished / "model.safetensors", save(weights, metadata={"format": "pt"}))
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
-        shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # else only of its owner
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
             atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
         if onnx:

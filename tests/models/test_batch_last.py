@@ -8,7 +8,7 @@ from torch import nn
 
 from pipeline.models import permutation
 from pipeline.models.batch_last import by_c, by_torch
-from pipeline.models.batch_last.block import fits
+from pipeline.models.batch_last.block import _places, fits
 from pipeline.models.batch_last.operations import activate, add, norm
 from pipeline.models.mixer.network import Mixer
 
@@ -74,6 +74,14 @@ def test_a_step_in_fp32_is_that_in_fp64(shape):
     assert_near(step(other.float(), x), step(plain, x.double()), 2e-5)
 
 
+def test_fsdp_has_no_view_to_warn_of():
+    _, other = both_ways(SHAPES["rp"], torch.float32)
+    x = torch.randn(5, 16, 6, requires_grad=True)
+    y = other.blocks[0](x)
+    assert y._base is None
+    assert y.stride() == (1, 30, 5)
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_pictures_may_lie_in_memory_with_the_channels_last(shape):
     plain, other = both_ways(shape, torch.float64)
@@ -122,6 +130,35 @@ def test_compiled_operations_are_those_of_pytorch(dtype, batch, placed):
     compare("add_backward", g, index, len(bias), dtype)
 
 
+def test_a_mean_far_above_the_deviation_is_taken_out():
+    x, one = torch.randn(4 * 768, 20) + 1e3, torch.ones(768)
+    expected, _, _ = by_torch.norm(x.double(), one.double(), one.double(), 1e-6, None, torch.float64)
+    found, _, _ = by_c.norm(x, one, one, 1e-6, None, x.dtype)
+    assert (found - expected).norm() < 5e-5 * expected.norm()
+    assert by_c.norm(x[:1].expand(768, 20) * 1e5, one, one, 1e-6, None, x.dtype)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_is_not_that_of_sums(default):
+    x, g, (weight, bias) = *torch.randn(2, 96, 8), torch.randn(2, 6)
+
+    def results(module) -> list[torch.Tensor]:
+        _, mean, scale = normed = module.norm(x, weight, bias, 1e-6, None, x.dtype)
+        by_norm = module.norm_backward(g, x, weight, None, mean, scale)
+        by_activation = module.activate_backward(g.view(6, 128), x.view(6, 128), bias)
+        return [*normed, *by_norm, *by_activation, *module.add_backward(g, None, 6, x.dtype)]
+
+    expected = results(by_torch)
+    torch.set_default_dtype(default)
+    try:
+        found = results(by_c)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.allclose(one, other, atol=2e-5, rtol=2e-5)
+
+
 def test_gelu_and_its_slope_everywhere():
     """Against fp64; where PyTorch's own fp32 is off by 1.2e-7 x in the tails, ours may not be farther off."""
     x = torch.cat([torch.linspace(-20, 20, 400_001), torch.tensor([-0.0, 1e-30, -1e-30, 3e38, -3e38, torch.inf])])
@@ -152,6 +189,21 @@ def test_the_order_of_the_rows_follows_loaded_permutations():
     for network in (plain, other):
         network.load_state_dict(again.state_dict())
     assert_near(step(other, x), step(plain, x), 1e-12)
+
+
+@pytest.mark.parametrize("shape", [SHAPES["normal"], SHAPES["rp"]], ids=["normal", "rp"])
+def test_training_may_follow_inference(shape):
+    plain, other = both_ways(shape, torch.float64)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    with torch.inference_mode():
+        assert torch.allclose(other(x), plain(x))
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
+def test_places_are_on_the_device_of_the_features():
+    _, other = both_ways(SHAPES["normal"], torch.float32)
+    other(torch.randn(4, 3, 8, 8))
+    assert _places(other.blocks[0].mlp_channels, torch.empty(96, 4, device="meta"), 6).inward.is_meta
 
 
 @pytest.mark.parametrize("wrong", [-1, 96, 2**31 - 1])
@@ -194,3 +246,7 @@ def test_what_it_does_not_compute():
     hooked = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP)
     hooked.blocks[1].mlp_tokens.fc1.register_forward_hook(lambda *_: None)
     assert [fits(block) for block in hooked.blocks] == [True, False]
+    other = Mixer(img_size=8, patch_size=2, num_classes=3, **(MLP | {"depth": 3}))
+    other.blocks[0].norm1 = nn.LayerNorm(6, elementwise_affine=False)
+    other.blocks[2].mlp_channels.fc2 = nn.Linear(9, 6, bias=False)
+    assert [fits(block) for block in other.blocks] == [False, True, False]

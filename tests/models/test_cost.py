@@ -148,10 +148,18 @@ def test_published_figures():
     text = model_cost(MixerSection(**B_W), 224, 1000)
     assert text.omega == pytest.approx(2.90e8, rel=2e-3)
     assert text.max_width == pytest.approx(6.88e5, rel=2e-3)
-    assert text.gamma == pytest.approx(4.57, abs=2e-3)
+    assert text.gamma == 4.57
     table = model_cost(MixerSection(**{**B_W, "expansion": 4.09}), 224, 1000)
     assert table.omega == pytest.approx(2.6e8, rel=2e-3)
     assert table.max_width == pytest.approx(6.2e5, rel=1e-2)
+
+
+@pytest.mark.parametrize(("kind", "expansion"), [("mixer", 2.0), ("s_mixer", None)])
+def test_gamma_does_not_depend_on_the_pictures_own_tokens(kind, expansion):
+    """Omega does: the first token mixing maps S0 = 64 to S = 360 tokens. gamma m is the width of figure 4."""
+    sizes = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
+    cost = model_cost(MixerSection(kind=kind, expansion=expansion, **sizes), 32, 10)
+    assert (cost.gamma, cost.hidden_width) == (expansion or 1, (expansion or 1) * 4 * 360)
 
 
 def test_s_fc_has_the_connections_of_table_1():

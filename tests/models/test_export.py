@@ -1,6 +1,7 @@
 """What is exported, timm loads back to equal logits."""
 
 import json
+import resource
 from typing import Any
 
 import pytest
@@ -109,14 +110,22 @@ def test_a_new_head_can_be_put_on(tmp_path):
     assert torch.equal(loaded.forward_features(x), model.forward_features(x))
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
+def test_nothing_is_overwritten(tmp_path):
     with pytest.raises(InputError, match="exists already"):
-        export_model(trained(MIXER), MIXER, tmp_path / "there", **OUTER)
-    monkeypatch.setattr("pipeline.models.export.save_file", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        export_model(trained(MIXER), MIXER, tmp_path / "new", **OUTER)
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+        export_model(trained(MIXER), MIXER, tmp_path, **OUTER)
+
+
+def test_a_full_disk_is_an_error_of_the_disk(tmp_path):
+    """A limit of the process stands for it: the file cannot grow. Nothing is left behind."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError) as caught:
+            export_model(trained(MIXER), MIXER, tmp_path / "out", **OUTER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.filename.endswith("model.safetensors")  # so that commands print one line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("section", TEXTS.values(), ids=TEXTS)

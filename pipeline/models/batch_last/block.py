@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.batch_last.operations import activate, add, norm
+from pipeline.models.batch_last.operations import activate, add, norm, pictures_of
 from pipeline.models.permutation import Permute, Transpose, commutation, compose, identity
 from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
 from pipeline.models.reorder import inverse
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 
 def fits(block: "MixerBlock") -> bool:
-    """Whether `forward` computes what the block does: no groups of tokens, no float8, no hooks on its layers."""
+    """Whether `forward` computes what the block does: no groups of tokens, no other layers, no hooks on them."""
     parts = list(block.modules())[1:]
-    products = [part for part in parts if hasattr(part, "weight") and not isinstance(part, nn.LayerNorm)]
-    plain = all(type(part) is nn.Linear for part in products)
-    return plain and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    layers = [part for part in parts if hasattr(part, "weight")]
+    skips = [getattr(skip, "fc", None) for skip in (block.skip, block.channel_skip)]  # products without a bias
+    plain = all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
+    complete = all(layer.bias is not None for layer in layers if layer not in skips)
+    return plain and complete and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
 
 
 def is_traced() -> bool:
@@ -40,12 +42,12 @@ def forward(block: "MixerBlock", x: Tensor) -> Tensor:
     x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
     x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
     x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
-    return x.view(len(x) // channels, channels, batch).permute(2, 0, 1)
+    return pictures_of(x, channels)
 
 
 def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
     """skip + mixing(norm(x)): [S0*C, B] -> [S*C, B]."""
-    places = _places(mixing, len(x), channels)
+    places = _places(mixing, x, channels)
     z = _normed(own_norm, x, places)
     if isinstance(mixing, MixingLayer):
         bias = None
@@ -117,27 +119,30 @@ class Places:
     outward: Tensor | None
     rows: int
     of: list[tuple[Tensor, int]]
+    device: torch.device
 
 
 _kept: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
 _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
-def _places(mixing: Mixing, size: int, channels: int) -> Places:
-    """Those of a mixing of `size` features, kept until its permutations are others."""
+def _places(mixing: Mixing, x: Tensor, channels: int) -> Places:
+    """Those of a mixing of x [S0*C, B], kept until its permutations are others, or x is on another device."""
     modules = [mixing.permute_in, mixing.permute_out, getattr(mixing, "permute_hidden", None)]
     of = [(module.index, module.index._version) for module in modules if isinstance(module, Permute)]
     kept = _kept.get(mixing)
-    if kept is None or any(a is not b or v != w for (a, v), (b, w) in zip(kept.of, of, strict=True)):
-        kept = _kept[mixing] = _compute_places(mixing, size, channels, of)
+    changed = kept and any(a is not b or v != w for (a, v), (b, w) in zip(kept.of, of, strict=True))
+    if kept is None or changed or kept.device != x.device:
+        with torch.inference_mode(False):  # training may follow
+            kept = _kept[mixing] = _compute_places(mixing, x, channels, of)
     return kept
 
 
-def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Tensor, int]]) -> Places:
+def _compute_places(mixing: Mixing, x: Tensor, channels: int, of: list[tuple[Tensor, int]]) -> Places:
     layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
     first, last = cast(tuple[nn.Linear, nn.Linear], layers)
-    width, out, rows = first.in_features, last.out_features, size // first.in_features
-    inward = _index(mixing.permute_in, size // channels, channels)
+    width, out, rows = first.in_features, last.out_features, len(x) // first.in_features
+    inward = _index(mixing.permute_in, len(x) // channels, channels)
     outward = _index(mixing.permute_out, rows, out)
     hidden = None
     if isinstance(mixing, MixingMlp) and isinstance(mixing.permute_hidden, Permute):
@@ -145,9 +150,9 @@ def _compute_places(mixing: Mixing, size: int, channels: int, of: list[tuple[Ten
         inside = compose(_index(mixing.permute_hidden, rows, width_inside), commutation(width_inside, rows))
         hidden = compose(commutation(rows, width_inside), inside)
     source = compose(commutation(rows, width), inward)
-    to = partial(_to, first.weight.device)
+    to = partial(_to, x.device)
     returned = compose(outward, commutation(out, rows))
-    return Places(to(inverse(source)), to(source), to(hidden), to(returned), rows, of)
+    return Places(to(inverse(source)), to(source), to(hidden), to(returned), rows, of, x.device)
 
 
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:

@@ -35,7 +35,7 @@ def norm(
     """See `by_torch.norm`."""
     batch, channels = x.shape[1], len(weight)
     tokens = len(x) // channels
-    y, mean, scale = torch.empty_like(x), torch.empty(tokens, batch), torch.empty(tokens, batch)
+    y, (mean, scale) = torch.empty_like(x), x.new_empty(2, tokens, batch, dtype=torch.float32)
     _call("norm", x, x, y, mean, scale, weight.float(), bias.float(), place, tokens, channels, batch, eps)
     return y, mean, scale
 
@@ -85,7 +85,7 @@ def _sums(*shape: int) -> Tensor:
     """Partial sums of gradients, zeros, in as many places as a vector of this machine has."""
     library = _library()
     assert library is not None
-    return torch.zeros(*shape, library.batch_last_folded())
+    return torch.zeros(*shape, library.batch_last_folded(), dtype=torch.float32)
 
 
 def _call(name: str, like: Tensor, *arguments) -> None:

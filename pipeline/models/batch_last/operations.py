@@ -31,6 +31,11 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None = None, index: Tenso
     return _Add.apply(skip, x, bias, index)
 
 
+def pictures_of(x: Tensor, channels: int) -> Tensor:
+    """x [S*C, B] as [B, S, C] in the same memory; for autograd no view of it, since FSDP2 warns of such outputs."""
+    return _PicturesOf.apply(x, channels)
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps, place, dtype):
@@ -85,6 +90,21 @@ class _Add(torch.autograd.Function):
         g = g.contiguous()
         dx, dbias = _backend(g, ctx.dtype).add_backward(g, index, 0 if bias is None else len(bias), ctx.dtype)
         return g if ctx.skips else None, dx, None if bias is None else dbias.to(bias.dtype), None
+
+
+class _PicturesOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, channels):
+        """[S*C, B] -> [B, S, C]."""
+        ctx.size = x.shape
+        view = x.view(len(x) // channels, channels, x.shape[1]).permute(2, 0, 1)
+        return x.new_empty(0).set_(x.untyped_storage(), x.storage_offset(), view.shape, view.stride())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        """The gradient of x: [S*C, B]."""
+        return g.permute(1, 2, 0).reshape(ctx.size), None
 
 
 def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:

@@ -25,4 +25,6 @@ def mixer_costs(section: MixerSection, image_size: int, num_classes: int) -> Net
     layers.append(LayerCost(1, channels, num_classes, mixes=False))
     if section.norm == "none":
         norms = []
-    return NetworkCost(layers, norms, width=tokens * channels, tokens=tokens, channels=channels)
+    # Not the gamma that gives Omega where the section states it: a first token mixing of S0 tokens shifts that.
+    gamma = 1.0 if section.kind == "s_mixer" else section.expansion
+    return NetworkCost(layers, norms, width=tokens * channels, gamma=gamma, tokens=tokens, channels=channels)
