@@ -2,6 +2,7 @@
 # make test    set up, then the tests, in a process for each core, at most four; ARGS='tests/test_doctor.py -x -n 0' goes
 #              to pytest, here one file in this process
 # make quick   set up, then the tests that start few processes
+# make test-gpu    set up, then what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
 # make nights  an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
@@ -15,7 +16,7 @@
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-cluster nights soak fuzz chaos mutants check setup
+.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants check setup
 
 demo: setup
 	.venv/bin/python -m launch.demo
@@ -30,6 +31,10 @@ SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run
 
 quick: setup
 	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
+
+test-gpu: setup
+	.venv/bin/python -m pytest -n logical --maxprocesses 4 tests/gpu tests/models/test_batch_last_triton.py \
+		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
 
 CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \

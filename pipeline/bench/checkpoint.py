@@ -1,7 +1,8 @@
 """The cost of a checkpoint: how long training stalls, how long writing takes, how large the files are.
 
 Mixer-B/16 on two ranks of this machine, two pictures per rank and step: the state has the size of a real run's, which
-does not depend on the batch. Every rank runs this module, started by torchrun.
+does not depend on the batch. On its CPUs, unless it has a GPU for each rank. Every rank runs this module, started by
+torchrun.
 """
 
 import argparse
@@ -52,7 +53,8 @@ def _measure_in_processes(name: str, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
         arguments = ["-m", "pipeline.bench.checkpoint", name, str(rounds), folder]
-        done = subprocess.run([*launcher, *arguments], capture_output=True, text=True, check=False)
+        environ = os.environ | ({} if torch.cuda.device_count() >= RANKS else {"CUDA_VISIBLE_DEVICES": ""})
+        done = subprocess.run([*launcher, *arguments], env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InputError(f"{name}: the ranks failed: {done.stderr.strip().splitlines()[-1]}")
         return json.loads((Path(folder) / "row.json").read_text())

@@ -2,7 +2,7 @@
 
 On a GPU if there is one (bf16, 256 pictures in groups of 32, wall-clock time), else on the CPU (fp32, 8 pictures, CPU
 time of the process). A step is forward, backward and AdamW on soft targets, without data loading. timm's `Mixup` is
-timed too.
+timed too, and all that is done with decoded pictures: normalising, erasing, mixing and rounding.
 """
 
 import argparse
@@ -15,10 +15,13 @@ import numpy as np
 import torch
 
 from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
-from pipeline.data.mixing import mix_groups, soft_labels
+from pipeline.data.augment.erase import draw_erasing
+from pipeline.data.finish import by_triton, finish_in_steps
+from pipeline.data.mixing import draw_mixture, soft_labels
 from pipeline.models.mixer.section import MixerSection
 from pipeline.models.registry import build_model
 from pipeline.recipe.augment import AugmentSection
+from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
 VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20
@@ -45,6 +48,13 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for name, options in SETTINGS.items():
         section = AugmentSection(mix_group=group, smoothing=0.1, **options)
         contestants[name] = _repeat(_mix_groups(images, labels, section), REPEATS)
+    ways = {"one after the other": finish_in_steps}
+    if gpu and (kernel := by_triton()):
+        ways["in one kernel"] = kernel.finish
+    for name, finish in ways.items():
+        contestants[f"normalised, erased, mixed and rounded {name}"] = _repeat(
+            _finish(images, group, finish), REPEATS
+        )
     seconds = time_in_turns(contestants, arguments.rounds, partial(compute_clock, device))
     return [_row(name, own, seconds[STEP], size) for name, own in seconds.items()]
 
@@ -91,7 +101,28 @@ def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]
 
 def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSection) -> Callable[[int], object]:
     pictures = images.clone()
-    return lambda number: mix_groups(pictures, soft_labels(labels, CLASSES, 0.1), section, 0, number, 0)
+
+    def mix(number: int) -> torch.Tensor:
+        mixture = draw_mixture(len(pictures), pictures.shape[-1], section, 0, number, 0)
+        mixture.mix(pictures)
+        return mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
+
+    return mix
+
+
+def _finish(images: torch.Tensor, group: int, finish: Callable[..., object]) -> Callable[[int], object]:
+    """As the training loader finishes decoded pictures of this shape."""
+    gpu, count = images.device.type == "cuda", len(images)
+    pictures = torch.randint(256, (count, SIDE, SIDE, 3), dtype=torch.uint8, pin_memory=gpu)
+    mean, std = (255 * torch.tensor(of, device=images.device)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
+    section = AugmentSection(re_prob=0.25, mix_group=group, mixup=0.8, cutmix=1.0)
+    dtype = torch.bfloat16 if gpu else torch.float32
+
+    def run(number: int) -> object:
+        erasing = draw_erasing(np.arange(count), SIDE, section, 0, number)
+        return finish(pictures, mean, std, dtype, erasing, draw_mixture(count, SIDE, section, 0, number, 0))
+
+    return run
 
 
 def _timm(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.bench.timing import compute_clock
-from pipeline.distributed.topology import keep_freed_memory
+from pipeline.distributed.topology import keep_freed_memory, set_matmul_precision
 from pipeline.engine.kernels import choose_kernels, use_kernels
 from pipeline.errors import InputError
 from pipeline.models.mixer.network import Mixer
@@ -51,6 +51,7 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     if recipe.model.takes == "text":
         raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
     keep_freed_memory(device)
+    set_matmul_precision(recipe.train.matmul_precision)
     contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]
     for contestant in contestants:
         if isinstance(contestant.network, Mixer):

@@ -24,7 +24,14 @@ from pipeline.bench.timing import Contestant, time_in_turns, wall_clock
 from pipeline.data.batches import Batch
 from pipeline.data.loader import TrainLoader, check_model
 from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology, mean_over_ranks, process_group, read_topology, share_cpus
+from pipeline.distributed.topology import (
+    Topology,
+    mean_over_ranks,
+    process_group,
+    read_topology,
+    set_matmul_precision,
+    share_cpus,
+)
 from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
@@ -57,6 +64,7 @@ def measure_scale(recipe: Recipe, batch: int, steps: int, cpus: int | None = Non
     with process_group(topology, recipe.engine.timeout_s):
         threads = cpus or share_cpus(topology)
         torch.set_num_threads(threads)
+        set_matmul_precision(train.matmul_precision)
         data = recipe.data.model_copy(update={"workers": recipe.data.workers or threads})
         loader = TrainLoader(data, recipe.augment, train, topology)
         check_model(recipe.model, loader)

@@ -57,11 +57,12 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
         )
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
-            raise InputError(
-                f"LOCAL_RANK {local_rank} has no GPU of its own: this node shows {torch.cuda.device_count()}; "
-                "start as many processes as there are GPUs"
-            )
+        gpus = torch.cuda.device_count()
+        if local_rank >= gpus:
+            cure = "start as many processes as there are GPUs"
+            if gpus == 1:  # the same, or for each process another: a number does not tell
+                cure += ", and let each see all of the node's: with srun --gpus-per-node instead of --gpus-per-task"
+            raise InputError(f"LOCAL_RANK {local_rank} has no GPU of its own: this process sees {gpus}; {cure}")
         device = torch.device("cuda", local_rank)
     return Topology(rank, world, local_rank, local_world, device)
 
@@ -70,7 +71,8 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
 def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
     """Join the process group: gloo for CPU tensors, NCCL for CUDA tensors. `timeout_s` bounds every collective.
 
-    Yields the group's key-value store, which all ranks share. Each thread needs its own clone of it.
+    Yields the group's key-value store, which all ranks share. Each thread needs its own clone of it. After an error
+    on one of several GPUs the process is to end: it leaves the group as it is.
     """
     backend = "gloo"
     if topology.device.type == "cuda":
@@ -86,10 +88,15 @@ def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
         store, _, _ = next(dist.rendezvous("env://", timeout=limit))
     dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
     dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still opens its own
+    failed = True
     try:
         yield dist.PrefixStore("run", store)
+        failed = False
     finally:
-        dist.destroy_process_group()
+        # NCCL waits for its collectives in flight, and for the node's other ranks. One that has failed alone would
+        # wait for ranks that wait for it, with its error not yet printed.
+        if not failed or topology.world == 1 or topology.device.type == "cpu":
+            dist.destroy_process_group()
 
 
 def set_gloo_interface(environ: MutableMapping[str, str]) -> None:

@@ -120,6 +120,7 @@ def _measure_network(topology: Topology, store: dist.Store, facts: Survey, timeo
     backend = "cpu:gloo,cuda:nccl" if topology.device.type == "cuda" else "gloo"
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # what fails or hangs raises an error, and kills no rank
     if topology.world > topology.local_world:
         set_gloo_interface(os.environ)
     try:

@@ -24,9 +24,9 @@ def measure_links(topology: Topology) -> dict[str, Any]:
     clock = time.time()
     device = topology.device
     tiny, large = torch.zeros(1, device=device), torch.zeros(_size(device) // 4, device=device)
-    dist.all_reduce(large)  # not timed: it connects
-    latency = _shortest(lambda: dist.all_reduce(tiny), device, 10)
-    seconds = _shortest(lambda: dist.all_reduce(large), device, 3)
+    _all_reduce(large)  # not timed: it connects
+    latency = _shortest(lambda: _all_reduce(tiny), device, 10)
+    seconds = _shortest(lambda: _all_reduce(large), device, 3)
     bus = 2 * (topology.world - 1) / topology.world * large.nbytes / seconds
     return {"clock": clock, "latency": latency, "bus": bus, "pairs": _pairs(topology, large)}
 
@@ -45,6 +45,10 @@ def pairings(count: int) -> list[list[int]]:
             partner[one], partner[other] = other, one
         rounds.append([p if p < count else i for i, p in enumerate(partner[:count])])
     return rounds
+
+
+def _all_reduce(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor, async_op=True).wait()  # only so NCCL notices here that it fails, or its timeout
 
 
 def _pairs(topology: Topology, payload: torch.Tensor) -> list[float]:

@@ -53,6 +53,8 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
     """
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
+        # NVSwitches add in any order. torch sets it too, but in process groups that are made later than this.
+        os.environ.setdefault("NCCL_ALGO", "^NVLS,NVLSTree")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
     if train.head_bias:

@@ -36,6 +36,9 @@ class TorchEngine(Engine):
         self.clip = optim.clip_grad
         self.skips_on_device = getattr(self.optimizer, "_step_supports_amp_scaling", False)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
+        # Its scale stays where it is first used: beside the gradients. torch copies it elsewhere without waiting, and
+        # on the host, where offloaded weights have theirs, a copy would be read before it has arrived.
+        self.scaler.scale(torch.zeros((), device=next(iter(self.parameters.values())).device))
 
     @abstractmethod
     def accumulate(self, last: bool) -> AbstractContextManager:
@@ -60,10 +63,10 @@ class TorchEngine(Engine):
         if self.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
         if isinstance(norm, DTensor):
-            norm = norm.full_tensor().to(self.device)
+            norm = norm.full_tensor()
         self.update(norm)
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(loss, norm.detach(), block_norms)
+        return StepResult(loss, norm.detach().to(self.device), block_norms)
 
     def block_norms(self) -> torch.Tensor:
         """The L2 norms of the gradients of `blocks()`, over all ranks, on the device: [blocks]."""

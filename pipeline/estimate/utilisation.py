@@ -7,14 +7,16 @@ from pipeline.estimate.hardware import GPUS, Gpu
 from pipeline.models.cost import model_cost
 from pipeline.recipe import Recipe
 
+_OTHERS = {"pcie", "nvl", "ti", "mig"}  # PCIe cards (H100 NVL: 835 TFLOP/s of 989), an RTX 3090 Ti, parts of a GPU
+
 
 def find_gpu(name: str) -> Gpu | None:
     """Return the GPU of `GPUS` that CUDA calls so, such as "NVIDIA A100-SXM4-80GB"; None for others.
 
-    Only the forms whose peaks are in the table: no PCIe cards of the same chip, which are slower.
+    Only the forms whose peaks are in the table: none of the same name with another speed.
     """
     words = name.lower().replace("geforce ", "").replace("rtx ", "rtx").replace("-", " ").split()
-    return None if "pcie" in words else next((gpu for kind, gpu in GPUS.items() if kind in words), None)
+    return None if _OTHERS & {*words} else next((gpu for kind, gpu in GPUS.items() if kind in words), None)
 
 
 def peak_share(recipe: Recipe, topology: Topology) -> float | None:

@@ -95,6 +95,16 @@ def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatc
         bind_to_cpus(2, Topology(0, 3, 0, 3, torch.device("cpu")))
 
 
+def test_gpus_compute_fp32_as_the_recipe_says(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[str] = []
+    monkeypatch.setattr(scale, "set_matmul_precision", chosen.append)
+    monkeypatch.setattr(scale, "_row", lambda *_: {})
+    recipe = small(digits)
+    train = recipe.train.model_copy(update={"matmul_precision": "high"})
+    measure_scale(recipe.model_copy(update={"train": train}), batch=16, steps=3)
+    assert chosen == ["high"]
+
+
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:
     with pytest.raises(InputError, match="--batch 512: 1 ranks leave 2 steps an epoch"):
         measure_scale(small(digits), batch=512, steps=3)

@@ -60,6 +60,16 @@ def test_openmpi_and_srun_are_read_like_torchrun():
     assert torchrun_env(SRUN)["MASTER_ADDR"] == "n2"
 
 
+@pytest.mark.parametrize(("gpus", "hint"), [(1, True), (2, False)])
+def test_a_rank_without_a_gpu_of_its_own_is_an_error(monkeypatch, gpus, hint):
+    monkeypatch.setattr(topology.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: gpus)
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    with pytest.raises(InputError, match=f"LOCAL_RANK 3 .* sees {gpus}; start as many processes") as error:
+        read_topology(environ)
+    assert ("--gpus-per-node instead of --gpus-per-task" in str(error.value)) == hint
+
+
 def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
     def port(job: str, rank: str) -> str:
         mine = {"PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_RANK": rank, "MASTER_ADDR": "head"}

@@ -1,6 +1,7 @@
 """`widemix doctor --cluster` on real ranks over gloo, one faulty or missing, and comparisons of made-up surveys."""
 
 import itertools
+import os
 import socket
 import time
 from pathlib import Path
@@ -10,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline.distributed.topology import Topology
-from pipeline.doctor.cluster import _reads_disk
+from pipeline.doctor.cluster import _measure_network, _reads_disk
 from pipeline.doctor.compare import compare_nodes
-from pipeline.doctor.links import pairings
+from pipeline.doctor.links import measure_links, pairings
 from pipeline.doctor.survey import health, read_rate
 from tests.conftest import Command
 
@@ -148,3 +149,28 @@ def test_a_disk_that_nodes_share_on_one_machine_is_read_by_one_of_them(tmp_path:
     assert [_reads_disk(store, node, tmp_path) for node in nodes] == [True, False, False]
     assert _reads_disk(store, nodes[1], Path("/dev"))  # another disk
     assert all(_reads_disk(store, node, tmp_path / "none") for node in nodes)  # each reports it
+
+
+def test_nccl_may_fail_without_killing_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"  # read here
+        raise dist.DistBackendError("NCCL error: remote process exited\nmore")
+
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", fail)
+    store = dist.HashStore()
+    _measure_network(Topology(1, 2, 1, 2, torch.device("cuda", 1)), store, {}, 60)
+    assert store.get("failed/1") == b"NCCL error: remote process exited"
+
+
+def test_an_all_reduce_that_nccl_does_not_finish_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging:
+        def wait(self) -> None:
+            raise dist.DistBackendError("timed out in blocking wait")
+
+    # Without async_op NCCL returns nothing to wait for, and waiting for the GPU has no timeout.
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, async_op=False: Hanging() if async_op else None)
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    with pytest.raises(dist.DistBackendError, match="timed out"):
+        measure_links(Topology(0, 2, 0, 2, torch.device("cpu")))

@@ -1,6 +1,7 @@
 """Every engine against one plain PyTorch loop that shares nothing with it but the model and the batches."""
 
 import functools
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from pipeline.engine import build_engine, check_engine, prepare
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
+from pipeline.recipe.train import TrainSection
 from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
@@ -151,6 +153,15 @@ def test_lamb_is_timms(name):
     assert run(given.engine(), given) == pytest.approx(expected, rel=2e-6)
 
 
+@pytest.mark.parametrize("given", [{}, {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}])
+def test_cublas_and_nccl_are_deterministic_too_where_the_environment_says_nothing_else(given, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)
+    train = TrainSection(epochs=1, global_batch=1, deterministic=True)
+    prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))
+    assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} | given
+
+
 def test_the_heads_first_bias_is_the_recipes():
     given = case(("train.head_bias", "-2.0"))
     model = given.model()
@@ -212,6 +223,17 @@ def test_half_precision_resumes_exactly(name, precision):
     other = given.engine()
     other.load(engine.state())
     assert before + run(other, given, range(5, STEPS)) == expected
+
+
+@pytest.mark.parametrize("stage", range(3))
+def test_deepspeed_does_not_wait_for_the_device_to_time_each_step(stage, monkeypatch):
+    from deepspeed.accelerator import get_accelerator
+
+    given = case(*overrides_for(f"deepspeed {stage}"))
+    engine, waited = given.engine(), []
+    monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda *_: waited.append(None))
+    run(engine, given)
+    assert not waited
 
 
 def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():

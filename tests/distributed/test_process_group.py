@@ -1,0 +1,36 @@
+"""Leaving the process group: NCCL destroys its communicators on all ranks of a node together."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.distributed.topology import Topology, process_group
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """The calls that create and destroy the group, which do nothing else."""
+    made: list[str] = []
+    for name in ("init_process_group", "all_reduce", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: made.append(name))
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 2)]))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"set_device {device}"))
+    return made
+
+
+def test_the_device_is_set_before_nccl_is(calls):
+    with process_group(Topology(1, 2, 1, 2, torch.device("cuda", 1)), 60):
+        pass
+    assert calls == ["set_device cuda:1", "init_process_group", "all_reduce", "destroy_process_group"]
+
+
+@pytest.mark.parametrize(
+    ("device", "world", "destroyed"),
+    [("cpu", 2, True), ("cuda", 1, True), ("cuda", 2, False)],
+    ids=["gloo", "NCCL of one rank", "NCCL"],
+)
+def test_a_rank_that_fails_alone_does_not_wait_for_the_others_in_nccl(device, world, destroyed, calls):
+    topology = Topology(0, world, 0, world, torch.device(device, 0))
+    with pytest.raises(OSError, match="of this rank alone"), process_group(topology, 60):
+        raise OSError("of this rank alone")
+    assert ("destroy_process_group" in calls) == destroyed
