@@ -1,4 +1,4 @@
-"""Checks of `widemix submit`'s options, apart from the recipe and the run folder."""
+"""Checks of `widemix submit`'s options, apart from the recipe."""
 
 import argparse
 import re
@@ -36,6 +36,31 @@ def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], rank
 def container_image(text: str) -> Path | str:
     """Return the image of --container-image: the path of a file, or a name in a registry."""
     return Path(text).resolve() if text.startswith((".", "/")) or text.endswith(".sqsh") else text
+
+
+def run_folder(path: Path, study: bool) -> Path:
+    """Return the absolute path of --run-dir; raises `InputError` if Slurm or a new run could not use it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a loop of links, of which resolve() makes a RuntimeError
+        raise InputError(f"{path}: cannot be read ({error.strerror}); name another folder with --run-dir") from None
+    folder = path.resolve()
+    if any(character in "%\\" or not character.isprintable() for character in str(folder)):
+        raise InputError(
+            f"{str(folder)!r}: has %, \\ or an unprintable character, so sbatch can't write a log there; name "
+            "another folder with --run-dir"
+        )
+    for above in (folder, *folder.parents):
+        if above.exists() and not above.is_dir():
+            raise InputError(f"{above}: is a file; name a folder with --run-dir")
+    present = {each.name for each in folder.iterdir()} if folder.exists() else set()
+    if study and "recipe.yaml" in present:
+        raise InputError(f"{folder}: is a run folder; name another with --run-dir for a study")
+    if not study and present - {".lock", "slurm"} and "recipe.yaml" not in present:
+        raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
+    return folder
 
 
 def check_options(arguments: argparse.Namespace) -> None:

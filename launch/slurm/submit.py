@@ -1,21 +1,16 @@
 """`widemix submit`: a recipe, a study file, or a recipe with some keys varied, as one sbatch command."""
 
 import argparse
-import getpass
 import json
-import os
-import re
 import shlex
-import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
-from launch.slurm.options import check_options, container_image, elastic_sizes
+from launch.slurm.commands import check_pyxis, queued, run, waits_for
+from launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
 from launch.torchrun import check_torch
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, load_from_arguments
@@ -26,14 +21,8 @@ from pipeline.recipe import Recipe, check_world, dump_recipe
 from pipeline.studies.cell import Cell, unique
 from pipeline.studies.study import is_study, read_study, study_cells
 
-_REASON_S, _POLL_S = 5.0, 0.2
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
-# Reasons why Slurm leaves a job in the queue that do not pass by themselves; those of an administrator may.
-_NEVER = re.compile(
-    r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
-)
-_OF_A_JOB = re.compile(r"SRUN_|SLURM_(?!CONF|CLUSTERS$|JWT$)")
 _CLOSED = ("PartitionDown", "PartitionInactive")
 
 
@@ -123,7 +112,7 @@ def plan(arguments: argparse.Namespace) -> Submission:
     check_options(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
     cells = _study_cells(arguments)
-    folder = _folder(arguments, bool(cells))
+    folder = run_folder(arguments.run_dir, bool(cells))
     recipes = [cell.recipe for cell in cells] if cells else [load_from_arguments(arguments)]
     for recipe in recipes:
         check_world(recipe, arguments.nodes * ranks)
@@ -154,33 +143,6 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     if numbers:
         options += ["--array", ranges(numbers) + (f"%{arguments.at_once}" if arguments.at_once else "")]
     return [*options, *arguments.sbatch]
-
-
-def _folder(arguments: argparse.Namespace, study: bool) -> Path:
-    """Return the absolute path of --run-dir; raises `InputError` if Slurm or a new run could not use it."""
-    try:
-        arguments.run_dir.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:  # a loop of links, of which resolve() makes a RuntimeError
-        raise InputError(
-            f"{arguments.run_dir}: cannot be read ({error.strerror}); name another folder with --run-dir"
-        ) from None
-    folder: Path = arguments.run_dir.resolve()
-    if any(character in "%\\" or not character.isprintable() for character in str(folder)):
-        raise InputError(
-            f"{str(folder)!r}: has %, \\ or an unprintable character, so sbatch can't write a log there; name "
-            "another folder with --run-dir"
-        )
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: is a file; name a folder with --run-dir")
-    present = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if study and "recipe.yaml" in present:
-        raise InputError(f"{folder}: is a run folder; name another with --run-dir for a study")
-    if not study and present - {".lock", "slurm"} and "recipe.yaml" not in present:
-        raise InputError(f"{folder}: is not empty and not a run folder; name another with --run-dir")
-    return folder
 
 
 def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
@@ -234,33 +196,6 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -
     return [*(f"--container-{key}={value}" for key, value in options.items()), "--no-container-mount-home", "python3"]
 
 
-def queued(folder: Path) -> list[str]:
-    """Return the jobs submitted for this folder that are queued or running: `12_3` (array, index) or `12_N/A`."""
-    record = folder / "slurm" / "jobs.jsonl"
-    if not record.exists():
-        return []
-    jobs = {json.loads(line)["job"] for line in record.read_text().splitlines()}
-    command = ["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format", "%F_%K"]
-    return [job for job in _run(command).split() if job.partition("_")[0] in jobs]
-
-
-def _run(command: list[str]) -> str:
-    """Run a command of Slurm and return its output; raises `InputError` with Slurm's message if it fails."""
-    try:
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=_environ()).stdout
-    except FileNotFoundError:
-        raise InputError(f"{command[0]}: not found; submit on a machine that has Slurm's commands") from None
-    except subprocess.CalledProcessError as error:
-        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
-        message = re.sub(rf"^{command[0]}: (error: )?", "", lines[-1])
-        raise InputError(f"{command[0]} failed: {message}") from None
-
-
-def _environ() -> dict[str, str]:
-    """The environment without what describes the job or salloc in which this runs: sbatch would hand it on."""
-    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
-
-
 def submit(arguments: argparse.Namespace) -> Exit:
     """Submit the job, or print what would be submitted."""
     submission = plan(arguments)
@@ -274,11 +209,11 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(f"# {arguments.script}", arguments.script.read_text(), sep="\n", end="")
         return Exit.DONE
     if arguments.container_image:
-        _check_pyxis()
+        check_pyxis()
     elif arguments.container is None and arguments.environment is None:  # the nodes have this torch
         check_torch()
     sbatch, *rest = submission.command
-    _run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
+    run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
     logs = submission.folder / "slurm"
     logs.mkdir(parents=True, exist_ok=True)
     for recipe in submission.recipes:
@@ -287,38 +222,11 @@ def submit(arguments: argparse.Namespace) -> Exit:
         # Cells that are running already read the table.
         atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.table))
     print(text)
-    job = _run(submission.command).strip().partition(";")[0]
+    job = run(submission.command).strip().partition(";")[0]
     with (logs / "jobs.jsonl").open("a") as record:
         record.write(json.dumps({"job": job, "command": submission.command}) + "\n")
     cells = f", {len(submission.numbers)} cells" if submission.numbers else ""
-    if _waits_for(job) in _CLOSED:
+    if waits_for(job) in _CLOSED:
         print(f"job {job} waits for the partition, which is down: see `sinfo --summarize`")
     print(f"job {job}{cells}; logs in {logs}")
     return Exit.DONE
-
-
-def _check_pyxis() -> None:
-    """Raise `InputError` if srun starts no containers; a machine that has only sbatch does not know."""
-    if shutil.which("srun") and "--container-image" not in _run(["srun", "--help"]):
-        raise InputError(
-            "--container-image: srun has no such option here, it is Pyxis's; an Apptainer image is run by --container"
-        )
-
-
-def _waits_for(job: str) -> str:
-    """Return Slurm's reason why a job is in the queue; raises `InputError`, and cancels it, if it could never start.
-
-    `sbatch --test-only` does not look at the limits of partitions and accounts.
-    """
-    reason = "PartitionConfig"  # Slurm's first word for any limit, until its scheduler has looked
-    deadline = time.monotonic() + _REASON_S
-    while reason == "PartitionConfig" and time.monotonic() < deadline:
-        reason = next(iter(_run(["squeue", "--noheader", "--job", job, "--format", "%r"]).split()), "")
-        time.sleep(_POLL_S)
-    if _NEVER.fullmatch(reason):
-        _run(["scancel", job])
-        raise InputError(
-            f"sbatch: job {job} could never start ({reason}) and is cancelled: see `scontrol show partition` and ask "
-            "for less"
-        )
-    return reason

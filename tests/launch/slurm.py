@@ -162,12 +162,11 @@ class Slurm:
         slurms, others = [], []
         for process in psutil.process_iter():
             try:
-                environ = process.environ()
-                if environ.get("SLURM_CONF") != self.environ["SLURM_CONF"]:
-                    continue
-                if process.cmdline()[-2:] == ["-N", name] or self._logs_as(process, name):
+                environ = process.environ()  # a slurmstepd has none: it writes its title there
+                is_ours = environ.get("SLURM_CONF") == self.environ["SLURM_CONF"]
+                if self._logs_as(process, name) or (is_ours and process.cmdline()[-2:] == ["-N", name]):
                     slurms.append(process)
-                elif environ.get("SLURMD_NODENAME") == name:
+                elif is_ours and environ.get("SLURMD_NODENAME") == name:
                     others.append(process)
             except psutil.Error:
                 continue

@@ -17,6 +17,7 @@ import pytest
 from packaging.version import Version
 
 from launch.relay import Relay
+from launch.slurm import commands
 from launch.slurm import node as node_module
 from launch.slurm import submit as module
 from launch.slurm.cells import cross, kept_path, merge, ranges, unfinished
@@ -214,9 +215,9 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(InputError, match=r"^sbatch failed: Invalid partition name specified$"):
-        module._run(["sbatch"])
+        commands.run(["sbatch"])
     with pytest.raises(InputError, match=r"^no-sbatch: not found"):
-        module._run(["no-sbatch"])
+        commands.run(["no-sbatch"])
 
 
 def test_a_recipe_that_is_edited_later_changes_no_job_that_waits(digits, tmp_path, monkeypatch):
@@ -249,7 +250,7 @@ def test_a_job_submitted_from_another_one_is_told_nothing_of_that(monkeypatch):
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "g1"}
     for name, value in {**of_job, **kept}.items():
         monkeypatch.setenv(name, value)
-    told = dict(line.partition("=")[::2] for line in module._run(["env"]).splitlines())
+    told = dict(line.partition("=")[::2] for line in commands.run(["env"]).splitlines())
     assert kept.items() <= told.items()
     assert not of_job.keys() & told.keys()
 
@@ -488,18 +489,18 @@ def test_ranges_expand_to_the_numbers():
 
 
 def test_queued_jobs_are_not_submitted_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_run", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
-    assert module.queued(tmp_path) == []
+    monkeypatch.setattr(commands, "run", lambda command: "12_1\n12_3\n13_1\n9_N/A\n")
+    assert commands.queued(tmp_path) == []
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
-    assert module.queued(tmp_path) == ["12_1", "12_3"]
+    assert commands.queued(tmp_path) == ["12_1", "12_3"]
 
 
 @pytest.mark.parametrize("study", [(), ("--vary", "train.seed=1")])
 def test_a_folder_with_a_queued_job_takes_no_other(dry_run, tmp_path, monkeypatch, study):
     (tmp_path / "run" / "slurm").mkdir(parents=True)
     (tmp_path / "run" / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
-    monkeypatch.setattr(module, "_run", lambda command: "12_N/A\n")
+    monkeypatch.setattr(commands, "run", lambda command: "12_N/A\n")
     output = dry_run(tmp_path / "run", *study, code=2)
     assert output == f"error: {tmp_path / 'run'}: job 12 is queued or running there\n"
 
