@@ -104,6 +104,7 @@ def train(
         if start.done and start.step >= schedule.last_step:
             _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
+        _check_something_is_left(recipe, resume, start, schedule.last_step)
         note = partial(_print, topology) if verbosity >= 0 else _silent
         times.end("data and run folder")
         if recipe.train.precision == "bf16" and topology.device.type == "cpu" and topology.is_main:
@@ -154,6 +155,16 @@ def train(
             result_line = f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s"
             _print(topology, f"{result_line}; see {command('report', folder)}")
         return Exit.DONE
+
+
+def _check_something_is_left(recipe: Recipe, resume: str, start: "ResumeState", last_step: int) -> None:
+    """`InputError` where a new run would end before the checkpoint that it is to start from."""
+    if resume != "auto" and start.checkpoint and start.step >= last_step:
+        limit = "train.max_steps" if recipe.train.max_steps == last_step else "train.epochs"
+        raise InputError(
+            f"{start.checkpoint.path}: is at step {start.step}, and this run would end at step {last_step}; raise "
+            f"{limit}, or take its weights alone by train.init_from"
+        )
 
 
 def _warn_of_slow_bf16(topology: "Topology") -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pipeline.errors import InputError
     from pipeline.recipe import Recipe, load_recipe
     from widemix.loader import Loader
-    from widemix.runs import build_model, evaluate, prepare, train
+    from widemix.runs import build_model, choose_kernels, evaluate, prepare, train
     from widemix.views import View
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "View",
     "__version__",
     "build_model",
+    "choose_kernels",
     "evaluate",
     "load_recipe",
     "prepare",
@@ -34,6 +35,7 @@ _HOMES = {
     "Recipe": "pipeline.recipe",
     "View": "widemix.views",
     "build_model": "widemix.runs",
+    "choose_kernels": "widemix.runs",
     "evaluate": "widemix.runs",
     "load_recipe": "pipeline.recipe",
     "prepare": "widemix.runs",

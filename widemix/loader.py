@@ -1,7 +1,6 @@
 """A loader of prepared pictures for any training loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,8 @@ from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
-from widemix.sections import build_section, jitter_strengths, numbers, process_topology
-from widemix.views import View, view_sections
+from widemix.sections import build_section, check_whole, jitter_strengths, numbers, process_topology
+from widemix.views import View, expand_views, view_sections
 
 RGB = Sequence[float]
 
@@ -104,8 +103,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
         self.topology = process_topology(rank, world, device)
-        self.batch_size, self.seed = batch_size, seed
-        self.views = [View()] * views if isinstance(views, int) else list(views)
+        self.batch_size, self.seed = check_whole("batch_size", batch_size, least=1), seed
+        self.views = expand_views(views)
         known = self.manifest.splits.get(split)
         targeted = known is not None and "targets" in known.fields and not any(known.per_class)
         data = build_section(
@@ -185,8 +184,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch; where `load_state_dict` has loaded a step of it, with that."""
-        if epoch < 0:
-            raise InputError(f"epoch {epoch}: the first is 0")
+        epoch = check_whole("epoch", epoch)
         if self._next is None or self._next[0] != epoch:
             self._next = epoch, 0
 
@@ -204,7 +202,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             if state[name] != value:
                 cure = f": batch_size {self.batch_size} x {self.topology.world}" if name == "global_batch" else ""
                 raise InputError(f"the loader's state was saved with {name} {state[name]}, here it is {value}{cure}")
-        epoch, step = state["epoch"], state["step"]
+        epoch, step = (check_whole(f"the loader's state: {name}", state[name]) for name in ("epoch", "step"))
         self._position = self._next = (epoch, step) if step < len(self) else (epoch + 1, 0)
 
     def _identity(self) -> dict[str, int]:
@@ -220,9 +218,6 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     def _check_batch(self, split: str, drop_last: bool, augment: AugmentSection, several: bool) -> None:
         size, group = self.batch_size, augment.mix_group
-        for name, number in (("batch_size", size), ("views", len(self.views))):
-            if not isinstance(number, Integral) or number < 1:
-                raise InputError(f"{name} {number!r}: must be a whole number, at least 1")
         if several and not self.is_training:
             raise InputError(f"views {len(self.views)}: an evaluation has one view of each picture")
         if augment.mixing and size % group:

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -46,7 +47,8 @@ def _signature(thing: Any) -> str:
     for argument in inspect.signature(thing).parameters.values():
         if argument.kind is argument.KEYWORD_ONLY and not is_named:
             words, is_named = [*words, "*"], True
-        default = "" if argument.default is argument.empty else f"={argument.default!r}".replace(" ", _FIXED)
+        value = json.dumps(argument.default) if isinstance(argument.default, str) else repr(argument.default)
+        default = "" if argument.default is argument.empty else f"={value}".replace(" ", _FIXED)
         stars = "**" if argument.kind is argument.VAR_KEYWORD else ""
         words.append(f"{stars}{argument.name}{default}")
     return f"({', '.join(words)})"

@@ -1,4 +1,4 @@
-"""The commands `widemix prep`, `train` and `eval` as functions."""
+"""The commands `widemix prep`, `train` and `eval` as functions, and networks."""
 
 import json
 from collections.abc import Mapping
@@ -12,13 +12,18 @@ from data_prep.prepare import prepare as prepare_folder
 from data_prep.settings import PrepSettings
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.topology import read_topology
+from pipeline.engine.kernels import choose_kernels as select_kernels
+from pipeline.engine.kernels import use_kernels
 from pipeline.errors import InputError
 from pipeline.formats.manifest import Manifest
 from pipeline.models import registry
+from pipeline.models.mixer.network import Mixer
 from pipeline.recipe import Recipe, fill_classes, load_recipe
+from pipeline.recipe.train import EngineSection, TrainSection
 from pipeline.train import Exit
 from pipeline.train import train as train_rank
 from pipeline.training.assessment import evaluate_checkpoint
+from widemix.sections import build_section, check_whole
 
 AnyRecipe = Recipe | str | Path
 
@@ -63,6 +68,24 @@ def build_model(recipe: AnyRecipe) -> torch.nn.Module:
     """
     loaded = fill_classes(_load(recipe))
     return registry.build_model(loaded.model, loaded.data.image_size, loaded.data.num_classes)
+
+
+def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp32", kernels: str = "auto") -> str:
+    """Let a Mixer compute its blocks in the faster way, for a training loop of your own; returns which.
+
+    That is "plain", as they are written, or "batch_last", with the same weights and, but for rounding, numbers: as
+    `engine.kernels` in a recipe. "auto" times both on one block, on the model's device. A network that is no Mixer
+    stays as it is. Call it before DDP or FSDP wrap the model, and not with torch.compile.
+    batch_size: that of each process.
+    precision: "fp32", or the type of autocast, "bf16" or "fp16".
+    """
+    batch_size = check_whole("batch_size", batch_size, 1)
+    engine = build_section(EngineSection, kernels=kernels)
+    section = build_section(TrainSection, epochs=1, global_batch=batch_size, precision=precision)
+    chosen = select_kernels(model, engine, section, batch_size, next(model.parameters()).device)
+    if isinstance(model, Mixer):
+        use_kernels(model, chosen)
+    return chosen
 
 
 def train(recipe: AnyRecipe, run_dir: str | Path, *, resume: str = "auto") -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, TypeVar
 
 import torch
@@ -22,9 +23,16 @@ def numbers(value: Any) -> Any:
     return tuple(value) if isinstance(value, Iterable) else value
 
 
+def check_whole(name: str, number: Any, least: int = 0) -> int:
+    """The number, if it is whole, of any integer type, and at least `least`; else an `InputError`."""
+    if not isinstance(number, Integral) or number < least:
+        raise InputError(f"{name} {number!r}: must be a whole number, at least {least}")
+    return int(number)
+
+
 def jitter_strengths(color_jitter: float | Sequence[float] | None) -> tuple[float, ...]:
     """Brightness, contrast, saturation and hue; one number is the first three, None is none, as in timm."""
-    if color_jitter is None or isinstance(color_jitter, int | float):
+    if not isinstance(color_jitter, Iterable):
         return (color_jitter or 0.0,) * 3 + (0.0,)
     return (*color_jitter, *(0.0,) * (4 - len(color_jitter)))
 
@@ -48,7 +56,16 @@ def process_topology(rank: int | None, world: int | None, device: str | torch.de
     if rank is None and dist.is_available() and dist.is_initialized():
         rank, world = dist.get_rank(), dist.get_world_size()
     if rank is not None and world is not None:
-        if not 0 <= rank < world:
+        rank, world = check_whole("rank", rank), check_whole("world", world, least=1)
+        if rank >= world:
             raise InputError(f"rank {rank}, world {world}: ranks are numbered from 0 to world - 1")
         found = replace(found, rank=rank, world=world)
-    return found if device is None else replace(found, device=torch.device(device))
+    return found if device is None else replace(found, device=_usable(device))
+
+
+def _usable(device: str | torch.device) -> torch.device:
+    """The device; `InputError` where there is none of this name."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch was built without CUDA
+        raise InputError(f"device {str(device)!r}: {str(error).splitlines()[0]}") from None

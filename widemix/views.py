@@ -1,7 +1,8 @@
 """What may differ between the views of a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from numbers import Integral
 from typing import Any, Literal, TypedDict
 
 from pipeline.errors import InputError
@@ -27,6 +28,15 @@ class View(TypedDict, total=False):
     re_prob: float
     re_mode: Literal["const", "rand", "pixel"]
     re_count: int
+
+
+def expand_views(views: Any) -> list[View]:
+    """What is other for each view, from the loader's argument. `InputError` where it is none."""
+    if isinstance(views, Integral) and int(views) >= 1:
+        return [View()] * int(views)
+    if isinstance(views, Sequence) and views and all(isinstance(view, Mapping) for view in views):
+        return list(views)
+    raise InputError(f"views {views!r}: must be their number, at least 1, or a list with a View for each")
 
 
 def view_sections(

@@ -22,7 +22,7 @@ def add_sparse_spectrum(analyses) -> None:
     add = parser.add_argument
     add("--connections", type=int, default=2**19, metavar="OMEGA", help="weights of a matrix (default: 524288)")
     add("--gamma", type=float, default=2.0, metavar="GAMMA", help="rows over columns (default: 2)")
-    add("--widths", type=int, nargs="+", metavar="M", help="columns m (default: 1500 to 4096, as figure 4)")
+    add("--widths", type=int, nargs="+", metavar="M", help="columns m (default: 1500 to 4096, within figure 4's)")
     add("--trials", type=int, default=10, metavar="N", help="matrices of each width (default: 10)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the matrices (default: 0)")
     add_outputs(parser, "draw figure4_right.png and figure_s1.png there", "write the singular values and the edges")

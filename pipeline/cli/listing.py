@@ -43,7 +43,16 @@ def _runs(arguments: argparse.Namespace) -> Exit:
         return _diff(paths)
     from pipeline.run.listing import find_runs, summarise
 
-    found = [summarise(run) for run in find_runs(paths or [Path("runs")])]
+    found, damaged = [], []
+    for run in find_runs(paths or [Path("runs")]):
+        try:
+            found.append(summarise(run))
+        except InputError as error:
+            damaged.append(error)
+    if not found and damaged:
+        raise damaged[0]
+    for damage in damaged:
+        print(f"warning: {damage}; the run is left out", file=sys.stderr)
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
     rows = _rows(found)

@@ -178,7 +178,8 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
         print(f"{to / split.file}: {_summary(split)}")
     rules = Counter(exception["rule"].partition(":")[0] for exception in manifest.exceptions)
     if rules:
-        counts = [f"{count:,} {rule}" for rule, count in rules.most_common(4)]
+        first = sorted(rules.most_common(), key=lambda each: each[0] != "left out")[:4]
+        counts = [f"{count:,} {rule}" for rule, count in first]
         others = [f"{rules.total():,} in all"] if len(rules) > 4 else []
         print(f"unusual files: {', '.join(counts + others)}; listed in {to / 'manifest.json'}")
 

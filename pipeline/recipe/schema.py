@@ -104,11 +104,7 @@ def _picture_fits(recipe: Recipe) -> None:
         return
     side = recipe.data.image_size
     recipe.model.check_image_size(side)
-    least, greatest = recipe.augment.cutmix_minmax or (0.0, 1.0)
-    if int(side * least) == int(side * greatest):
-        raise ValueError(
-            f"augment.cutmix_minmax [{least:g}, {greatest:g}] is no whole pixel of data.image_size {side}"
-        )
+    recipe.augment.check_image_size(side)
 
 
 def _targets_fit(recipe: Recipe) -> None:

@@ -75,21 +75,23 @@ def summarise(run: Path) -> RunSummary:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's metrics.jsonl; none if there is no such file."""
     path = run / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    whole = (line for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> dict[str, Any] | None:
     """The content of a file of a run folder, None if there is none; `InputError` if it is damaged."""
-    return _parse(path.read_text(), str(path)) if path.is_file() else None
+    return _parse(path.read_bytes(), str(path)) if path.is_file() else None
 
 
-def _parse(text: str, place: str) -> Any:
+def _parse(text: bytes, place: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        content = json.loads(text)
+    except ValueError as error:  # also of bytes that are no text
         raise InputError(f"{place}: is damaged, not JSON ({error}); restore or remove it") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{place}: is damaged, no JSON object; restore or remove it")
+    return content
 
 
 def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:

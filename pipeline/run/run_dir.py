@@ -126,7 +126,7 @@ def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> Res
     """Find what to resume from, and write recipe and environment, in a locked run folder."""
     data = data_hashes(Path(recipe.data.path), recipe.data.train_split, recipe.data.eval_split)
     origin, problems = _find_checkpoint(run_dir, recipe, resume, data)
-    done = _read_json(run_dir / "done.json")
+    done = _read_json(run_dir / "done.json", dict)
     skipped_ranges = read_skipped_ranges(run_dir)
     atomic_write(run_dir / "recipe.yaml", dump_recipe(recipe))
     environment = read_environment(topology)
@@ -144,7 +144,7 @@ def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[
 def read_skipped_ranges(run_dir: Path) -> list[tuple[int, int]]:
     """Return (first, stop) of each range of data steps that rollbacks have excluded, `stop` not included."""
     path = run_dir / _SKIPPED_RANGES
-    ranges = _read_json(path) or []
+    ranges = _read_json(path, list) or []
     try:
         return [(int(first), int(stop)) for first, stop in ranges]
     except (ValueError, TypeError) as error:
@@ -184,10 +184,13 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def _read_json(path: Path) -> Any:
-    """Return the content of a JSON file; None if it does not exist."""
+def _read_json(path: Path, kind: type) -> Any:
+    """Return the content of a JSON file, of this type; None if it does not exist."""
     try:
-        return json.loads(path.read_text()) if path.exists() else None
+        content = json.loads(path.read_text()) if path.exists() else None
+        if content is not None and not isinstance(content, kind):
+            raise ValueError("its JSON is of another file")
+        return content
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); remove it to continue the run") from None
 

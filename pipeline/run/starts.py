@@ -57,7 +57,7 @@ def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     keeps the ranks' status in, if there is one; and how a Mixer computed its blocks, kernels.
     """
     path, found = run_dir / NAME, []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(ValueError):
             found.append(json.loads(line))
     return found

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 
 from pipeline.data.decode import centre_boxes
-from pipeline.data.loader import round_inputs
 from pipeline.data.normalise import normalise
 from pipeline.data.pixel_order import permute_pixels, pixel_permutation
 from pipeline.data.precision import DTYPES
@@ -49,7 +48,7 @@ class Predictor:
         cropped = np.empty((len(pictures), side, side, 3), np.uint8)
         for place, picture, box in zip(cropped, pictures, boxes, strict=True):
             place[:] = resized_box(Image.fromarray(picture), box, cubic, side)
-        images = round_inputs(normalise(torch.from_numpy(cropped), self._mean, self._std), self.dtype)
+        images = normalise(torch.from_numpy(cropped), self._mean, self._std).to(self.dtype)
         return permute_pixels(images, self._pixels)
 
     @torch.inference_mode()

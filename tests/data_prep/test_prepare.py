@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from data_prep import left_out
 from data_prep.dry_run import dry_run
@@ -52,7 +53,7 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture, capsys):
         {"file": "val/bee/empty.jpg", "rule": "left out: is empty"},
     )
     print_summary(manifest, out)
-    listed = f"unusual files: 1 grey to RGB, 1 left out; listed in {out / 'manifest.json'}"
+    listed = f"unusual files: 1 left out, 1 grey to RGB; listed in {out / 'manifest.json'}"
     assert capsys.readouterr().out.splitlines()[-1] == listed
     assert PrepSettings(**manifest.settings) == SETTINGS
     for name, split in manifest.splits.items():
@@ -61,6 +62,17 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture, capsys):
         assert len(open_beton(path)) == split.samples
         assert split.fields == {"image": "RGBImageField", "label": "IntField", "segments": "BytesField"}
     assert [manifest.splits[name].per_class for name in ("train", "val")] == [(8, 7, 7), (2, 2, 2)]
+
+
+def test_what_is_left_out_is_named_among_many_unusual_files(tmp_path, folder, picture, capsys):
+    for number, mode in enumerate(("L", "CMYK", "RGBA", "P", "I;16", "RGBA", "P", "L", "CMYK")):
+        suffix = "tif" if mode in ("CMYK", "I;16") else "png"
+        Image.new(mode, (20, 20)).save(folder / f"train/ant/{number}_{mode[:1]}.{suffix}")
+    (folder / "val/bee/empty.jpg").touch()
+    manifest = prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.2)
+    assert len({exception["rule"] for exception in manifest.exceptions}) > 4
+    print_summary(manifest, tmp_path / "out")
+    assert "\nunusual files: 1 left out, 2 " in capsys.readouterr().out
 
 
 def test_the_same_bytes_for_any_number_of_processes(tmp_path, folder, picture):

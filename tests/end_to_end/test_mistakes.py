@@ -135,9 +135,15 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
         train("fresh", "--resume", str(run), "--train.global_batch", "32"),
         "counts batches of another order (train.global_batch differ)",
     )
-    (run / "done.json").write_text("")
-    before[run / "done.json"] = b""
-    refused(train("run", *short), "done.json: cannot be read")
+    refused(
+        train("fresh", "--resume", str(run), *short),
+        "is at step 2, and this run would end at step 2; raise train.max",
+    )
+    refused(train("fresh", "--resume", str(run), "--train.max_steps", "1"), "end at step 1; raise train.max_steps")
+    for content in ("", "[1]"):
+        (run / "done.json").write_text(content)
+        before[run / "done.json"] = content.encode()
+        refused(train("run", *short), "done.json: cannot be read")
     assert {
         path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"
     } == before

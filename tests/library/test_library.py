@@ -68,6 +68,29 @@ def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path) -> Non
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
 
 
+@pytest.mark.parametrize("kernels", ["auto", "plain", "batch_last"])
+def test_a_loop_of_ones_own_chooses_kernels(kernels: str) -> None:
+    torch.manual_seed(0)
+    model, x = widemix.build_model("digits/rp_mixer"), torch.randn(8, 3, 8, 8)
+    expected = model(x)
+    chosen = widemix.choose_kernels(model, 8, kernels=kernels)
+    assert chosen == kernels or (kernels == "auto" and chosen in ("plain", "batch_last"))
+    assert {block.batch_last for block in model.blocks} == {chosen == "batch_last"}  # type: ignore[attr-defined, union-attr]
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_networks_that_are_no_mixer_have_one_way() -> None:
+    assert widemix.choose_kernels(torch.nn.Linear(2, 2), 8, "bf16") == "plain"
+    for arguments, said in (
+        ((0,), "batch_size 0"),
+        ((8, "int8"), "precision"),
+        ((8, "fp32", "fast"), "kernels"),
+        ((8, "fp32", "batch_last"), "the network is no Mixer of pictures"),
+    ):
+        with pytest.raises(widemix.InputError, match=said):
+            widemix.choose_kernels(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
+
+
 def encoded(seed: int) -> bytes:
     buffer = io.BytesIO()
     pixels = np.random.RandomState(seed).randint(0, 256, (20, 30, 3), np.uint8)

@@ -221,8 +221,16 @@ def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
         ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
         ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
         ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views: mixup, CutMix"),
-        ({"views": 0}, "views 0: must be a whole number, at least 1"),
-        ({"views": []}, "views 0: must be a whole number, at least 1"),
+        ({"views": 0}, "views 0: must be their number, at least 1, or a list with a View for each"),
+        ({"views": []}, r"views \[\]: must be their number, at least 1, or a list"),
+        ({"views": 2.5}, "views 2.5: must be their number"),
+        ({"views": {"scale": (0.4, 1)}}, "views {'scale': .*}: must be their number"),
+        ({"views": "ab"}, "views 'ab': must be their number"),
+        ({"views": [2]}, r"views \[2\]: must be their number"),
+        ({"cutmix_minmax": (0.5, 0.51), "mix_group": 4}, r"cutmix_minmax \[0.5, 0.51\] is no whole pixel of .* 24"),
+        ({"device": "gpu"}, "device 'gpu': Expected one of cpu, cuda"),
+        ({"device": "cuda:99"}, "device 'cuda:99': "),
+        ({"rank": "0", "world": "2"}, "rank '0': must be a whole number, at least 0"),
         ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
         ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
         ({"views": [{"ratio": 2}]}, r"views\[0\]: ratio 2: Input should be a valid tuple"),
@@ -251,9 +259,20 @@ def test_a_state_of_another_batch_is_refused(pictures: Path) -> None:
         loader(pictures).load_state_dict({"epoch": 1, "global_batch": 8})
 
 
-def test_an_epoch_before_the_first_is_refused(pictures: Path) -> None:
-    with pytest.raises(widemix.InputError, match="epoch -1: the first is 0"):
-        loader(pictures).set_epoch(-1)
+@pytest.mark.parametrize("number", [-1, 1.5, "1", None])
+def test_an_epoch_or_a_step_that_is_none_is_refused(pictures: Path, number: Any) -> None:
+    """A negative step was searched for in the permutation without end."""
+    with pytest.raises(widemix.InputError, match=f"epoch {number!r}: must be a whole number, at least 0"):
+        loader(pictures).set_epoch(number)
+    for name in ("epoch", "step"):
+        with pytest.raises(widemix.InputError, match=f"the loader's state: {name} {number!r}: must be a whole"):
+            loader(pictures).load_state_dict(loader(pictures).state_dict() | {name: number})
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+def test_numbers_of_numpy_are_numbers(pictures: Path, kind: type) -> None:
+    expected = list(loader(pictures, views=2, color_jitter=0.5))
+    assert same(list(loader(pictures, kind(8), views=kind(2), color_jitter=np.float32(0.5))), expected)
 
 
 def test_no_jitter_is_none_as_in_timm(pictures: Path) -> None:

@@ -89,6 +89,32 @@ def test_what_is_wrong(runs, capsys):
     assert "empty: is not a run folder" in said(capsys, "runs", "diff", runs / "a", runs / "empty", code=2)
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"\xff\n", "not JSON ('utf-8' codec"), (4 * b"\0" + b"\n", "not JSON"), (b"[1]\n", "no JSON object")],
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "done.json", "environment.json"])
+def test_a_damaged_file_is_named(runs, name, content, reason, capsys):
+    """Bytes of another file, or zeros where a disk lost them."""
+    (runs / "a" / name).write_bytes(content)
+    error = said(capsys, "report", runs / "a", "--to", runs / "x.html", code=2)
+    assert error.startswith(f"error: {runs}/a/{name}")
+    assert f": is damaged, {reason}" in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_run_hides_no_other(runs, capsys):
+    done = runs / "a" / "done.json"
+    done.write_text("[1]")
+    assert run_command(make_parser(), None, ["runs", str(runs)]) == 0
+    output = capsys.readouterr()
+    assert output.err == f"warning: {done}: is damaged, no JSON object; restore or remove it; the run is left out\n"
+    assert f"{runs}/b" in output.out
+    assert f"{runs}/a" not in output.out
+    (runs / "b" / "done.json").write_text("")
+    assert "a/done.json: is damaged" in said(capsys, "runs", runs, code=2)
+
+
 def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
     rows = [("state", "step", "run", "differs in"), ("done", "20", "runs/a", "optim.lr=0.004, train.ema_decay=null")]
     wide = ["state  step  run     differs in", "done     20  runs/a  optim.lr=0.004, train.ema_decay=null"]

@@ -79,6 +79,11 @@ def test_a_disk_that_is_full_does_not_stop_a_run(tmp_path):
     assert read_starts(tmp_path / "none") == []
 
 
+def test_lines_that_a_crash_has_torn_are_left_out(tmp_path):
+    (tmp_path / "starts.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n\0\0\0\0\n{"step"\n{"step": 2}\n')
+    assert [start["step"] for start in read_starts(tmp_path)] == [1, 2]
+
+
 def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):
     began = time.time()
     for steps, world in (("3", 2), ("5", 0)):

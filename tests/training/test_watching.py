@@ -107,7 +107,10 @@ def test_utilisation_is_flops_over_the_peak():
     assert find_gpu("Tesla V100-SXM2-32GB").single == 15.7e12
     assert find_gpu("NVIDIA A100-PCIE-40GB") is None
     assert find_gpu("NVIDIA H100 PCIe") is None
-    assert find_gpu("NVIDIA L4") is None
+    for name in ("NVIDIA H100 NVL", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"):
+        assert find_gpu(name) is None
+    for name in ("NVIDIA L4", "NVIDIA B200", "NVIDIA GH200 480GB"):
+        assert find_gpu(name) is None
     recipe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16")])
     flops = model_cost(recipe.model, 224, 1000).training_flops
     # 1,000 pictures/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
