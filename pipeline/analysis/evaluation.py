@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pipeline.analysis.figures import COLORS, label, new_figure, styled
+from pipeline.analysis.figures import COLORS, label, literal, new_figure, styled
 from pipeline.training.assessment import BINS, Assessment, Details
 
 NAMED = 40  # classes whose names fit
@@ -18,7 +18,10 @@ def draw_confusion(assessment: Assessment, details: Details):
     figure, axes = new_figure(side + 1, side)
     image = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues")
     if number <= NAMED:
-        names = [*assessment.classes, *map(str, range(len(assessment.classes), number))]
+        names = [
+            *(literal(_cut(name)) for name in assessment.classes),
+            *map(str, range(len(assessment.classes), number)),
+        ]
         axes.set_xticks(range(number), names, rotation=90)
         axes.set_yticks(range(number), names)
     if number <= 12:
@@ -52,3 +55,8 @@ def draw_reliability(assessment: Assessment, details: Details):
     below.bar(edges, samples, 1 / BINS, align="edge", color="0.7", edgecolor="white")
     below.set(xlabel="confidence", ylabel="samples", xlim=(0, 1))
     return figure
+
+
+def _cut(name: str) -> str:
+    """A class's name, without its middle where it is so long that it would leave no room for the matrix."""
+    return name if len(name) <= 30 else f"{name[:12]}…{name[-17:]}"

@@ -1,6 +1,7 @@
 """The style of all figures: one size of type, colours that colour-blind readers can tell apart, no frames."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **o
 def as_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
+        figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
@@ -89,5 +92,10 @@ def label(network: str) -> str:
     """Return a network's name without folders: runs/a -> a, runs/a/checkpoints/00000100 -> a step 100."""
     path = Path(network)
     if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return f"{path.parent.parent.name} step {int(path.name)}"
-    return path.stem if path.suffix in (".yaml", ".yml") else path.name
+        return literal(f"{path.parent.parent.name} step {int(path.name)}")
+    return literal(path.stem if path.suffix in (".yaml", ".yml") else path.name)
+
+
+def literal(name: str) -> str:
+    """Return a name as matplotlib draws it letter by letter: between two dollar signs it reads mathematics."""
+    return name.replace("$", r"\$")

@@ -50,7 +50,10 @@ def transformer_lower(depth: int, width: int, heads: int = 1) -> float:
 
 
 def strictly_smaller(depth: int, width: int, tokens: int, heads: int = 1) -> bool:
-    """Whether conclusion 5.9 applies: p < log3 m, n < m^2, H < m / 2, p >= 13."""
+    """Whether conclusion 5.9 applies: p < log3 m, n < m^2, H < m / 2, p >= 13.
+
+    It also assumes p >> log3 log3 m, which is no number to compare with; at a width of 3^30 that is 3.1.
+    """
     return 13 <= depth < math.log(width, 3) and tokens < width**2 and heads < width / 2
 
 

@@ -1,5 +1,7 @@
 """The recipes' table is what the command writes, and the data of studies follow the laws that they name."""
 
+import re
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from pipeline.estimate.recipe_tables import hours, measured, row, shipped
 from pipeline.models.cost import model_cost
 from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, load_recipe
+from pipeline.studies.quantity import value_of
 from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
 
@@ -39,6 +42,14 @@ def test_every_recipe_and_study_is_named_in_the_readme():
     assert all(f"`{path.relative_to(FOLDER)}`" in readme for path in STUDIES)
 
 
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_a_claim_is_that_of_the_paper_that_the_source_begins_with(path):
+    """The page of a study says "the paper's claim": what we expect ourselves has no place there."""
+    study = read_study(path)
+    paper = r"(Hayase & Karakida|Navon & Bronstein|Tolstikhin et al\.) 20\d\d, "
+    assert not study.claim or re.match(paper, study.source)
+
+
 def cells(study: str, line: str = "") -> list[Recipe]:
     """The recipes of a study's first seed, or of one of its lines."""
     path = FOLDER / f"studies/{study}.yaml"
@@ -60,6 +71,23 @@ def test_figure_6d_has_the_omega_of_mixer_b16():
             for s in (section.tokens - 0.5, section.tokens + 0.5)
         )
         assert low <= omega <= high
+
+
+def test_figure_4_pairs_have_equal_gamma_m():
+    """Appendix C.2: gamma m of both is 2 S C, though the first token mixing of the Mixers has other inputs."""
+    mixers, mlps = (
+        [value_of("hidden_width", recipe) for recipe in cells("figure4", line)] for line in ("MLP-Mixer", "SW-MLP")
+    )
+    assert mixers == mlps
+    assert (mixers[0], mixers[-1]) == (2 * 4 * 360, 2 * 64 * 64)
+
+
+def test_figure_s2_is_drawn_over_gamma_m():
+    """Its printed axis has labels from 2,000 to 10,000: m goes from 540 to 4,096, gamma m from 2,160 to 16,384."""
+    widths = [value_of("width", recipe) for recipe in cells("figureS2")]
+    assert (min(widths), max(widths)) == (540, 4096)
+    x = read_study(FOLDER / "studies/figureS2.yaml").figure.x
+    assert [value_of(x, recipe) for recipe in cells("figureS2")] == [4 * width for width in widths]
 
 
 def test_figure_2a_pairs_are_as_wide_and_as_sparse():

@@ -1,0 +1,36 @@
+"""Figures with the names that users give to classes and runs."""
+
+import warnings
+
+import pytest
+
+from pipeline.analysis.evaluation import draw_confusion
+from pipeline.analysis.figures import as_png, label
+from pipeline.training.assessment import Assessment, Details
+
+DETAILS = Details([[1, 0], [1, 0]], [100.0, 0.0], [], 0.0)
+
+
+@pytest.mark.parametrize("name", ["$5 or $10", r"$\frac$", r"a\$b$", "x_1^2", "日本", "tab\tand\nline"])
+def test_names_are_drawn_letter_by_letter(name):
+    """Between two dollar signs matplotlib reads mathematics, and raises where it is none."""
+    assessment = Assessment(f"runs/{name}", "data", "val", 2, 1, {"top1": 50.0}, [name, "other"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw_confusion(assessment, DETAILS)
+        assert as_png(figure).startswith(b"\x89PNG")
+    [tick, _] = figure.axes[0].get_xticklabels()
+    drawn, is_mathematics = tick._preprocess_math(tick.get_text())
+    assert (drawn, is_mathematics) == (name, False)
+    assert label(f"runs/{name}/checkpoints/00000100").endswith(" step 100")
+
+
+def test_long_names_leave_room_for_the_matrix():
+    """The taxonomic names of iNaturalist, for instance; matplotlib gives up its layout where there is no room."""
+    classes = [f"04221_Animalia_Chordata_Aves_Passeriformes_Passeridae_Passer_{name}" for name in ("a", "b")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw_confusion(Assessment("runs/" + 60 * "long", "d", "val", 2, 1, {"top1": 50.0}, classes), DETAILS)
+        as_png(figure)
+    drawn = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+    assert drawn == ["04221_Animal…sseridae_Passer_a", "04221_Animal…sseridae_Passer_b"]
