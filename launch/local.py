@@ -33,21 +33,21 @@ def launch(command: Sequence[str], ranks: int) -> int:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
-    workers = [
-        subprocess.Popen([sys.executable, *command], env=environ | {"RANK": str(r), "LOCAL_RANK": str(r)})
-        for r in range(ranks)
-    ]
-
-    received = set()
+    workers: list[subprocess.Popen] = []
+    received: list[int] = []
 
     def forward(number: int, _frame) -> None:
-        received.add(number)
+        received.append(number)
         for worker in workers:
-            # A terminal sends Ctrl-C to the ranks too, and a second SIGINT would interrupt the checkpoint.
-            worker.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
+            _pass_on(number, worker)
 
     before = {number: signal.signal(number, forward) for number in _FORWARDED}
     try:
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            workers.append(subprocess.Popen([sys.executable, *command], env=environ | own))
+            for number in received:  # perhaps while it was started, when `forward` did not know it
+                _pass_on(number, workers[-1])
         code = _wait(workers)
         if signal.SIGINT in received and code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
             raise KeyboardInterrupt
@@ -58,6 +58,11 @@ def launch(command: Sequence[str], ranks: int) -> int:
             worker.wait()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _pass_on(number: int, worker: subprocess.Popen) -> None:
+    """Send a signal to a rank: SIGTERM for Ctrl-C, which a terminal sends it too; a second would interrupt saving."""
+    worker.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
 
 
 def _wait(workers: list[subprocess.Popen]) -> int:

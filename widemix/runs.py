@@ -71,7 +71,7 @@ def build_model(recipe: AnyRecipe) -> torch.nn.Module:
 
 
 def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp32", kernels: str = "auto") -> str:
-    """Let a Mixer compute its blocks in the faster way, for a training loop of your own; returns which.
+    """Let a Mixer in training compute its blocks in the faster way, for a loop of your own; returns which.
 
     That is "plain", as they are written, or "batch_last", with the same weights and, but for rounding, numbers: as
     `engine.kernels` in a recipe. "auto" times both on one block, on the model's device. A network that is no Mixer

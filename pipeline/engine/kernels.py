@@ -1,7 +1,8 @@
-"""How a Mixer computes its blocks: as they are written, or with the batch last in memory, whichever is faster here.
+"""How a Mixer computes its blocks in training: as they are written, or with the batch last in memory: what is faster.
 
 `auto` times both for one block of the network at the recipe's batch and precision, with its gradients, on rank 0. The
-answer is kept in the user's cache by device, versions and shapes. Numbers differ by rounding alone.
+answer is kept in the user's cache by device, versions and shapes. Numbers differ by rounding alone; those of an
+evaluation do not.
 """
 
 import copy

@@ -102,8 +102,9 @@ class EngineSection(Section):
     )
     kernels: Literal["auto", "plain", "batch_last"] = key(
         "auto",
-        "how Mixers compute their blocks: plain: as written; batch_last: with the pictures next to each other in "
-        "memory, where permutations move whole rows; auto: the faster, timed at the start; plain if deterministic",
+        "how Mixers compute their blocks in training: plain: as written; batch_last: with the pictures next to each "
+        "other in memory, where permutations move whole rows; auto: the faster, timed at the start; plain if "
+        "deterministic",
     )
     overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
     timeout_s: Positive = key(1800, "timeout of collectives, in seconds")

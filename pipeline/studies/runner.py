@@ -87,7 +87,7 @@ class Runner:
     def _fill(self, waiting: list[Cell]) -> None:
         """Start cells until `at_once` are running; those that are done or started are taken out of `waiting`."""
         for cell in list(waiting):
-            if len(self._running) >= self._at_once:
+            if self._stopped or len(self._running) >= self._at_once:
                 return
             if not cell.is_done(self._folder):
                 if not self._leases.take(cell.name):
@@ -115,6 +115,8 @@ class Runner:
         )
         self._leases.add_process(cell.name, process.pid)
         self._running.append(_Running(cell, process, log, slot, time.monotonic()))
+        if self._stopped:  # perhaps while it was started, when `_stop` did not know it
+            process.send_signal(signal.SIGTERM)
         print(f"{cell.name}: started", flush=True)
 
     def _devices(self, slot: int) -> dict[str, str]:

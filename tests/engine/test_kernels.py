@@ -144,9 +144,21 @@ def test_all_blocks_follow(alone):
 
 def test_tracers_see_the_blocks_as_they_are_written():
     setting = recipe()
-    module = network(setting).eval()
+    module = network(setting)
     use_kernels(module, "batch_last")
     x = torch.randn(2, 3, 8, 8)
     exported = torch.export.export(module, (x,))
     assert "layer_norm" in str(exported.graph)
     assert torch.allclose(exported.module()(x), module(x), atol=1e-5)
+
+
+def test_evaluation_is_the_same_to_the_bit_however_training_computes():
+    module = network(recipe())
+    x = torch.randn(5, 3, 8, 8)
+    results = {}
+    for way in ("plain", "batch_last"):
+        use_kernels(module, way)
+        results[way] = [module.train(mode).forward_features(x) for mode in (True, False)]
+    (plain, expected), (other, found) = results.values()
+    assert not torch.equal(other, plain)
+    assert torch.equal(found, expected)

@@ -1,11 +1,13 @@
 """Ranks that `widemix train --ranks` starts, and the signals that they are passed."""
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from launch import local
 from tests.conftest import ROOT
 
 RANKS = """
@@ -38,3 +40,15 @@ def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(han
         assert process.stdout.read(4) == "upup"
         process.send_signal(number)
         assert process.wait(30) == code
+
+
+def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
+    start = subprocess.Popen
+
+    def signalled_here(*arguments, **options):
+        worker = start(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return worker
+
+    monkeypatch.setattr(local.subprocess, "Popen", signalled_here)
+    assert local.launch(["-c", "import time; time.sleep(60)"], 2) == 128 + signal.SIGTERM

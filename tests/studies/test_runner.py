@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+from pipeline.cli.commands import Exit
 from pipeline.recipe import dump_recipe
 from pipeline.run.lease import Leases
 from pipeline.studies.runner import Runner
@@ -31,15 +32,15 @@ run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
 run.mkdir(exist_ok=True)
 if (run / "refuse").exists():
     sys.exit("error: refused") if (run / "refuse").read_text() == "1" else os.kill(os.getpid(), 9)
+def stop(*_):
+    time.sleep(0.3)
+    (run / "busy").unlink(missing_ok=True)
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
 try:
     os.close(os.open(run / "busy", os.O_CREAT | os.O_EXCL))
 except FileExistsError:
     (run / "COLLISION").touch()
-def stop(*_):
-    time.sleep(0.3)
-    (run / "busy").unlink()
-    os._exit(75)
-signal.signal(signal.SIGTERM, stop)
 steps = run / "steps"
 for _ in range(10 - (len(steps.read_text()) if steps.exists() else 0)):
     time.sleep(0.03)
@@ -115,6 +116,22 @@ def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
     output, _ = runner.communicate(timeout=60)
     assert runner.returncode == 75, output
     assert not list(study.folder.glob("*/busy"))
+    assert not list(study.folder.glob("leases/*"))
+
+
+def test_a_runner_that_is_stopped_while_it_starts_a_cell_stops_that_too_and_starts_no_other(tmp_path, monkeypatch):
+    study = Study(tmp_path, seeds=2)
+    note = Leases.add_process
+
+    def stopped_here(leases, cell, pid):
+        os.kill(os.getpid(), signal.SIGTERM)
+        note(leases, cell, pid)
+
+    monkeypatch.setattr(Leases, "add_process", stopped_here)
+    runner = Runner(study.folder, 2, program=(sys.executable, "-S", study.path.with_name("trainer.py")))
+    assert runner.run(study.cells) == Exit.REQUEUE
+    assert len(list((study.folder / "logs").iterdir())) == 1
+    assert study.done() == 0
     assert not list(study.folder.glob("leases/*"))
 
 

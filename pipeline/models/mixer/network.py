@@ -135,11 +135,11 @@ class MixerBlock(nn.Module):
         self.norm2 = norm()
         self.channel_skip = shape.permuted_skip(number, tokens, "channel")
         self.mlp_channels = shape.channel_mixing(number, tokens)
-        self.batch_last = False  # set by pipeline.engine.kernels
+        self.batch_last = False  # in training; set by pipeline.engine.kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
-        if not torch.jit.is_scripting() and self.batch_last and not batch_last.is_traced():
+        if not torch.jit.is_scripting() and self.training and self.batch_last and not batch_last.is_traced():
             return batch_last.forward(self, x)
         x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
         return self.channel_skip(x) + self.drop_path2(self.mlp_channels(self.norm2(x)))
