@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from pipeline.bench.report import machine
 from pipeline.bench.timing import Contestant, time_in_turns, wall_clock
@@ -33,6 +34,7 @@ from pipeline.distributed.topology import (
     share_cpus,
 )
 from pipeline.engine import build_engine, check_engine, prepare
+from pipeline.engine.kernels import set_kernels
 from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.models.registry import build_model
@@ -93,12 +95,12 @@ def _row(
 ) -> dict[str, Any] | None:
     with loader.batches(0) as batches:
         kept = list(islice(batches, recipe.train.grad_accum_steps))
-    plain = _plain_step(recipe, kept, topology)
-    torch.manual_seed(recipe.train.seed)
-    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, recipe.train, topology.device)
-    engine = build_engine(recipe.engine, module.to(topology.device), recipe.optim, recipe.train, topology)
-    alone, together = _time_steps(plain, lambda: engine.step(kept, 0.0), steps, topology)
+    plain, _ = _build(recipe, topology)
+    module, kernels = _build(recipe, topology)
+    engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
+    alone, together = _time_steps(
+        _plain_step(recipe, plain, kept, topology), lambda: engine.step(kept, 0.0), steps, topology
+    )
     whole, waited = _time_with_loader(engine.step, loader, recipe.train.grad_accum_steps, steps, topology)
     exposed = max(0.0, together - alone) if topology.world > 1 else 0.0  # on one rank the engine's part is `other`
     parts = (alone, exposed, waited, max(0.0, whole - waited - alone - exposed))
@@ -113,6 +115,7 @@ def _row(
         **dict(zip(PARTS, mean[1:], strict=True)),
         "settings": settings,
         "engine": recipe.engine.kind,
+        "kernels": kernels,
         "device": torch.cuda.get_device_name(topology.device)
         if topology.device.type == "cuda"
         else platform.machine(),
@@ -120,11 +123,16 @@ def _row(
     }
 
 
-def _plain_step(recipe: Recipe, batches: list[Batch], topology: Topology) -> Callable[[], object]:
-    """Return a step without an engine: forward, backward and update of full, unsharded weights."""
+def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
+    """Return the network on the device, and how it computes its blocks, as training chooses that."""
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)
     prepare(module, recipe.train, topology.device)
+    return module, set_kernels(module, recipe.engine, recipe.train, topology)
+
+
+def _plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topology: Topology) -> Callable[[], object]:
+    """Return a step without an engine: forward, backward and update of full, unsharded weights."""
     module.train()
     optimizer = build_optimizer(recipe.optim, module)
     set_rate(optimizer, 0.0)
