@@ -32,14 +32,22 @@ class Verdict:
     stopped: bool = False  # by a signal
 
 
-def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_steps: int, crashed: bool) -> Verdict:
+def judge(
+    statuses: Sequence[RankStatus],
+    ranks: int,
+    stop_requested: bool,
+    new_steps: int,
+    crashed: bool,
+    lost: Sequence[str] = (),
+) -> Verdict:
     """Judge a job by the status files of its ranks.
 
     statuses: by rank; ranks that never started have none.
     ranks: number of ranks that the job should have.
-    stop_requested: whether a signal asked the job to stop.
+    stop_requested: whether a signal asked the job to stop, as Slurm's does that ends what a failed node has left.
     new_steps: steps that this start has added to the newest checkpoint.
     crashed: whether the ranks failed as often as torchrun may restart them, which no node's failure does.
+    lost: nodes that have failed.
 
     A crash is requeued only if `new_steps` is above 0: otherwise the next start would crash at the same place.
     """
@@ -51,13 +59,13 @@ def judge(statuses: Sequence[RankStatus], ranks: int, stop_requested: bool, new_
     if main == Exit.REQUEUE:
         saved = "with a checkpoint" if new_steps > 0 else "without a new checkpoint"
         return Verdict(Exit.REQUEUE, [f"stopped by a signal, {saved}"], stopped=True)
-    if stop_requested:
+    if stop_requested and not lost:
         when = "but ended before the last checkpoint was complete" if statuses else "before any rank started"
         return Verdict(Exit.REQUEUE, [f"stopped by a signal, {when}"], stopped=True)
-    lines = _causes(statuses, ranks)
+    lines = [f"Slurm has lost {', '.join(lost)}"] if lost else _causes(statuses, ranks)
     if new_steps > 0:
         return Verdict(Exit.REQUEUE, [*lines, f"this start saved {new_steps} steps, so the job is requeued"])
-    if crashed:
+    if crashed and not lost:
         return Verdict(Exit.FAILED, [*lines, "this start saved nothing and another would fail too: not requeued"])
     return Verdict(Exit.REQUEUE, [*lines, "this start saved nothing: requeued once, since a node may have failed"])
 
@@ -142,9 +150,11 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     if verdict is None:
         own = [summary for name, summary in earlier.items() if name.partition(".")[0] == job]
         crashed = _attempts(logs) > arguments.restarts
-        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps, crashed)
-        verdict.lines[1:1] = [] if statuses or verdict.stopped else _unseen(logs, arguments.nodes)
-        verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
+        lost = arguments.lost
+        verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps, crashed, lost)
+        verdict.lines[1:1] = [] if statuses or verdict.stopped or lost else _unseen(logs, arguments.nodes)
+        if not lost:  # then Slurm itself requeues the job
+            verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     first_step = next((line["seconds"] for line in read_starts(folder) if line.get("logs") == logs.name), None)
@@ -206,6 +216,7 @@ def main() -> None:
     parser.add_argument("--requeues", type=int, default=100, help="most requeues of a job (default: 100)")
     names = "of the nodes, in the order of SLURM_NODEID"
     parser.add_argument("--nodes", type=str.split, default=[], metavar="'NAME NAME'", help=names)
+    parser.add_argument("--lost", type=str.split, default=[], metavar="'NAME NAME'", help="nodes that have failed")
     parser.add_argument("--restarts", type=int, default=2, help="torchrun's restarts of the ranks (default: 2)")
     parser.add_argument("--stop-requested", action="store_true", help="a signal asked the job to stop")
     sys.exit(run_command(parser, _finish))

@@ -217,7 +217,8 @@ def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(
     slurm.start_again(job, 1)
     assert not {"n0", "n2"} & set(slurm("scontrol", "show", "hostnames", slurm.job(job, "NodeList")).split())
     assert slurm.ended(job) == "COMPLETED", log_of(run)
-    assert "on n2 was killed (out of memory?), or its node failed" in log_of(run)
+    assert re.search(r"Slurm has lost n2; this start saved \d+ steps", log_of(run))
+    assert f"job {job} is requeued by Slurm" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 
@@ -231,7 +232,8 @@ def test_a_node_that_dies_while_it_stages_costs_one_start(slurm, submit, undistu
     slurm.start_again(job, 1)
     slurm.start_node(lost)
     assert slurm.ended(job) == "COMPLETED", log_of(run)
-    assert "this start saved nothing: requeued once, since a node may have failed" in log_of(run)
+    assert f"Slurm has lost {lost}; this start saved nothing: requeued once" in log_of(run)
+    assert f"job {job} is requeued by Slurm" in log_of(run)
     assert_same_curve(run, undisturbed, 1e-4)
 
 

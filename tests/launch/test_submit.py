@@ -313,12 +313,9 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
     assert _can_exclude(["n3"], job)  # without Slurm's commands
 
 
-def end(folder, logs, requeues=100):
-    return _finish(
-        Namespace(
-            folder=folder, logs=logs, ranks=1, stop_requested=False, requeues=requeues, restarts=2, nodes=["n0", "n3"]
-        )
-    )
+def end(folder, logs, requeues=100, lost=()):
+    others = {"ranks": 1, "stop_requested": False, "restarts": 2, "nodes": ["n0", "n3"]}
+    return _finish(Namespace(folder=folder, logs=logs, requeues=requeues, lost=lost, **others))
 
 
 def start(folder, name, steps=0, code=75):
@@ -346,7 +343,8 @@ def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys):
     assert "1.5 minutes until the signal do not suffice" in (said := capsys.readouterr().out)
     assert "submit it again with --time 8 (minutes) or more" in said
     assert end(tmp_path, start(tmp_path, "8.0")) == Exit.REQUEUE  # another job, with another limit
-    assert end(tmp_path, start(tmp_path, "8.1", steps=6, code=0)) == Exit.DONE
+    assert end(tmp_path, start(tmp_path, "8.1"), lost=["n3"]) == Exit.REQUEUE  # by Slurm, whatever we say
+    assert end(tmp_path, start(tmp_path, "8.2", steps=6, code=0)) == Exit.DONE
 
 
 def test_a_job_is_requeued_so_often_and_no_more(tmp_path):
@@ -540,6 +538,18 @@ def test_the_verdict(statuses, stop_requested, new_steps, code, reason):
     verdict = judge(statuses, 2, stop_requested, new_steps, crashed=True)
     assert verdict.code == code
     assert re.search(reason, "; ".join(verdict.lines))
+
+
+@pytest.mark.parametrize("stop_requested", [False, True])  # as Slurm tells it to stop, if it comes to that
+@pytest.mark.parametrize(("new_steps", "then"), [(9, "saved 9 steps"), (0, "saved nothing: requeued once")])
+def test_a_node_that_slurm_has_lost_is_why_a_job_ended(stop_requested, new_steps, then):
+    ended = [status(0, 1, "connection reset"), status(1, None)]
+    for statuses in (ended, []):
+        verdict = judge(statuses, 2, stop_requested, new_steps, crashed=True, lost=["n1"])
+        assert verdict.code == Exit.REQUEUE
+        assert not verdict.stopped
+        assert "; ".join(verdict.lines).startswith(f"Slurm has lost n1; this start {then}")
+    assert judge([status(0, 0), status(1, None)], 2, stop_requested, 9, False, ["n1"]).code == Exit.DONE
 
 
 def test_a_start_without_progress_is_requeued_once_unless_its_ranks_crashed_as_often_as_they_may(tmp_path, capsys):
