@@ -1,13 +1,14 @@
 """Start ranks on this machine, as torchrun does on one node, but pass on their exit code and signals to them."""
 
 import os
+import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
+from launch.slurm.ports import free_ports
 from pipeline.cgroups import usable_cpus
 from pipeline.errors import InputError
 
@@ -28,7 +29,8 @@ def launch(command: Sequence[str], ranks: int) -> int:
         raise InputError(f"--ranks {ranks}: at most {most} on this machine, which has {usable_cpus()} usable CPUs")
     environ = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        # No port that the kernel gives to whoever asks for any: rank 0 takes it seconds later.
+        "MASTER_PORT": str(free_ports(secrets.randbelow(1 << 20))["train"]),
         "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
@@ -79,9 +81,3 @@ def _wait(workers: list[subprocess.Popen]) -> int:
     codes = [worker.poll() for worker in workers]
     code = code or next((c for c in codes if c), 0)
     return 128 - code if code < 0 else code
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

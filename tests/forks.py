@@ -4,6 +4,7 @@ The one is multiprocessing's fork server, which the first of them starts.
 """
 
 import faulthandler
+import itertools
 import multiprocessing
 import os
 import re
@@ -12,10 +13,15 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+# Below those that the kernel gives to whoever asks for any port, which another test would be given at any moment, and
+# below those of pipeline.distributed.launchers. Processes begin at different ones.
+_PORTS = range(10_000, 20_000)
+_next_port = itertools.count(97 * os.getpid())
 
 
 class Forks:
@@ -37,7 +43,7 @@ class Forks:
         for process in self.running.values():
             process.start()
 
-    def wait(self, seconds: float = 300) -> tuple[list[int], str]:
+    def wait(self, seconds: float = 900) -> tuple[list[int], str]:
         """Every exit code, and what they said. They must all end by themselves."""
         deadline = time.monotonic() + seconds
         while self.running:
@@ -63,12 +69,15 @@ class Forks:
 
     def signal(self, number: int) -> None:
         for process in self.running.values():
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # it has ended since `reap`
+                os.kill(process.pid, number)
 
     def kill(self) -> None:
         """With all that they have started."""
         for process in self.running.values():
-            os.killpg(process.pid, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # the second if it leads no group yet
+                with suppress(ProcessLookupError):
+                    kill(process.pid, signal.SIGKILL)
 
 
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
@@ -84,12 +93,19 @@ def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str
     target(*words)
 
 
+def free_port() -> int:
+    """A port that nobody else is likely to take before the caller does."""
+    while True:
+        port = _PORTS[next(_next_port) % len(_PORTS)]
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what has just ended is free
+            probe.bind(("", port))
+            return port
+
+
 def group_of(world: int) -> list[dict[str, str]]:
     """What a launcher tells each rank of a group on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     place |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 

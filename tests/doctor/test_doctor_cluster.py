@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from pipeline.doctor.compare import compare_nodes
 from pipeline.doctor.links import measure_links, pairings
 from pipeline.doctor.survey import health, read_rate
 from tests.conftest import Command
+from tests.forks import free_port
 
 
 def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:
@@ -30,9 +30,7 @@ def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> C
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path: Path) -> None:

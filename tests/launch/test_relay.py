@@ -13,6 +13,7 @@ from launch import relay as module
 from launch import stage as staging
 from launch.relay import Neighbour, Relay
 from launch.stage import Folder, stage
+from tests.forks import free_port
 from tests.launch.test_stage import contents, folder
 
 assert folder  # the digits in blocks of 4 KiB
@@ -23,11 +24,7 @@ HOME = "127.0.0.1"
 @pytest.fixture
 def ports():
     """Four free ports."""
-    probes = [socket.create_server((HOME, 0)) for _ in range(4)]
-    numbers = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return numbers
+    return [free_port() for _ in range(4)]
 
 
 @pytest.fixture
