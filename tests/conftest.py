@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -15,9 +16,10 @@ from hypothesis import HealthCheck, settings
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
-from tests.forks import Forks, be_rank, be_widemix, group_of
+from tests.forks import Forks, group_of
 
 ROOT = Path(__file__).parents[1]
+RECIPE = "recipes/digits/rp_mixer.yaml"
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
 # No property may fail because the machine is slow.
@@ -101,12 +103,15 @@ class Command:
 class Fork(Command):
     """The same in forks of a process that has imported everything, which saves seconds: see `tests.forks`.
 
-    With a `world` it is so many ranks of `python -m pipeline.train`, as a launcher would start them.
+    With a `world` it is so many ranks of `python -m pipeline.train`, as a launcher would start them. fault: see
+    `tests.faults.faulty`.
     """
 
-    def __init__(self, *words: str | Path, log: Path, world: int = 0):
-        target, environs = (be_rank, group_of(world)) if world else (be_widemix, [{}])
-        self.forks = Forks(target, *map(str, words), log=log, environs=environs)
+    def __init__(self, *words: str | Path, log: Path, world: int = 0, fault: str = "none"):
+        from tests.faults.faulty import train_with, widemix_with  # which imports torch
+
+        target, environs = (train_with, group_of(world)) if world else (widemix_with, [{}])
+        self.forks = Forks(target, fault, *map(str, words), log=log, environs=environs)
 
     def wait(self, timeout: float = 600) -> tuple[int, str]:
         codes, output = self.forks.wait(timeout)
@@ -131,19 +136,30 @@ def train_lines(run: Path) -> list[dict]:
     return [line for line in lines if line["split"] == "train"]
 
 
+def in_ranks(fault: str, folder: Path) -> dict[str, str]:
+    """The environment of a `widemix train --ranks` whose ranks have this fault built in as Python starts them."""
+    if fault == "none":
+        return {}
+    code = f"from tests.faults.faulty import build_in\nbuild_in({fault!r})\n"
+    (folder / "sitecustomize.py").write_text(f"import os\nif 'RANK' in os.environ:\n{textwrap.indent(code, '    ')}")
+    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+
+
 @pytest.fixture
 def train(digits, tmp_path):
     """Start `widemix train` on the digits with a small model: train(run, options...) -> Command.
 
     As a fork; with `world` as so many ranks; as a user does, in a Python of its own, with `real` set, where alone it
-    sees GPUs.
+    sees GPUs. fault: see `tests.faults.faulty`; with `real` in the ranks that it starts.
     """
     logs = (tmp_path / f"{number}.log" for number in itertools.count())
 
-    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False, env=None):
+    def start(
+        run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False, env=None, fault="none"
+    ):
         words = (recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
         if real:
-            return Command("train", *words, env=env)
-        return Fork(*(words if world else ("train", *words)), log=next(logs), world=world)
+            return Command("train", *words, env=(env or {}) | in_ranks(fault, tmp_path))
+        return Fork(*(words if world else ("train", *words)), log=next(logs), world=world, fault=fault)
 
     return start

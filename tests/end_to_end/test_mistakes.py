@@ -150,9 +150,9 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
 
 
 def test_a_second_run_on_a_live_folder_is_refused(train, tmp_path):
-    first = train("run", "--train.epochs", "200")
+    first = train("run", "--train.epochs", "10000")
     first.wait_for_step(tmp_path / "run", 3)
-    refused(train("run", "--train.epochs", "200"), " is writing there; name another folder")
+    refused(train("run", "--train.epochs", "10000"), " is writing there; name another folder")
     first.kill()
 
 

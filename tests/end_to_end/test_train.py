@@ -19,6 +19,7 @@ from tests.forks import Forks
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
+ENDLESS = ("--train.epochs", "10000", *EPOCHS[2:])  # however late the test comes to what it does next
 # Each step multiplies the weights by minus a million.
 STEEP = ("--optim.lr", "1000", "--optim.weight_decay", "1000")
 
@@ -68,8 +69,9 @@ def test_two_ranks_draw_the_same_curve(train, undisturbed, tmp_path):
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp_path, options, start):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--train.save_every_steps", "5", *options, **start)
-    command.wait_for_step(run, 33)  # within the second epoch
+    held = {"fault": "hold@33:0"}  # within the second epoch
+    command = train("run", *EPOCHS, "--train.save_every_steps", "5", *options, **start, **held)
+    command.wait_for_step(run, 33)
     command.kill()
     assert not (run / "done.json").exists()
     finish(train("run", *EPOCHS, "--train.save_every_steps", "5"))
@@ -80,7 +82,7 @@ def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_inc
     options = ("--model.drop_path", "0.4", "--train.deterministic", "true", "--train.max_steps", "20")
     options = (*EPOCHS, *options, "--train.save_every_steps", "4")
     finish(train("whole", *options))
-    killed = train("parts", *options)
+    killed = train("parts", *options, fault="hold@9:0")
     killed.wait_for_step(tmp_path / "parts", 9)
     killed.kill()
     assert not (tmp_path / "parts/done.json").exists()
@@ -101,7 +103,7 @@ def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_inc
 )
 def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_path, number, ranks):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--ranks", ranks, real=ranks == "2")
+    command = train("run", *EPOCHS, "--ranks", ranks, real=ranks == "2", fault="hold@25:0")
     command.wait_for_step(run, 25)
     command.signal(number)
     code, output = command.wait()
@@ -117,13 +119,13 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
 def test_ctrl_c_that_ends_the_reader_of_the_output_first(train, tmp_path):
     """As Ctrl-C at `widemix train 2>&1 | tee log` does."""
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, real=True)
+    command = train("run", *ENDLESS, real=True)
     command.wait_for_step(run, 5)
     assert command.process.stdout
     command.process.stdout.close()
     command.wait_for_step(run, 25)
     command.signal(signal.SIGINT)
-    assert command.process.wait(60) == 75
+    assert command.process.wait(600) == 75
     last = train_lines(run)[-1]["step"]
     assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
 
@@ -164,7 +166,7 @@ def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed
 
 def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
     run, steep = tmp_path / "run", (*STEEP, "--schedule.warmup_epochs", "0")
-    command = train("run", *EPOCHS[:2], *steep, "--faults.max_skipped_steps", "100000")
+    command = train("run", *ENDLESS[:2], *steep, "--faults.max_skipped_steps", "10000000")
     metrics = run / "metrics.jsonl"
     while not (metrics.exists() and '"step_skipped"' in metrics.read_text()):
         assert command.is_running(), command.wait()[1]
@@ -187,9 +189,9 @@ def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path):
 
 def test_a_complete_run_that_goes_on_is_no_longer_complete(train, tmp_path):
     run = tmp_path / "run"
-    finish(train("run", *EPOCHS, "--train.max_steps", "2"))
+    finish(train("run", *ENDLESS, "--train.max_steps", "2"))
     assert (run / "done.json").exists()
-    command = train("run", *EPOCHS)
+    command = train("run", *ENDLESS)
     command.wait_for_step(run, 4)
     assert not (run / "done.json").exists()
     command.kill()

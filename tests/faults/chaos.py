@@ -42,12 +42,12 @@ class Disturbed:
             assert f"{sound.path.name} at step {sound.position.step} to" in said, f"not from the newest:\n{said}"
         return codes, said
 
-    def kill_one(self, world: int, engine: str, step: int, rank: int) -> None:
-        codes, said = self.start(world, engine, f"die@{step}:{rank}")
+    def kill_one(self, world: int, engine: str, step: int, rank: int, fault: str = "") -> None:
+        codes, said = self.start(world, engine, f"{fault}die@{step}:{rank}")
         assert codes == [-9 if r == rank else 1 for r in range(world)], f"{codes}\n{said}"
 
-    def kill_all(self, world: int, engine: str, step: int) -> None:
-        codes, said = self.start(world, engine, ",".join(f"die@{step}:{rank}" for rank in range(world)))
+    def kill_all(self, world: int, engine: str, step: int, fault: str = "") -> None:
+        codes, said = self.start(world, engine, fault + ",".join(f"die@{step}:{rank}" for rank in range(world)))
         assert set(codes) <= {-9, 1}, f"{codes}\n{said}"  # the last to die may have seen the others go
         assert -9 in codes
 
@@ -123,8 +123,8 @@ def undisturbed(data: Path, run: Path, missing: str = "none") -> Path:
 
 def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
     """The round of the test command: 2, 4, 1 and 3 ranks across a kill, another, a damaged checkpoint and a stop."""
-    disturbed.kill_one(2, engine, step=10, rank=1)
-    disturbed.kill_all(4, engine, step=19)
+    disturbed.kill_one(2, engine, step=10, rank=1, fault="saved@10:1,")
+    disturbed.kill_all(4, engine, step=19, fault="".join(f"saved@19:{rank}," for rank in range(4)))
     disturbed.corrupt()
     disturbed.stop_in_a_save(1, engine, step=22)
     disturbed.fill_the_disk(3, engine, step=26)
@@ -133,7 +133,7 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
 
 def short(data: Path, folder: Path, clean: Path) -> None:
     """A round for each engine, while one run hangs; and the runs that tests/faults/test_chaos.py checks."""
-    hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "12")
+    hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "30")
     for engine in ("ddp", "ZeRO 1"):
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
     Disturbed(data, folder / "nan").start(2, "ZeRO 1", "nan@6-7,nan@13-18")

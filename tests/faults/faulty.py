@@ -11,8 +11,10 @@ silent@S:R   all threads of rank R stop after step S, as if its machine had gone
 full@A-B     the disk is full for saves at steps A to B
 fill@A-B     the run folder's disk is filled after step A, and freed after step B
 stop@S:R     rank R is asked to stop after step S
+hold@S:R     rank R waits after step S until it is asked to stop, or killed
+saved@S:R    rank R waits after step S until the last save is complete
 rename@S     the run folder is renamed after step S, once it has a checkpoint
-term@S       rank 0 is asked to stop while the save of step S is being written
+term@S       rank 0 is asked to stop while the save of step S is being written, and trains one step meanwhile
 """
 
 import errno
@@ -30,7 +32,7 @@ import torch.distributed as dist
 from pipeline.data.loader import TrainLoader
 from pipeline.run import checkpoint, run_dir
 from pipeline.training.loop import Loop
-from tests.forks import be_rank
+from tests.forks import be_rank, be_widemix
 
 
 def nan(first: int, last: int) -> None:
@@ -49,17 +51,27 @@ def skipped_ranges(first: int, last: int) -> None:
     run_dir.read_skipped_ranges = lambda _: [(first, last + 1)]
 
 
-def after(step: int, rank: int, action) -> None:
-    """Do something between the steps of one rank, with its run folder."""
+def between(step: int, rank: int, action) -> None:
+    """Do something between the steps of one rank, with its loop."""
     after_step = Loop._after_step
 
     def faulty(self, epoch):
         stopping = after_step(self, epoch)
         if (self.step, dist.get_rank()) == (step, rank):
-            action(self.context.saver._run_dir)
+            action(self)
         return stopping
 
     Loop._after_step = faulty
+
+
+def after(step: int, rank: int, action) -> None:
+    """Do something between the steps of one rank, with its run folder."""
+    between(step, rank, lambda loop: action(loop.context.saver._run_dir))
+
+
+def wait_until(condition) -> None:
+    while not condition():
+        time.sleep(0.01)
 
 
 def die(step: int, rank: int) -> None:
@@ -74,10 +86,23 @@ def stop(step: int, rank: int) -> None:
     after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGTERM))
 
 
+def hold(step: int, rank: int) -> None:
+    between(step, rank, lambda loop: wait_until(lambda: loop.context.stop.requested))
+
+
+def saved(step: int, rank: int) -> None:
+    def wait(loop: Loop) -> None:
+        saver = loop.context.saver
+        newest, every = saver._run_dir / "checkpoints", loop.recipe.train.save_every_steps
+        assert every
+        wait_until((newest / f"{loop.step // every * every:08d}/COMPLETE").exists)
+
+    between(step, rank, wait)
+
+
 def rename(step: int, rank: int) -> None:
     def move(run: Path) -> None:
-        while not any(run.glob("checkpoints/*/COMPLETE")):  # a thread writes it
-            time.sleep(0.01)
+        wait_until(lambda: any(run.glob("checkpoints/*/COMPLETE")))  # a thread writes it
         run.rename(run.with_name("elsewhere"))
 
     after(step, rank, move)
@@ -88,12 +113,14 @@ def silent(step: int, rank: int) -> None:
 
 
 def fill(first: int, last: int) -> None:
-    def take(run: Path) -> None:
+    def take(loop: Loop) -> None:
+        saver, run = loop.context.saver, loop.context.saver._run_dir
+        wait_until(lambda: not saver.writing)  # a save that failed now would leave space again
         with run.with_name("others").open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
-    after(first, 0, take)
+    between(first, 0, take)
     after(last, 0, lambda run: run.with_name("others").unlink())
 
 
@@ -149,7 +176,9 @@ def full(first: int, last: int) -> None:
 
 
 def term(step: int, _=None) -> None:
-    within_save(step, step, lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(1)))
+    asked = threading.Event()
+    within_save(step, step, lambda: (os.kill(os.getpid(), signal.SIGTERM), asked.set(), time.sleep(1)))
+    between(step + 1, 0, lambda loop: asked.wait(60))  # the thread that saves may begin late
 
 
 FAULTS = {
@@ -158,6 +187,8 @@ FAULTS = {
     "die": die,
     "stuck": stuck,
     "stop": stop,
+    "hold": hold,
+    "saved": saved,
     "rename": rename,
     "silent": silent,
     "raise": raise_,
@@ -168,11 +199,21 @@ FAULTS = {
 }
 
 
-def train_with(fault: str, *arguments: str) -> None:
-    """Be a rank of `python -m pipeline.train ARGUMENTS` with a fault; ends the process."""
+def build_in(fault: str) -> None:
     for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
         FAULTS[name](int(one), int(other or 0))
+
+
+def train_with(fault: str, *arguments: str) -> None:
+    """Be a rank of `python -m pipeline.train ARGUMENTS` with a fault; ends the process."""
+    build_in(fault)
     be_rank(*arguments)
+
+
+def widemix_with(fault: str, *words: str) -> None:
+    """`widemix WORDS` with a fault."""
+    build_in(fault)
+    be_widemix(*words)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,10 @@ def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(ch
     for rank in (0, 1):
         stacks = (chaos / f"hangs/stacks/rank-{rank}.txt").read_text()
         assert f"rank {rank} on " in stacks
-        assert "no step or batch was finished in 12 s" in stacks
+        assert "no step or batch was finished in 30 s" in stacks
         assert "in advance" in stacks
         assert (" in faulty\n" in stacks) == (rank == 1)  # the loader's thread, where it stands
-    assert "no step or batch was finished in 12 s; the stacks are in" in (chaos / "hangs.log").read_text()
+    assert "no step or batch was finished in 30 s; the stacks are in" in (chaos / "hangs.log").read_text()
     assert not any(path.stat().st_size for path in (chaos / "ddp").glob("stacks/*"))  # killed, not hung
 
 
