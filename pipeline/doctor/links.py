@@ -1,5 +1,6 @@
 """The speed of the network: an all-reduce over all ranks, and transfers between pairs of nodes to find slow ones."""
 
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +21,11 @@ def measure_links(topology: Topology) -> dict[str, Any]:
     Returns "clock", the time of all ranks at one moment (s since 1970); "latency", of an all-reduce of one number
     (s); "bus", the bus bandwidth of a large one (bytes/s, as NCCL defines it); "pairs", bytes/s with other nodes.
     """
-    dist.all_reduce(torch.zeros(1))  # by gloo: all ranks leave it at nearly the same moment
-    clock = time.time()
+    clocks = []
+    for _ in range(5):  # of which a busy machine may miss one or two
+        dist.all_reduce(torch.zeros(1))  # by gloo: all ranks leave it at nearly the same moment
+        clocks.append(time.time())
+    clock = statistics.median(clocks)
     device = topology.device
     tiny, large = torch.zeros(1, device=device), torch.zeros(_size(device) // 4, device=device)
     _all_reduce(large)  # not timed: it connects

@@ -5,9 +5,9 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,10 +144,16 @@ def test_a_cpu_on_which_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from pipeline.data import precision
 
-    seconds = {torch.float32: 0.001, torch.bfloat16: 0.012}
-    monkeypatch.setattr(torch.nn.functional, "linear", lambda a, b: time.sleep(seconds[a.dtype]))
+    seconds, now = {torch.float32: 0.001, torch.bfloat16: 0.012}, 0.0
+
+    def linear(a: torch.Tensor, _: torch.Tensor) -> None:
+        nonlocal now
+        now += seconds[a.dtype]
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: now))
     threads = torch.get_num_threads()
-    assert 4 < precision.bf16_slowdown() <= 12
+    assert precision.bf16_slowdown() == pytest.approx(12)
     assert torch.get_num_threads() == threads
     assert look("CPU").state == "note"
     assert look("CPU").fix == "train there in fp32"
