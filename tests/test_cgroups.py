@@ -13,6 +13,20 @@ from pipeline import cgroups as limits
 from pipeline.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 from tests.conftest import ROOT
 
+HELD_BACK = """
+import os, signal, time, types
+from pipeline import cgroups
+calls = 0
+def perf_counter():
+    global calls
+    calls += 1
+    if calls == 100:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return time.perf_counter()
+cgroups.time = types.SimpleNamespace(perf_counter=perf_counter, thread_time=time.thread_time)
+print(cgroups.cpu_share(0.5))
+"""
+
 
 def cgroups(root: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:
     for name, content in files.items():
@@ -72,15 +86,11 @@ def test_a_quota_below_the_allowed_cpus_counts(
 
 
 def test_a_thread_that_is_held_back_says_so() -> None:
-    """Stopped for most of the time from outside, as a limit of cgroups does."""
-    code = "from pipeline.cgroups import cpu_share; print('here', flush=True); print(cpu_share(1.0))"
-    command = [sys.executable, "-c", code]
+    """Stopped for most of the time, as a limit of cgroups does: it stops itself, so that it is within that time."""
+    command = [sys.executable, "-c", HELD_BACK]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        while process.poll() is None:
-            process.send_signal(signal.SIGSTOP)
-            time.sleep(0.08)
-            process.send_signal(signal.SIGCONT)
-            time.sleep(0.02)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGCONT)
         assert float(process.stdout.read()) < 0.5

@@ -105,20 +105,25 @@ def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough(
 
 
 def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypatch):
-    """Of three ranks the last never sends a heartbeat."""
-    monkeypatch.setattr(watchdog, "HEARTBEAT_INTERVAL", 0.01)
-    monkeypatch.setattr(watchdog, "HEARTBEAT_TIMEOUT", 0.5)
+    """Of three ranks the last never sends a heartbeat. The clock goes on once both others have sent one."""
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog, "GRACE_PERIOD", 600.0)  # then it would end pytest
     store = HashStore()
     topologies = [Topology(rank, 3, rank, 3, torch.device("cpu")) for rank in range(2)]
     with (
         Watchdog(tmp_path, topologies[0], store, 600) as main,
         Watchdog(tmp_path, topologies[1], store, 600) as other,
     ):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not (main._failure and other._failure):
             assert time.monotonic() < deadline
+            if main._last_contact == other._last_contact == now:
+                now += watchdog.HEARTBEAT_TIMEOUT / 4
             time.sleep(0.01)
-    assert main._failure == other._failure == "rank 2 has sent no heartbeat for 0.5 s"
+    assert main._failure == other._failure == "rank 2 has sent no heartbeat for 40 s"
+    assert 1000 + watchdog.HEARTBEAT_TIMEOUT < now <= 1000 + 2 * watchdog.HEARTBEAT_TIMEOUT
 
 
 def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(tmp_path, monkeypatch):

@@ -332,8 +332,10 @@ def start(folder, name, steps=0, code=75):
     return logs
 
 
-def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys):
+def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys, monkeypatch):
     """Its time limit is shorter than what it takes to begin: it was requeued for ever."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     assert end(tmp_path, start(tmp_path, "7.0", steps=5)) == Exit.REQUEUE
     assert end(tmp_path, start(tmp_path, "7.1")) == Exit.REQUEUE  # once may be chance
     assert end(tmp_path, start(tmp_path, "7.2", steps=6)) == Exit.REQUEUE
