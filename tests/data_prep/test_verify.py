@@ -5,7 +5,8 @@ import os
 import random
 import re
 import shutil
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from data_prep.settings import PrepSettings
 from data_prep.verify import verify
 from pipeline.data.split import open_split
 from pipeline.errors import InputError
+from pipeline.formats import blocks
 from pipeline.formats.beton import SEGMENTED as SAMPLE
 from pipeline.formats.beton import open_beton
 from pipeline.formats.blocks import map_blocks
@@ -128,16 +130,24 @@ def test_a_changed_manifest_is_refused(prepared, folder):
     assert verify(prepared) == []
 
 
-def test_what_is_ended_early_reads_no_further_blocks():
-    begun = []
+def test_what_is_ended_early_reads_no_further_blocks(monkeypatch):
+    begun, ended = [], threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait=True, *, cancel_futures=False):
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            ended.set()
+            super().shutdown(wait=wait)
 
     def one(block):
         begun.append(block)
-        time.sleep(0.01)
+        if block:
+            assert ended.wait(300)
 
-    with map_blocks(one, 1000) as found:
+    monkeypatch.setattr(blocks, "ThreadPoolExecutor", Pool)
+    with map_blocks(one, 1000, threads=3) as found:
         next(found)
-    assert len(begun) < 1000
+    assert len(begun) <= 4
 
 
 def test_blocks_cover_the_file(prepared):

@@ -1,5 +1,6 @@
 """A study is run by processes that are killed and started again, several at once: no cell is lost or doubled."""
 
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,8 @@ cells:
 figure: {x: width}
 """
 
-# Stands for `widemix train`: ten steps that a restart continues; SIGTERM ends it after a moment.
+# Stands for `widemix train`: ten steps that a restart continues; SIGTERM ends it after a moment. With a file `hold`
+# it stops at its sixth step once two cells are done.
 TRAINER = """
 import os, pathlib, shutil, signal, sys, time
 run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
@@ -42,8 +44,12 @@ try:
 except FileExistsError:
     (run / "COLLISION").touch()
 steps = run / "steps"
+def held():
+    return (run.parent.parent / "hold").exists() and len(list(run.parent.glob("*/done.json"))) >= 2
 for _ in range(10 - (len(steps.read_text()) if steps.exists() else 0)):
     time.sleep(0.03)
+    while held() and len(steps.read_text() if steps.exists() else "") >= 5:
+        time.sleep(0.01)
     with steps.open("a") as file:
         file.write(".")
 shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
@@ -83,19 +89,27 @@ class Study:
     def done(self) -> int:
         return sum(cell.is_done(self.folder) for cell in self.cells)
 
+    def held(self) -> int:
+        """How many cells stand in their middle, and their leases name their process."""
+        held = [run for run in self.folder.glob("*/steps") if run.read_text() == 5 * "."]
+        leases = [max(self.folder.glob(f"leases/{run.parent.name}.*"), default=None) for run in held]
+        return sum(len(json.loads(lease.read_text())["processes"]) == 2 for lease in leases if lease)
+
 
 def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_train_each_cell_once(tmp_path):
-    study = Study(tmp_path, seeds=10)
+    study, hold = Study(tmp_path, seeds=10), tmp_path / "hold"
+    hold.touch()
     first = [study.start(), study.start(2)]
-    while study.done() < 2:
+    while study.done() < 2 or study.held() < 3:
         time.sleep(0.02)
-        assert any(runner.poll() is None for runner in first)
+        assert all(runner.poll() is None for runner in first)
     for runner in first:
         runner.kill()  # it alone: its cells end because it has
         runner.communicate()
     assert study.done() < len(study.cells)
+    hold.unlink()
     second = [study.start(2), study.start()]
-    outputs = [runner.communicate(timeout=120)[0] for runner in second]
+    outputs = [runner.communicate(timeout=600)[0] for runner in second]
     assert [runner.returncode for runner in second] == [0, 0], outputs
     assert {run.name for run in study.folder.iterdir()} == {cell.name for cell in study.cells} | {"logs", "leases"}
     for cell in study.cells:
@@ -113,7 +127,7 @@ def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
     while not list(study.folder.glob("*/steps")):
         time.sleep(0.02)
     runner.send_signal(signal.SIGTERM)
-    output, _ = runner.communicate(timeout=60)
+    output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 75, output
     assert not list(study.folder.glob("*/busy"))
     assert not list(study.folder.glob("leases/*"))
@@ -141,7 +155,7 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
         (study.folder / cell.name).mkdir()
         (study.folder / cell.name / "refuse").write_text(how)
     runner = study.start()
-    output, _ = runner.communicate(timeout=60)
+    output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 1
     assert f"2 of 4 cells failed, first {study.cells[0].name}: refused" in output
     assert f"{study.cells[1].name}: killed by SIGKILL" in output
@@ -149,7 +163,7 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
     for cell in study.cells[:2]:
         (study.folder / cell.name / "refuse").unlink()
     runner = study.start()
-    output, _ = runner.communicate(timeout=60)
+    output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, output
     assert study.done() == 4
 
