@@ -1,14 +1,16 @@
 """A process that reads batches of one folder after the other, each until it fails, and prints how it failed.
 
-    python -m tests.data.bad_samples FOLDER...
+    python -m tests.data.bad_samples CLOCK FOLDER...
 
-Prints `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by the system's monotonic
-clock. In the folder `exception` Pillow decodes, and fails once there is a file named `now`.
+Prints `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by a clock that it keeps
+in the file CLOCK: it stands still while the machine has no time for this process. In the folder `exception` Pillow
+decodes, and fails once there is a file named `now`.
 """
 
 import functools
 import itertools
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,8 +26,28 @@ from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection, TextDataSection
 from tests.sections import train_section
 
+TICK = 0.05  # seconds
 
-def main(folders: list[str]) -> None:
+
+class Clock:
+    """Seconds of ticks, of which a process that waits for a CPU misses some."""
+
+    def __init__(self, path: Path):
+        self.path, self._ticks = path, 0
+        path.write_text("0.0")
+        threading.Thread(target=self._tick, daemon=True).start()
+
+    def _tick(self) -> None:
+        while True:
+            time.sleep(TICK)
+            self._ticks += 1
+            new = self.path.with_name("new-clock")
+            new.write_text(f"{self._ticks * TICK}")
+            new.replace(self.path)
+
+
+def main(clock: Path, folders: list[str]) -> None:
+    Clock(clock)
     for folder in map(Path, folders):
         if folder.name == "exception":
             pipeline.data.decode._compiled_reader = lambda: None
@@ -33,7 +55,7 @@ def main(folders: list[str]) -> None:
         try:
             _read(folder)
         except InputError as error:
-            print("ended", time.monotonic(), error, flush=True)
+            print("ended", clock.read_text(), error, flush=True)
 
 
 def _read(folder: Path) -> None:
@@ -56,4 +78,4 @@ def _failing(work, folder: Path, *words):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]), sys.argv[2:])

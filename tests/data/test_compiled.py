@@ -40,11 +40,11 @@ def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
     (tmp_path / "widemix").mkdir()
     shutil.copy(compiled(), tmp_path / "widemix")  # whose building has a test of its own
     ranks = [start(tmp_path) for _ in range(4)]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, outputs
     assert len(set(outputs)) == 1
     before = files(tmp_path)
     assert {"padded_boxes", "key", "uniform"} <= {path.name.split("-")[0].split(".")[-1] for path in before}
     later = start(tmp_path)
-    assert later.communicate(timeout=120)[0] == outputs[0]
+    assert later.communicate(timeout=600)[0] == outputs[0]
     assert files(tmp_path) == before

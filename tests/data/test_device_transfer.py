@@ -70,16 +70,17 @@ def test_exceptions_of_finishing_are_raised():
 
 def test_leaving_while_the_reader_is_slow_ends_both_threads():
     """Inside the with block the thread that finishes waits for a batch that is not to come any more."""
-    before, slow = threading.active_count(), threading.Event()
+    before, slow = set(threading.enumerate()), threading.Event()
 
     def hosts():
         yield from iter(slow.wait, None)
 
     batches = Batches(Prefetch(hosts(), ahead=1), lambda host: host, CPU)
-    assert threading.active_count() == before + 2
-    threading.Timer(0.05, slow.set).start()
+    assert len(set(threading.enumerate()) - before) == 2
+    timer = threading.Timer(0.05, slow.set)
+    timer.start()
     batches.__exit__()
-    assert threading.active_count() <= before + 1  # the timer
+    assert set(threading.enumerate()) - before <= {timer}
 
 
 @GPU

@@ -332,7 +332,7 @@ def test_a_thousand_early_exits_leave_no_thread_and_no_memory(folder):
         if number % 2:
             batches.__exit__()
         del batches
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 300
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)  # the thread of a dropped iterator checks its flag ten times a second
     assert threading.active_count() <= threads

@@ -9,7 +9,7 @@ from pipeline.data.threads import run_on_threads
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_share_runs_in_parallel(threads):
-    meet, seen = threading.Barrier(threads, timeout=30), []
+    meet, seen = threading.Barrier(threads, timeout=300), []
 
     def work(k: int, of: int) -> None:
         meet.wait()  # all shares must be running

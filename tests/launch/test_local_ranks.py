@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 RANKS = """
 import signal, sys, time
 from launch.local import launch
-rank = f"import os, signal, sys, time; {sys.argv[1]}; os.write(1, b'up'); time.sleep(60)"
+rank = f"import os, signal, sys, time; {sys.argv[1]}; os.write(1, b'up'); time.sleep(600)"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     sys.exit(launch(["-c", rank], 2))
@@ -39,7 +39,7 @@ def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(han
         assert process.stdout is not None
         assert process.stdout.read(4) == "upup"
         process.send_signal(number)
-        assert process.wait(30) == code
+        assert process.wait(300) == code
 
 
 def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
@@ -51,4 +51,4 @@ def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
         return worker
 
     monkeypatch.setattr(local.subprocess, "Popen", signalled_here)
-    assert local.launch(["-c", "import time; time.sleep(60)"], 2) == 128 + signal.SIGTERM
+    assert local.launch(["-c", "import time; time.sleep(600)"], 2) == 128 + signal.SIGTERM

@@ -98,7 +98,7 @@ def test_other_content_gets_another_place(tmp_path, folder):
 
 def test_four_processes_copy_once(tmp_path, folder):
     processes = [start(tmp_path, folder) for _ in range(4)]
-    outputs = [process.communicate(timeout=60) for process in processes]
+    outputs = [process.communicate(timeout=600) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     places = {out.strip() for out, _ in outputs}
     assert len(places) == 1
@@ -130,7 +130,7 @@ def test_a_killed_copy_is_resumed(tmp_path, folder, monkeypatch):
 def test_whenever_it_is_killed_no_copy_looks_complete_and_the_next_one_is(tmp_path, folder):
     for call, number in (("pwrite", "1"), ("pwrite", "40"), ("fsync", "1"), ("rename", "1")):
         process = start(tmp_path, folder, call, number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         assert process.returncode == -signal.SIGKILL
         (unfinished,) = (path for path in (tmp_path / "local").iterdir() if path.is_dir())
         assert unfinished.suffix == ".unfinished"

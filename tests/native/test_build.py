@@ -36,7 +36,7 @@ def start(home: Path) -> subprocess.Popen:
 
 def test_processes_that_start_at_once_share_one_build(home):
     ranks = [start(home) for _ in range(4)]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, outputs
     assert len(set(outputs)) == 1
     assert outputs[0].startswith("built on libjpeg")
