@@ -25,7 +25,7 @@ def poll(folder: Path, asking: int) -> None:
     """
     rank = int(os.environ["RANK"])
     store = dist.FileStore(f"{folder}/store", WORLD)
-    dist.init_process_group("gloo", store=store, timeout=timedelta(seconds=60), rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", store=store, timeout=timedelta(seconds=600), rank=rank, world_size=WORLD)
     shared = SharedRequests(Topology(rank, WORLD, rank, WORLD, torch.device("cpu")), dist.PrefixStore("run", store))
     read: list[int] = []
     left = folder / "left"

@@ -395,7 +395,7 @@ def run_rank(data: Path, folder: Path, job: str) -> None:
     warnings.simplefilter("ignore")  # DeepSpeed's own
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store, limit = f"file://{folder}/store", timedelta(seconds=120)
+    store, limit = f"file://{folder}/store", timedelta(seconds=600)
     dist.init_process_group("gloo", store, timeout=limit, rank=rank, world_size=world)
     result = JOBS[job](data)
     if rank == 0:

@@ -41,7 +41,7 @@ def train(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
 def be(folder, world):
     rank = int(os.environ["RANK"])
     store = f"file://{folder}/store-{world}"
-    dist.init_process_group("gloo", store, timeout=timedelta(seconds=60), rank=rank, world_size=world)
+    dist.init_process_group("gloo", store, timeout=timedelta(seconds=600), rank=rank, world_size=world)
     found = {}
     for name in SHAPES:
         model = network(name)

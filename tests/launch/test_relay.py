@@ -67,7 +67,7 @@ def test_a_block_is_handed_on_before_the_next_one_is_read(tmp_path, folder, port
 
     def waits(source, name, begin=0, end=None):
         if name == "train.beton" and begin >= 20 * 4096:
-            assert received.wait(30)
+            assert received.wait(300)
         return read(source, name, begin, end)
 
     handed, request = [], Neighbour.read
@@ -85,7 +85,7 @@ def test_a_block_is_handed_on_before_the_next_one_is_read(tmp_path, folder, port
         copies = [pool.submit(stage, folder, tmp_path / "n0", first)]
         with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
             copies.append(pool.submit(stage, folder, tmp_path / "n1", second))
-            assert [contents(copy.result(60)) for copy in copies] == [contents(folder)] * 2
+            assert [contents(copy.result(300)) for copy in copies] == [contents(folder)] * 2
 
 
 def test_a_copy_that_was_there_is_served(tmp_path, folder, ports, sources):
@@ -163,7 +163,7 @@ def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path
         with pytest.raises(TimeoutError):
             late.result(0.5)
         first.add_blocks("a file", range(1))
-        assert late.result(30) == b"234"
+        assert late.result(300) == b"234"
         neighbour.close()
 
 
@@ -179,5 +179,5 @@ def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, mo
             dies.sendall(f"GET /{TOKEN}/a HTTP/1.1\r\nRange: bytes=0-{(16 << 20) - 1}\r\n\r\n".encode())
             assert dies.recv(100)
             dies.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert ended.wait(30)
+        assert ended.wait(300)
     assert capsys.readouterr().err == ""

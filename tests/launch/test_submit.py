@@ -415,7 +415,7 @@ def test_nodes_wait_for_the_last_however_long_it_stages():
         ]
         assert not wait(early, timeout=0.5).done
         last = pool.submit(wait_for_all_nodes, arguments, places[2])
-        assert [future.result(60).get("all") for future in (*early, last)] == [b"here"] * 3
+        assert [future.result(300).get("all") for future in (*early, last)] == [b"here"] * 3
 
 
 def finish(cell, folder):

@@ -93,13 +93,13 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
 
     def slow(*arguments):
         writing.set()
-        assert may_end.wait(60)
+        assert may_end.wait(300)
         save_file(*arguments)
 
     monkeypatch.setattr(checkpoint, "save_file", slow)
     mine = parts(0, [0, 15])
     saver.begin(mine, position(1))  # returns
-    assert writing.wait(60)
+    assert writing.wait(300)
     assert saver.failure() is None
     assert checkpoint.newest(tmp_path) is None
     may_end.set()
