@@ -19,7 +19,6 @@ from data_prep.settings import PrepSettings
 from tests.forks import Forks, group_of
 
 ROOT = Path(__file__).parents[1]
-RECIPE = "recipes/digits/rp_mixer.yaml"
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
 # No property may fail because the machine is slow.
