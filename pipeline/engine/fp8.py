@@ -6,6 +6,7 @@ fp32, results bf16, weights and their updates fp32. The network is evaluated in 
 """
 
 import logging
+import math
 from importlib.util import find_spec
 from typing import cast
 
@@ -46,7 +47,7 @@ def multiply_in_fp8(network: nn.Module, device: torch.device) -> None:
     convert_to_float8_training(network, module_filter_fn=lambda layer, _: id(layer) in chosen, config=config)
     for layer in network.modules():
         if type(layer).__module__.startswith("torchao."):
-            layer.__class__ = type("Float8Linear", (_PlainInEvaluation, type(layer)), {})
+            layer.__class__ = type("Float8Linear", (_AnyBatch, type(layer)), {})
             layer.train(network.training)
 
 
@@ -54,12 +55,16 @@ def _fits(layer: nn.Module) -> bool:
     return type(layer) is nn.Linear and layer.in_features % _SIDE == layer.out_features % _SIDE == 0
 
 
-class _PlainInEvaluation(nn.Module):
-    """A linear layer of torchao that is torch's own where the network does not train."""
+class _AnyBatch(nn.Module):
+    """A linear layer of torchao for any number of rows, which is torch's own where the network does not train."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., I] -> [..., O]."""
-        if self.training:
+        if not self.training:
+            layer = cast(nn.Linear, self)
+            return nn.functional.linear(x, layer.weight, layer.bias)
+        rows = math.prod(x.shape[:-1])  # a side of a matrix in the gradient of the weight
+        if rows % _SIDE == 0:
             return super().forward(x)
-        layer = cast(nn.Linear, self)
-        return nn.functional.linear(x, layer.weight, layer.bias)
+        padded = nn.functional.pad(x.flatten(0, -2), (0, 0, 0, -rows % _SIDE))
+        return super().forward(padded)[:rows].view(*x.shape[:-1], -1)

@@ -18,12 +18,10 @@ def rounded(x, kind):
     return (x.float() * scale).to(kind).float() / scale
 
 
-def mixer(**values):
+def mixer(side=16, **values):
     torch.manual_seed(0)
-    section = MixerSection(
-        kind="mixer", patch_size=4, channels=32, depth=1, tokens=16, token_hidden=32, channel_hidden=48, **values
-    )
-    return build_model(section, 16, 10)
+    sizes = {"tokens": (side // 4) ** 2, "channels": 32, "token_hidden": 32, "channel_hidden": 48}
+    return build_model(MixerSection(kind="mixer", patch_size=4, depth=1, **sizes, **values), side, 10)
 
 
 def test_a_layer_is_the_product_of_rounded_numbers_in_both_directions():
@@ -57,6 +55,29 @@ def test_the_mixings_alone_are_changed_and_evaluation_is_as_without():
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(network.forward_features(x), plain.forward_features(x))
         assert not torch.equal(network.train().forward_features(x), plain.forward_features(x))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_a_gpu_takes_each_batch(batch, monkeypatch):
+    """Its products need sides that 16 divides; in the gradient of a weight one side is the batch times the rows."""
+    pytest.importorskip("torchao")
+
+    def scaled_mm(a, b, scale_a, scale_b, out_dtype, **_):
+        scales = {"scale_a": scale_a.to("meta"), "scale_b": scale_b.to("meta"), "out_dtype": out_dtype}
+        torch.ops.aten._scaled_mm(a.to("meta"), b.to("meta"), **scales)  # raises what CUDA would
+        return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    x, found = torch.randn(batch, 3, 12, 12), []
+    for device in (torch.device("cuda"), CPU):  # the latter emulates
+        network = mixer(side=12)
+        multiply_in_fp8(network, device)
+        with torch.autocast("cpu", torch.bfloat16):
+            features = network.train().forward_features(x)
+        features.float().square().sum().backward()
+        found.append([features, *(parameter.grad for parameter in network.parameters())])
+    for one, other in zip(*found, strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
 
 
 def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refused():
