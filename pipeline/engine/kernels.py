@@ -178,7 +178,7 @@ def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> 
     if engine.kind == "deepspeed" and engine.zero_stage == 3:
         return "engine.zero_stage 3 gathers weights where layers are called"
     if not all(map(fits, _blocks(module))):
-        return "groups of tokens, train.fp8, or hooks on layers need the blocks as they are written"
+        return "groups of tokens and train.fp8 need the blocks as they are written"
     return None
 
 

@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, grad, vmap
 
 from pipeline.models import permutation
 from pipeline.models.batch_last import by_c, by_torch
@@ -191,6 +193,19 @@ def test_the_order_of_the_rows_follows_loaded_permutations():
     assert_near(step(other, x), step(plain, x), 1e-12)
 
 
+@pytest.mark.parametrize("shape", [SHAPES["normal"], SHAPES["each layer and skip"]], ids=["normal", "rp"])
+def test_weights_and_indices_may_lie_in_memory_in_any_way(shape):
+    plain, other = both_ways(shape, torch.float32)
+    for network in (plain, other):
+        for part in network.blocks.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                setattr(part, name, nn.Parameter(torch.stack([parameter, parameter + 1], -1)[..., 0]))
+            if isinstance(part, permutation.Permute):
+                part.index = torch.stack([part.index, part.index + 1], 1)[:, 0].long()
+    x = torch.randn(5, 3, 8, 8)
+    assert_near(step(other, x), step(plain, x), 2e-5)
+
+
 @pytest.mark.parametrize("shape", [SHAPES["normal"], SHAPES["rp"]], ids=["normal", "rp"])
 def test_training_may_follow_inference(shape):
     plain, other = both_ways(shape, torch.float64)
@@ -240,12 +255,38 @@ def test_features_and_checkpointing_see_the_same_shapes():
         assert torch.allclose(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_hooks_on_layers_are_called(kind):
+    _, other = both_ways(SHAPES["rp"], torch.float32)
+    called = []
+    for block, name in zip(other.blocks, ["mlp_channels.fc1", "norm1"], strict=True):
+        getattr(block.get_submodule(name), f"register_{kind}")(lambda part, *_: called.append(part))
+    step(other, torch.randn(5, 3, 8, 8))
+    assert len(called) == 2
+
+
+def test_tensors_without_numbers_see_the_blocks_as_they_are_written():
+    _, other = both_ways(SHAPES["rp"], torch.float32)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert other(torch.randn(5, 3, 8, 8)).shape == (5, 3)
+    assert other.to("meta")(torch.randn(5, 3, 8, 8, device="meta")).shape == (5, 3)
+
+
+def test_functional_transforms_see_the_blocks_as_they_are_written():
+    x, found = torch.randn(5, 3, 8, 8, dtype=torch.float64), []
+    for network in both_ways(SHAPES["rp"], torch.float64):
+
+        def loss(weights, picture, network=network):
+            return functional_call(network, weights, (picture[None],)).square().sum()
+
+        weights = {name: weight.detach() for name, weight in network.named_parameters()}
+        found.append([*vmap(grad(loss), (None, 0))(weights, x).values()])
+    assert_near(*found, 1e-12)
+
+
 def test_what_it_does_not_compute():
     grouped = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP, token_groups=2)
     assert not any(map(fits, grouped.blocks))
-    hooked = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP)
-    hooked.blocks[1].mlp_tokens.fc1.register_forward_hook(lambda *_: None)
-    assert [fits(block) for block in hooked.blocks] == [True, False]
     other = Mixer(img_size=8, patch_size=2, num_classes=3, **(MLP | {"depth": 3}))
     other.blocks[0].norm1 = nn.LayerNorm(6, elementwise_affine=False)
     other.blocks[2].mlp_channels.fc2 = nn.Linear(9, 6, bias=False)

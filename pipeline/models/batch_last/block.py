@@ -22,18 +22,22 @@ if TYPE_CHECKING:
 
 
 def fits(block: "MixerBlock") -> bool:
-    """Whether `forward` computes what the block does: no groups of tokens, no other layers, no hooks on them."""
-    parts = list(block.modules())[1:]
-    layers = [part for part in parts if hasattr(part, "weight")]
+    """Whether `forward` computes what the block does: no groups of tokens, no other layers."""
+    layers = [part for part in block.modules() if hasattr(part, "weight")]
     skips = [getattr(skip, "fc", None) for skip in (block.skip, block.channel_skip)]  # products without a bias
     plain = all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
     complete = all(layer.bias is not None for layer in layers if layer not in skips)
-    return plain and complete and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+    return plain and complete
 
 
-def is_traced() -> bool:
-    """Whether something wants to see PyTorch's operators."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+def is_watched(block: "MixerBlock", x: Tensor) -> bool:
+    """Whether something wants to see PyTorch's operators on x, or the calls of the block's layers."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return True
+    if type(x) is not Tensor or x.is_meta:
+        return True
+    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
+    return any(getattr(part, each) for part in block.modules() if part is not block for each in hooks)
 
 
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
@@ -163,12 +167,12 @@ def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
 
 
 def _sound(module: Permute) -> Tensor:
-    """Its index, by which kernels write; checked once, and again if it has changed. Raises ValueError."""
+    """Its index, int32, by which kernels write; checked once, and again if it has changed. Raises ValueError."""
     known, version = _checked.get(module, (None, None))
     if known is not module.index or version != module.index._version:
         module.check_indices()
         _checked[module] = (module.index, module.index._version)
-    return module.index
+    return module.index.to(torch.int32).contiguous()
 
 
 def _to(device: torch.device, index: Tensor | None) -> Tensor | None:

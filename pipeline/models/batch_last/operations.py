@@ -40,7 +40,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps, place, dtype):
         """[S*C, B] -> [S*C, B], by LayerNorm."""
-        x = x.contiguous()
+        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
         y, mean, scale = _backend(x, dtype).norm(x, weight, bias, eps, place, dtype)
         ctx.save_for_backward(x, weight, bias, place, mean, scale)
         return y
@@ -58,7 +58,7 @@ class _Activate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias):
         """[D, N] -> [D, N]."""
-        x = x.contiguous()
+        x, bias = x.contiguous(), bias.contiguous()
         ctx.save_for_backward(x, bias)
         return _backend(x).activate(x, bias)
 
@@ -75,12 +75,10 @@ class _Add(torch.autograd.Function):
     @staticmethod
     def forward(ctx, skip, x, bias, index):
         """[m, B] -> [m, B]."""
-        x = x.contiguous()
+        skip, x, bias = (None if each is None else each.contiguous() for each in (skip, x, bias))
         ctx.save_for_backward(index, bias)
         ctx.skips, ctx.dtype = skip is not None, x.dtype
-        return _backend(x, x.dtype if skip is None else skip.dtype).add(
-            None if skip is None else skip.contiguous(), x, bias, index
-        )
+        return _backend(x, x.dtype if skip is None else skip.dtype).add(skip, x, bias, index)
 
     @staticmethod
     @once_differentiable
