@@ -131,15 +131,15 @@ def _pictures(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
 
 
 def _step(block: MixerBlock, x: torch.Tensor, precision: str) -> tuple[torch.Tensor, ...]:
-    """Output of a forward pass, and from the backward pass the gradient by the input, and by all weights."""
+    """Output of a forward pass, and from the backward pass the gradients by the input and each weight."""
     block.zero_grad()
     x = x.detach().requires_grad_()
     with autocast(x.device, DTYPES[precision]):
         y = block(x)
     y.backward(y.detach())
     assert x.grad is not None
-    by_weights = [parameter.grad.flatten() for parameter in block.parameters() if parameter.grad is not None]
-    return y.detach(), x.grad, torch.cat([y.new_empty(0), *by_weights])  # all may be frozen
+    by_weights = [parameter.grad for parameter in block.parameters() if parameter.grad is not None]
+    return y.detach(), x.grad, *by_weights
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -131,6 +131,19 @@ def test_kernels_that_are_wrong_or_fail_are_not_taken(cache, monkeypatch, fault)
     assert chosen() == "plain"
 
 
+def test_a_wrong_gradient_of_few_numbers_is_noticed_in_bf16(cache, monkeypatch):
+    right = batch_last.forward
+
+    def broken(block, x):  # the bias' gradient is off by 96 %, that of all weights together by 3 %
+        bias = block.norm1.bias
+        return right(block, x) + (0.01 * bias - 0.01 * bias.detach()).sum()
+
+    monkeypatch.setattr(batch_last, "forward", broken)
+    assert chosen(("train.precision", "bf16")) == "plain"
+    (path,) = cache.iterdir()
+    assert json.loads(path.read_text())["time_ratio"] == float("inf")
+
+
 def test_all_blocks_follow(alone):
     setting = recipe(("engine.kernels", "batch_last"))
     module = network(setting)
