@@ -5,6 +5,7 @@ place when it is complete; if several ranks build it at once, the last one repla
 """
 
 import atexit
+import functools
 import hashlib
 import os
 import platform
@@ -64,6 +65,11 @@ def cache_folder() -> Path:
             return home
     except (OSError, RuntimeError):
         pass  # no home, or a read-only one, as in some containers; RuntimeError: nothing says where it is
+    return _temporary_folder()
+
+
+@functools.cache
+def _temporary_folder() -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="widemix-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary

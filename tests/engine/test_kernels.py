@@ -1,6 +1,7 @@
 """Which way a Mixer's blocks are computed."""
 
 import json
+from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
@@ -12,6 +13,7 @@ from pipeline.engine.kernels import choose_kernels, set_kernels, use_kernels
 from pipeline.errors import InputError
 from pipeline.models.batch_last import block as batch_last
 from pipeline.models.registry import build_model
+from pipeline.native.build import cache_folder
 from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
 
@@ -58,6 +60,14 @@ def test_the_faster_way_is_kept_on_disk_by_shape_and_precision(timed, cache):
     path.write_text(json.dumps({"kernels": "no such way"}))
     assert {chosen(), chosen(batch=64), chosen(("train.precision", "bf16"))} == {"batch_last"}
     assert len(timed) == 4
+
+
+def test_where_the_home_cannot_be_written_the_process_keeps_the_answer(timed, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(kernels, "cache_folder", cache_folder)
+    monkeypatch.setattr(kernels, "compiled", lambda: Path("library.so"))
+    assert chosen() == chosen() == "batch_last"
+    assert len(timed) == 1
 
 
 def test_products_in_tf32_are_timed_by_themselves(timed, monkeypatch):
