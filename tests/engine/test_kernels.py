@@ -16,6 +16,7 @@ from pipeline.models.registry import build_model
 from pipeline.native.build import cache_folder
 from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
+from tests.engine.ranks import Setting, overrides_for
 
 CPU = torch.device("cpu")
 
@@ -163,6 +164,15 @@ def test_all_blocks_follow(alone):
     assert not any(block.batch_last for block in module.blocks)
     other = recipe(name="cifar10/sw_mlp")
     assert set_kernels(network(other), other.engine, other.train, read_topology()) is None
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"])
+def test_the_hooks_of_engines_are_not_on_layers(alone, digits, monkeypatch, engine):
+    computed, right = [], batch_last.forward
+    monkeypatch.setattr(batch_last, "forward", lambda block, x: computed.append(block) or right(block, x))
+    setting = Setting("rp_mixer", digits, *overrides_for(f"{engine} batch_last"))
+    setting.run(setting.engine(), range(1))
+    assert len(computed) == setting.recipe.model.depth * setting.recipe.train.grad_accum_steps
 
 
 def test_tracers_see_the_blocks_as_they_are_written():
