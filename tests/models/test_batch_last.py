@@ -287,7 +287,10 @@ def test_functional_transforms_see_the_blocks_as_they_are_written():
 def test_what_it_does_not_compute():
     grouped = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP, token_groups=2)
     assert not any(map(fits, grouped.blocks))
-    other = Mixer(img_size=8, patch_size=2, num_classes=3, **(MLP | {"depth": 3}))
+    other = Mixer(img_size=8, patch_size=2, num_classes=3, **(MLP | {"depth": 6}))
     other.blocks[0].norm1 = nn.LayerNorm(6, elementwise_affine=False)
     other.blocks[2].mlp_channels.fc2 = nn.Linear(9, 6, bias=False)
-    assert [fits(block) for block in other.blocks] == [False, True, False]
+    other.blocks[3].norm2 = nn.Softmax(-1)  # without a weight
+    other.blocks[4].mlp_tokens.permute_in = nn.Sequential(other.blocks[4].mlp_tokens.permute_in, nn.ChannelShuffle(2))
+    other.blocks[5].skip = nn.ReLU()
+    assert [fits(block) for block in other.blocks] == [False, True, False, False, False, False]

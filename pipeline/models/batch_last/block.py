@@ -4,6 +4,7 @@ Shapes: B pictures, S0 and S tokens before and after the token mixing, C channel
 numbers of a row to D or d2, for n rows.
 """
 
+import functools
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.batch_last.operations import activate, add, norm, pictures_of
+from pipeline.models.drop_path import DropPath
 from pipeline.models.permutation import Permute, Transpose, commutation, compose, identity
-from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
+from pipeline.models.pk import Mixing, MixingLayer, MixingMlp, Square
 from pipeline.models.reorder import inverse
 
 if TYPE_CHECKING:
@@ -23,11 +25,19 @@ if TYPE_CHECKING:
 
 def fits(block: "MixerBlock") -> bool:
     """Whether `forward` computes what the block does: no groups of tokens, no other layers."""
-    layers = [part for part in block.modules() if hasattr(part, "weight")]
+    parts = list(block.modules())[1:]
     skips = [getattr(skip, "fc", None) for skip in (block.skip, block.channel_skip)]  # products without a bias
-    plain = all(type(layer) in (nn.Linear, nn.LayerNorm) for layer in layers)
-    complete = all(layer.bias is not None for layer in layers if layer not in skips)
-    return plain and complete
+    layers = [part for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)) and part not in skips]
+    return set(map(type, parts)) <= _parts() and all(layer.bias is not None for layer in layers)
+
+
+@functools.cache
+def _parts() -> set[type[nn.Module]]:
+    """What a block that fits is made of."""
+    from pipeline.models.mixer.network import TokenSkip  # which imports this module
+
+    own = {TokenSkip, MixingLayer, MixingMlp, Permute, Transpose, DropPath, Square}
+    return own | {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU}
 
 
 def is_watched(block: "MixerBlock", x: Tensor) -> bool:
