@@ -88,6 +88,7 @@ def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> 
     return chosen
 
 
+@torch.inference_mode(False)  # the caller may be without gradients
 def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> float:
     """The time of forward and backward with the batch last, over the plain block's; infinity if it fails or is wrong.
 
@@ -102,7 +103,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
         x = x[: _pictures(plain, x, precision)]
     packed = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # as the block before gives it
     # In fp32, as PyTorch's LayerNorm in bf16 adds the gradients of its weights up in bf16 on CPUs, 8 to 23 % off.
-    expected = _step(plain, x[:_CHECKED].float(), "fp32")
+    expected = _step(copy.deepcopy(plain).float(), x[:_CHECKED].float(), "fp32")
     try:
         _step(other, packed, precision)
         found = _step(other, x[:_CHECKED], precision)

@@ -126,6 +126,22 @@ def test_timing_a_block_leaves_the_network_as_it_was(cache, frozen):
     assert 0.01 < json.loads(path.read_text())["time_ratio"] < 100
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_timed_where_none_are_wanted(cache, context):
+    setting = recipe()
+    module = network(setting)
+    with context():
+        assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+
+
+def test_the_weights_may_be_bf16(cache):
+    setting = recipe(("train.precision", "bf16"))
+    module = network(setting).bfloat16()
+    assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+    (path,) = cache.iterdir()
+    assert 0.01 < json.loads(path.read_text())["time_ratio"] < 100
+
+
 @pytest.mark.parametrize("fault", ["wrong", "wrong gradient", "no number", "failing"])
 def test_kernels_that_are_wrong_or_fail_are_not_taken(cache, monkeypatch, fault):
     right = batch_last.forward

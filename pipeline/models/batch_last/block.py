@@ -4,9 +4,8 @@ Shapes: B pictures, S0 and S tokens before and after the token mixing, C channel
 numbers of a row to D or d2, for n rows.
 """
 
-import functools
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 from weakref import WeakKeyDictionary
 
@@ -31,7 +30,7 @@ def fits(block: "MixerBlock") -> bool:
     return set(map(type, parts)) <= _parts() and all(layer.bias is not None for layer in layers)
 
 
-@functools.cache
+@cache
 def _parts() -> set[type[nn.Module]]:
     """What a block that fits is made of."""
     from pipeline.models.mixer.network import TokenSkip  # which imports this module
