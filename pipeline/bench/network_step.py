@@ -46,10 +46,12 @@ class Contestant:
 def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, device: torch.device) -> list[dict]:
     """Return the rows of `widemix bench step RECIPE`; the first round of each contestant is not counted.
 
-    Raises `InputError` for a network of text.
+    Raises `InputError` for a network of text, or in float8.
     """
     if recipe.model.takes == "text":
         raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
+    if recipe.train.fp8:
+        raise InputError("bench step: its steps compute in train.precision, not in float8; set train.fp8 to false")
     keep_freed_memory(device)
     set_matmul_precision(recipe.train.matmul_precision)
     contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]

@@ -86,3 +86,6 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
     assert row["tflop_per_s"] * 64e12 / row["images_per_cpu_s"] == pytest.approx(flops, rel=0.05)
     with pytest.raises(InputError, match="takes no pictures"):
         measure_networks(load_recipe(ROOT / "recipes/mnli/mixer_gelu.yaml"), 2, 1, False, torch.device("cpu"))
+    in_fp8 = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.precision", "bf16"), ("train.fp8", "true")])
+    with pytest.raises(InputError, match="not in float8"):
+        measure_networks(in_fp8, 2, 1, False, torch.device("cpu"))
