@@ -75,7 +75,8 @@ def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp
 
     That is "plain", as they are written, or "batch_last", with the same weights and, but for rounding, numbers: as
     `engine.kernels` in a recipe. "auto" times both on one block, on the model's device. A network that is no Mixer
-    stays as it is. Call it before DDP or FSDP wrap the model, and not with torch.compile.
+    stays as it is. Call it before DDP or FSDP wrap the model. For torch.compile, `torch.func` and hooks on layers the
+    blocks are computed as they are written; second derivatives need "plain".
     batch_size: that of each process.
     precision: "fp32", or the type of autocast, "bf16" or "fp16".
     """
