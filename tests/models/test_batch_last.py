@@ -246,6 +246,16 @@ def test_a_loaded_index_that_is_no_permutation_is_refused(name):
         other(torch.randn(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("size", [(8, 6), (17, 6), (16, 12), (6, 16)])
+@pytest.mark.parametrize("shape", [SHAPES["normal"], SHAPES["rp"]], ids=["normal", "rp"])
+def test_features_of_another_size_are_refused_and_change_nothing(shape, size):
+    plain, other = both_ways(shape, torch.float64)
+    with pytest.raises(ValueError, match=rf"\[B, {size[0]}, {size[1]}\] for a block of \[B, 16, 6\]"):
+        other.blocks[0](torch.randn(2, *size, dtype=torch.float64))
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
 def test_features_and_checkpointing_see_the_same_shapes():
     plain, other = both_ways(SHAPES["rp"], torch.float64)
     x = torch.randn(4, 3, 8, 8, dtype=torch.float64)

@@ -50,8 +50,14 @@ def is_watched(block: "MixerBlock", x: Tensor) -> bool:
 
 
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
-    """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too."""
+    """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too.
+
+    Raises ValueError for another S0 or C than the block's.
+    """
     batch, tokens, channels = x.shape
+    own = [_layers(mixing)[0].in_features for mixing in (block.mlp_tokens, block.mlp_channels)]
+    if own != [tokens, channels]:
+        raise ValueError(f"features [B, {tokens}, {channels}] for a block of [B, {own[0]}, {own[1]}]")
     x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
     x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
     x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
@@ -152,8 +158,7 @@ def _places(mixing: Mixing, x: Tensor, channels: int) -> Places:
 
 
 def _compute_places(mixing: Mixing, x: Tensor, channels: int, of: list[tuple[Tensor, int]]) -> Places:
-    layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
-    first, last = cast(tuple[nn.Linear, nn.Linear], layers)
+    first, last = _layers(mixing)
     width, out, rows = first.in_features, last.out_features, len(x) // first.in_features
     inward = _index(mixing.permute_in, len(x) // channels, channels)
     outward = _index(mixing.permute_out, rows, out)
@@ -166,6 +171,12 @@ def _compute_places(mixing: Mixing, x: Tensor, channels: int, of: list[tuple[Ten
     to = partial(_to, x.device)
     returned = compose(outward, commutation(out, rows))
     return Places(to(inverse(source)), to(source), to(hidden), to(returned), rows, of, x.device)
+
+
+def _layers(mixing: Mixing) -> tuple[nn.Linear, nn.Linear]:
+    """The first and the last layer, which may be one."""
+    layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
+    return cast(tuple[nn.Linear, nn.Linear], layers)
 
 
 def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
