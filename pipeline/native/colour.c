@@ -24,9 +24,10 @@ static inline void convert(__m256i y, __m256i cb, __m256i cr, __m256i rgb[3]) {
 
 static inline __m256i load(const uint8_t *from) { return _mm256_loadu_si256((const __m256i *)from); }
 
-static void store(uint8_t *to, __m256i a, __m256i b, int halves) {
-    _mm256_storeu_si256((__m256i *)to,
-                        halves ? _mm256_permute2x128_si256(a, b, 0x31) : _mm256_permute2x128_si256(a, b, 0x20));
+/* Store 16 pixels, of which `a` and `b` have four, of the first half of a batch, and four, of the second, each. */
+static inline void store(uint8_t *to, __m256i a, __m256i b) {
+    _mm256_storeu_si256((__m256i *)to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256((__m256i *)(to + 2 * COLOUR_BATCH), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
 void colour_row(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int width, uint8_t *to) {
@@ -40,15 +41,10 @@ void colour_row(const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int widt
                 high);
         for (int c = 0; c < 3; c++)
             bytes[c] = _mm256_packus_epi16(low[c], high[c]);
-        const __m256i rg_low = _mm256_unpacklo_epi8(bytes[0], bytes[1]),
-                      rg_high = _mm256_unpackhi_epi8(bytes[0], bytes[1]);
-        const __m256i b_low = _mm256_unpacklo_epi8(bytes[2], zero), b_high = _mm256_unpackhi_epi8(bytes[2], zero);
-        const __m256i a = _mm256_unpacklo_epi16(rg_low, b_low), b = _mm256_unpackhi_epi16(rg_low, b_low);
-        const __m256i c = _mm256_unpacklo_epi16(rg_high, b_high), d = _mm256_unpackhi_epi16(rg_high, b_high);
-        store(to, a, b, 0); /* each has four pixels of the first half of the batch, and four of the second */
-        store(to + 32, c, d, 0);
-        store(to + 64, a, b, 1);
-        store(to + 96, c, d, 1);
+        __m256i rg = _mm256_unpacklo_epi8(bytes[0], bytes[1]), b = _mm256_unpacklo_epi8(bytes[2], zero);
+        store(to, _mm256_unpacklo_epi16(rg, b), _mm256_unpackhi_epi16(rg, b));
+        rg = _mm256_unpackhi_epi8(bytes[0], bytes[1]), b = _mm256_unpackhi_epi8(bytes[2], zero);
+        store(to + COLOUR_BATCH, _mm256_unpacklo_epi16(rg, b), _mm256_unpackhi_epi16(rg, b));
     }
 }
 

@@ -5,8 +5,7 @@
 #define MARGIN 2 /* pixels around the crop that chroma upsampling reads */
 #define ROWS 16  /* rows per call of libjpeg */
 
-/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near the edges of a crop in another way.
- */
+/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near a crop's edges in another way. */
 static bool lacks_scans(j_decompress_ptr jpeg) {
     int missing = 0;
     for (int c = 0; jpeg->progressive_mode && jpeg->coef_bits && c < jpeg->num_components; c++)
@@ -82,8 +81,9 @@ static void decode(struct scratch *scratch, const struct crop *crop, bool judge,
     jpeg_start_decompress(jpeg);
     pixels->height = crop->height;
     pixels->width = crop->width;
-    if (!judge && planes_take(jpeg) ? !decode_by_planes(scratch, crop, pixels)
-                                    : !decode_by_libjpeg(scratch, crop, judge, pixels)) {
+    bool done = !judge && planes_take(jpeg) ? decode_by_planes(scratch, crop, pixels)
+                                            : decode_by_libjpeg(scratch, crop, judge, pixels);
+    if (!done) {
         snprintf(scratch->message, sizeof scratch->message, "out of memory");
         longjmp(scratch->damaged, 1);
     }
@@ -93,8 +93,7 @@ static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, c
                     struct pixels *pixels) {
     bool intact = !setjmp(scratch->damaged);
     if (intact) {
-        jpeg_create_decompress(
-            &scratch->jpeg); /* anew: it would keep the tables of the last JPEG for one without any */
+        jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the last JPEG's tables for one without any */
         jpeg_mem_src(&scratch->jpeg, (unsigned char *)jpeg, size);
         decode(scratch, crop, judge, pixels);
     }

@@ -225,8 +225,7 @@ static void find_segment(struct entropy *entropy, unsigned number) {
     }
 }
 
-/* After the last MCU of a segment: fail unless all of its bytes were read, and an end marker follows the last segment.
- */
+/* After the last MCU of a segment: fail unless all bytes were read, and an end marker follows the last segment. */
 static void check_all_read(struct entropy *entropy) {
     bool ends =
         entropy->segment_end < entropy->mcus || (entropy->marker + 2 <= entropy->data_end && entropy->marker[1] == EOI);
