@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from pipeline.cgroups import usable_cpus
 from tests.forks import Forks, group_of
 
 ROOT = Path(__file__).parents[1]
@@ -36,9 +37,9 @@ ON_GPUS = [
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Import the tests, without looking for garbage, which finds none; and leave what they import out of later searches.
+    """Import the tests without looking for garbage, and leave what they import out of later searches.
 
-    These are a million objects: to search them takes 0.4 s, which DeepSpeed asks for six times for one engine in bf16.
+    These are a million objects: to search them takes 0.4 s, and DeepSpeed asks for it six times an engine in bf16.
     """
     gc.disable()
     try:
@@ -47,6 +48,13 @@ def pytest_collection():
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # so that all is freed at the end: Triton complains of what is not
+        share_cpus(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def share_cpus(processes: int) -> None:
+    """Where `processes` run tests, let torch compute on this one's share of the CPUs: more threads would only wait."""
+    if processes > 1 and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(max(1, usable_cpus() // processes))
 
 
 def pytest_configure(config) -> None:
