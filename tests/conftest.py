@@ -1,5 +1,7 @@
 """Prepared data and runs of the real command, shared by the tests."""
 
+import atexit
+import gc
 import itertools
 import json
 import os
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
+from pipeline.cgroups import usable_cpus
 from tests.forks import Forks, group_of
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +33,28 @@ ON_GPUS = [
     ROOT / "tests" / name
     for name in ("gpu", "models/test_batch_last_triton.py", "data/test_finish.py", "data/test_device_transfer.py")
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Import the tests without looking for garbage, and leave what they import out of later searches.
+
+    These are a million objects: to search them takes 0.4 s, and DeepSpeed asks for it six times an engine in bf16.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # so that all is freed at the end: Triton complains of what is not
+        share_cpus(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def share_cpus(processes: int) -> None:
+    """Where `processes` run tests, let torch compute on this one's share of the CPUs: more threads only wait."""
+    if processes > 1 and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(max(1, usable_cpus() // processes))
 
 
 def pytest_configure(config) -> None:

@@ -1,13 +1,17 @@
 """Everything that a rank imports, for the process that `tests.forks` forks ranks from."""
 
+import atexit
+import gc
 import os
 import warnings
 
 os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
+gc.disable()  # as tests/conftest.py does
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DeepSpeed's own
-    import deepspeed  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - which brings torch's compiler: any ZeRO imports it
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
 
@@ -17,3 +21,7 @@ with warnings.catch_warnings():
     import pipeline.train
     import pipeline.training.finetune
     import pipeline.training.loop  # noqa: F401
+
+gc.freeze()  # a fork looks for garbage only among its own objects, and copies no page to do so
+gc.enable()
+atexit.register(gc.unfreeze)  # Triton complains of what is not freed at the end

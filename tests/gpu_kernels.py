@@ -46,6 +46,7 @@ def check_accesses(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         return
     from triton.runtime.interpreter import interpreter_builder
 
+    _patch_once_a_launch(monkeypatch)
     launch = module._launch
     load, store = interpreter_builder.create_masked_load, interpreter_builder.create_masked_store
     tensors: list[Tensor] = []
@@ -70,6 +71,30 @@ def check_accesses(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_launch", launched)
     monkeypatch.setattr(interpreter_builder, "create_masked_load", loaded)
     monkeypatch.setattr(interpreter_builder, "create_masked_store", stored)
+
+
+def _patch_once_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the interpreter put its functions in the place of Triton's once for each launch and module.
+
+    It does so at every call of a function in a kernel too, which finds them replaced: that takes half of its time.
+    """
+    from triton.runtime import interpreter
+
+    execute, patch = interpreter.GridExecutor.__call__, interpreter._patch_lang
+    scopes: dict[int, Any] = {}  # of this launch, at whose end the first is undone
+
+    def launched(self, *arguments, **constants):
+        scopes.clear()
+        return execute(self, *arguments, **constants)
+
+    def patched(function):
+        module = id(function.__globals__)
+        if module not in scopes:
+            scopes[module] = patch(function)
+        return scopes[module]
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launched)
+    monkeypatch.setattr(interpreter, "_patch_lang", patched)
 
 
 def compile_instead(monkeypatch: pytest.MonkeyPatch, gpu: int, folder: Path, check: Callable[..., object]) -> None:

@@ -6,6 +6,7 @@ utilisation, MFU) compares the FLOPs of the products, as PyTorch counts those th
 product of two square matrices of this precision reaches on it in the same process.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipeline.bench.operations import peak_memory, time_by_operation
 from pipeline.bench.timing import compute_clock
 from pipeline.distributed.topology import keep_freed_memory, set_matmul_precision
 from pipeline.engine.kernels import choose_kernels, use_kernels
@@ -33,14 +35,15 @@ _PEAK_TRIES = 10
 
 @dataclass
 class Contestant:
-    """A network and its optimizer, and the seconds that each part of its steps took."""
+    """A network and its optimizer, and what its steps took."""
 
     name: str
     network: nn.Module
     optimizer: torch.optim.Optimizer
     kernels: str = "plain"
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
-    memory_gb: float = 0.0  # peak on a GPU
+    seconds: list[list[float]] = field(default_factory=list)  # of each part, in each step
+    memory_gb: float | None = None  # peak of a step, with weights and optimizer state
+    operations_ms: dict[str, float] = field(default_factory=dict)  # of a step, the longest first
 
 
 def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, device: torch.device) -> list[dict]:
@@ -64,9 +67,14 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         _step(contestants[0], inputs, targets, recipe.train.precision)
     for number in range(rounds + 1):
         for contestant in contestants:
-            _step(contestant, inputs, targets, recipe.train.precision)
-            if number == 0:  # compiles and allocates
-                contestant.seconds = {part: [] for part in PARTS}
+            seconds = _step(contestant, inputs, targets, recipe.train.precision)
+            if number:  # the first one compiles and allocates
+                contestant.seconds.append(seconds)
+    for contestant in contestants:
+        step = partial(_step, contestant, inputs, targets, recipe.train.precision)
+        state = [value for values in contestant.optimizer.state.values() for value in values.values()]
+        contestant.memory_gb = peak_memory(step, contestant.network, [*state, inputs, targets], device)
+        contestant.operations_ms = time_by_operation(step, device)
     peak = measure_peak(recipe.train.precision, device)
     return [
         _row(contestant, contestants[0], batch, counter.get_total_flops(), peak, device) for contestant in contestants
@@ -128,12 +136,10 @@ def _batch(recipe: Recipe, batch: int, device: torch.device) -> tuple[torch.Tens
     return inputs.to(device), torch.rand(batch, classes, generator=generator).softmax(dim=1).to(device)
 
 
-def _step(contestant: Contestant, inputs: torch.Tensor, targets: torch.Tensor, precision: str) -> None:
-    """One training step, each of whose parts is timed."""
+def _step(contestant: Contestant, inputs: torch.Tensor, targets: torch.Tensor, precision: str) -> list[float]:
+    """One training step; returns the seconds of each part."""
     device = inputs.device
     clock = partial(compute_clock, device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
     times = [clock()]
     with torch.autocast(device.type, dtype, enabled=precision != "fp32"):
@@ -145,10 +151,7 @@ def _step(contestant: Contestant, inputs: torch.Tensor, targets: torch.Tensor, p
     contestant.optimizer.step()
     contestant.optimizer.zero_grad()
     times.append(clock())
-    for part, began, ended in zip(PARTS, times, times[1:], strict=False):
-        contestant.seconds[part].append(ended - began)
-    if device.type == "cuda":
-        contestant.memory_gb = max(contestant.memory_gb, torch.cuda.max_memory_allocated(device) / 2**30)
+    return [ended - began for began, ended in itertools.pairwise(times)]
 
 
 def measure_peak(precision: str, device: torch.device) -> float:
@@ -168,16 +171,17 @@ def _row(
     contestant: Contestant, first: Contestant, batch: int, flops: int, peak: float, device: torch.device
 ) -> dict[str, Any]:
     """Medians over the rounds; `time_ratio` compares the steps of the same round with the first contestant's."""
-    own, others = (list(map(sum, zip(*each.seconds.values(), strict=True))) for each in (contestant, first))
+    own, others = (list(map(sum, each.seconds)) for each in (contestant, first))
+    parts = zip(PARTS, zip(*contestant.seconds, strict=True), strict=True)
     seconds = statistics.median(own)
-    gpu = device.type == "cuda"
     return {
         "name": contestant.name,
         "kernels": contestant.kernels,
-        "images_per_s" if gpu else "images_per_cpu_s": round(batch / seconds, 1),
+        "images_per_s" if device.type == "cuda" else "images_per_cpu_s": round(batch / seconds, 1),
         "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
-        **{f"{part}_ms": round(1e3 * statistics.median(contestant.seconds[part]), 3) for part in PARTS},
+        **{f"{part}_ms": round(1e3 * statistics.median(times), 3) for part, times in parts},
         "tflop_per_s": round(flops / seconds / 1e12, 4),
         "peak_share": round(flops / seconds / peak, 4),
-        **({"memory_gb": round(contestant.memory_gb, 2)} if gpu else {}),
+        "memory_gb": contestant.memory_gb,
+        "operations_ms": contestant.operations_ms,
     }

@@ -9,14 +9,24 @@ from typing import Any
 
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:
-    """Print the rows, each a name and its figures; write `{"machine", "rows"}` to `file` unless it is None."""
+    """Print the rows, each a name and its figures; write `{"machine", "rows"}` to `file` unless it is None.
+
+    A figure that has parts is printed below the table, with the share of each.
+    """
     description = machine(*versions)
     print(description)
-    figures = [name for name in rows[0] if name != "name"]
+    parts = [name for name, value in rows[0].items() if isinstance(value, dict)]
+    figures = [name for name in rows[0] if name != "name" and name not in parts]
     print("  ".join(f"{name:>18}" for name in figures))
     for row in rows:
         shown = [_shown(row[name]) for name in figures]
         print("  ".join(f"{value:>18}" for value in shown) + f"  {row['name']}")
+    for name in parts:
+        for row in rows:
+            total = sum(row[name].values()) or 1
+            print(f"{name} of {row['name']}:")
+            for part, value in row[name].items():
+                print(f"{_shown(value):>18}  {value / total:4.0%}  {part}")
     if file:
         file.write_text(json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
 

@@ -116,10 +116,12 @@ def _print_rehearsals(arguments: argparse.Namespace, cluster: "Cluster") -> list
 
 
 def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any]:
-    from pipeline.estimate.report import estimate, show
-
     recipe = load_from_arguments(arguments)
     check_most(arguments, 1e12, "samples")
+    cluster.check()
+
+    from pipeline.estimate.report import estimate, show  # imports torch and timm, for which no mistake should wait
+
     rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
     show(rows, arguments.recipe)
     return [row._asdict() for row in rows]

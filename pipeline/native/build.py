@@ -1,10 +1,12 @@
 """Compiles the C code, once for each version of the sources, compiler and kind of machine, and keeps it on disk.
 
 The file name contains a hash of all three, so that different nodes may share a home folder. The file is renamed into
-place when it is complete; if several ranks build it at once, the last one replaces the others.
+place when it is complete. Of ranks that start at once one builds it, and the others wait; if the file system of the
+home folder has no locks on folders, all do, and the last one replaces the others.
 """
 
 import atexit
+import fcntl
 import functools
 import hashlib
 import os
@@ -12,6 +14,8 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -49,7 +53,9 @@ def compiled() -> Path:
         return built[-1]
     target = folder / f"{stem}-{_digest(_output(compiler, '--version').encode())[:8]}.so"
     if not target.exists():
-        _compile(compiler, target)
+        with _locked(folder):
+            if not target.exists():  # still, after another process may have held the lock
+                _compile(compiler, target)
     return target
 
 
@@ -73,6 +79,18 @@ def _temporary_folder() -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="widemix-"))
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     return temporary
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which leaves no file behind; without one where its file system has none, as NFS."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _compile(compiler: str, target: Path) -> None:

@@ -1,9 +1,11 @@
 #include "crop.h"
 
+#include "planes.h"
+
 #define MARGIN 2 /* pixels around the crop that chroma upsampling reads */
 #define ROWS 16  /* rows per call of libjpeg */
 
-/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near the edges of a crop in another way. */
+/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near a crop's edges in another way. */
 static bool lacks_scans(j_decompress_ptr jpeg) {
     int missing = 0;
     for (int c = 0; jpeg->progressive_mode && jpeg->coef_bits && c < jpeg->num_components; c++)
@@ -17,22 +19,15 @@ static void read_until(j_decompress_ptr jpeg, JDIMENSION row, JSAMPROW unused) {
         jpeg_read_scanlines(jpeg, &unused, 1);
 }
 
-/* Decode the crop. With `judge`, libjpeg's own decoder does, and then reads all that follows, in case it warns of it.
- *
- * A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
-static void decode(struct scratch *scratch, const struct crop *crop, bool judge, struct pixels *pixels) {
-    j_decompress_ptr jpeg = &scratch->jpeg;
-    jpeg_read_header(jpeg, TRUE);
-    if ((int)jpeg->image_height != crop->full_height || (int)jpeg->image_width != crop->full_width) {
-        snprintf(scratch->message, sizeof scratch->message, "is of %u x %u pixels, the file's table says %d x %d",
-                 jpeg->image_width, jpeg->image_height, crop->full_width, crop->full_height);
-        longjmp(scratch->damaged, 1);
-    }
-    jpeg->out_color_space = JCS_EXT_RGBX;
-    jpeg->dct_method = JDCT_ISLOW;
-    jpeg_start_decompress(jpeg);
-    bool libjpegs = judge || !entropy_attach(&scratch->entropy, jpeg);
+/* Reserve `height` rows of `columns` pixels, and `slack` bytes after them. */
+static uint8_t *reserve(struct scratch *scratch, size_t columns, size_t height, size_t slack, struct pixels *pixels) {
+    pixels->stride = 4 * columns;
+    return ensure_capacity(&scratch->pixels, height * pixels->stride + slack);
+}
 
+/* Decode the crop by libjpeg. With `judge`, it reads all that follows too, in case it warns of it. */
+static bool decode_by_libjpeg(struct scratch *scratch, const struct crop *crop, bool judge, struct pixels *pixels) {
+    j_decompress_ptr jpeg = &scratch->jpeg;
     int left = crop->left, height = crop->height;
     JDIMENSION start = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0, end = (JDIMENSION)(left + crop->width + MARGIN);
     JDIMENSION columns = (end < jpeg->output_width ? end : jpeg->output_width) - start;
@@ -41,12 +36,9 @@ static void decode(struct scratch *scratch, const struct crop *crop, bool judge,
         start = 0, columns = jpeg->output_width;
     else if (columns < jpeg->output_width)
         jpeg_crop_scanline(jpeg, &start, &columns);
-    pixels->stride = 4 * (size_t)columns;
-    uint8_t *rows = ensure_capacity(&scratch->pixels, ((size_t)height + 1) * pixels->stride);
-    if (!rows) {
-        snprintf(scratch->message, sizeof scratch->message, "out of memory");
-        longjmp(scratch->damaged, 1);
-    }
+    uint8_t *rows = reserve(scratch, columns, (size_t)height + 1, 0, pixels);
+    if (!rows)
+        return false;
     JSAMPROW unused = rows + (size_t)height * pixels->stride;
     if (all)
         read_until(jpeg, (JDIMENSION)crop->top, unused);
@@ -61,18 +53,47 @@ static void decode(struct scratch *scratch, const struct crop *crop, bool judge,
     }
     if (judge)
         read_until(jpeg, jpeg->output_height, unused);
-    if (libjpegs && jpeg->output_scanline == jpeg->output_height)
+    if (jpeg->output_scanline == jpeg->output_height)
         jpeg_finish_decompress(jpeg);
     pixels->first = rows + 4 * ((size_t)left - start);
-    pixels->height = height;
+    return true;
+}
+
+static bool decode_by_planes(struct scratch *scratch, const struct crop *crop, struct pixels *pixels) {
+    uint8_t *rows = reserve(scratch, (size_t)crop->width, (size_t)crop->height, PLANES_SLACK, pixels);
+    pixels->first = rows;
+    return rows && planes_decode(scratch, crop, rows, pixels->stride);
+}
+
+/* Decode the crop. With `judge`, libjpeg does.
+ *
+ * A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
+static void decode(struct scratch *scratch, const struct crop *crop, bool judge, struct pixels *pixels) {
+    j_decompress_ptr jpeg = &scratch->jpeg;
+    jpeg_read_header(jpeg, TRUE);
+    if ((int)jpeg->image_height != crop->full_height || (int)jpeg->image_width != crop->full_width) {
+        snprintf(scratch->message, sizeof scratch->message, "is of %u x %u pixels, the file's table says %d x %d",
+                 jpeg->image_width, jpeg->image_height, crop->full_width, crop->full_height);
+        longjmp(scratch->damaged, 1);
+    }
+    jpeg->out_color_space = JCS_EXT_RGBX;
+    jpeg->dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(jpeg);
+    pixels->height = crop->height;
     pixels->width = crop->width;
+    bool done = !judge && planes_take(jpeg) ? decode_by_planes(scratch, crop, pixels)
+                                            : decode_by_libjpeg(scratch, crop, judge, pixels);
+    if (!done) {
+        snprintf(scratch->message, sizeof scratch->message, "out of memory");
+        longjmp(scratch->damaged, 1);
+    }
 }
 
 static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop, bool judge,
                     struct pixels *pixels) {
     bool intact = !setjmp(scratch->damaged);
     if (intact) {
-        jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the tables of the last JPEG for one without any */
+        jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the last JPEG's tables for one without any */
         jpeg_mem_src(&scratch->jpeg, (unsigned char *)jpeg, size);
         decode(scratch, crop, judge, pixels);
     }

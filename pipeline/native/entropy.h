@@ -1,5 +1,5 @@
-/* Huffman decoding of a baseline JPEG's single scan, in place of libjpeg's decoder: only of the MCUs that a crop needs.
- * MCUs before them are skipped without storing coefficients; with restart markers, whole segments are not even read. */
+/* Huffman decoding of a baseline JPEG's single scan: only of the MCUs that a crop needs. MCUs before them are skipped
+ * without storing coefficients; with restart markers, whole segments are not even read. */
 #ifndef ENTROPY_H
 #define ENTROPY_H
 
@@ -11,7 +11,15 @@
 
 #include <jpeglib.h>
 
+#include "idct.h"
 #include "lookup.h"
+
+/* A block of an MCU. */
+struct entropy_block {
+    int component;
+    struct dc *dc;
+    struct ac *ac;
+};
 
 struct entropy {
     struct ac ac[NUM_HUFF_TBLS];
@@ -28,22 +36,31 @@ struct entropy {
     const uint8_t *file_start;       /* from which `segment_offsets` count */
     const uint32_t *segment_offsets; /* starts of the segments and the end of the last; NULL: search for markers */
     unsigned segment_count;
-    unsigned column;       /* of the current MCU in its row */
-    unsigned left;         /* MCUs of the segment that follow */
-    unsigned after;        /* MCUs of the segments after it */
-    unsigned mcus_skipped; /* MCUs of the segment that were not read */
-    bool doubtful;         /* with an error: libjpeg's own decoder has to decide whether it is one */
-    jmp_buf *damaged;      /* where errors jump to */
-    char *message;         /* JMSG_LENGTH_MAX bytes: the error */
+    unsigned mcus;        /* of the image */
+    unsigned interval;    /* MCUs of a segment */
+    unsigned next;        /* number of the MCU that follows */
+    unsigned segment_end; /* number of the first MCU after the segment */
+    int block_count;      /* of an MCU */
+    struct entropy_block blocks[D_MAX_BLOCKS_IN_MCU];
+    bool doubtful;    /* with an error: libjpeg's own decoder has to decide whether it is one */
+    jmp_buf *damaged; /* where errors jump to */
+    char *message;    /* JMSG_LENGTH_MAX bytes: the error */
 };
 
 /* Set the table of segments of the JPEG that is decoded next: `numbers` uint32 (pipeline/formats/segments.py), or 0
  * numbers for none. Both must stay valid while it is decoded. */
 void entropy_set_segments(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
 
-/* Replace libjpeg's entropy decoder, after jpeg_start_decompress. Returns false, and changes nothing, for a JPEG that
- * this decoder does not support (progressive, several scans, ...). Jumps to `damaged` if out of memory; so does
- * decoding for damaged data, with `doubtful` set where libjpeg may think otherwise. */
-bool entropy_attach(struct entropy *entropy, j_decompress_ptr jpeg);
+/* Begin with the scan that follows jpeg_start_decompress, of a sequential JPEG with a single scan of several
+ * components. Jumps to `damaged` if out of memory. */
+void entropy_begin(struct entropy *entropy, j_decompress_ptr jpeg);
+
+/* Decode MCU number `mcu`, in the order of the scan and not before the last one that was read, into `blocks`, whose
+ * coefficients are at `idct_places`; all those after the place in `last` are 0. Jumps to `damaged` if the data are
+ * damaged, with `doubtful` set where libjpeg may think otherwise. */
+void entropy_read(struct entropy *entropy, unsigned mcu, JCOEF (*blocks)[DCTSIZE2], unsigned *last);
+
+/* Leave it to libjpeg whether there is an error: set `doubtful` and jump to `damaged`. */
+_Noreturn void entropy_doubt(struct entropy *entropy, const char *message);
 
 #endif

@@ -3,9 +3,12 @@
 void make_dc(struct dc *table, const JHUFF_TBL *from) {
     if (!make_codes(&table->codes, from))
         return;
-    begin_codes(&table->codes, DC_LOOKUP_BITS, table->length, table->size);
-    for (uint32_t bits = 0; bits < 1 << DC_LOOKUP_BITS; bits++)
-        table->size[bits] &= 15;
+    uint8_t lengths[1 << DC_LOOKUP_BITS], symbols[1 << DC_LOOKUP_BITS];
+    begin_codes(&table->codes, DC_LOOKUP_BITS, lengths, symbols);
+    for (uint32_t bits = 0; bits < 1 << DC_LOOKUP_BITS; bits++) {
+        uint8_t size = symbols[bits] & 15, length = lengths[bits];
+        table->entries[bits] = (struct dc_entry){length ? length + size : 0, length, size};
+    }
 }
 
 /* First one coefficient per entry, then a second one where it fits. */
@@ -15,20 +18,26 @@ void make_ac(struct ac *table, const JHUFF_TBL *from) {
     table->skimmable = false;
     uint8_t lengths[1 << AC_LOOKUP_BITS], symbols[1 << AC_LOOKUP_BITS];
     begin_codes(&table->codes, AC_LOOKUP_BITS, lengths, symbols);
-    ac_entry first[1 << AC_LOOKUP_BITS];
+    struct ac_entry single[1 << AC_LOOKUP_BITS];
     for (uint32_t bits = 0; bits < 1 << AC_LOOKUP_BITS; bits++) {
-        int32_t size = symbols[bits] & 15, left = AC_LOOKUP_BITS - lengths[bits] - size, ones = (1 << size) - 1;
-        int32_t number = (int32_t)bits >> (left < 0 ? 0 : left) & ones;
+        int size = symbols[bits] & 15, left = AC_LOOKUP_BITS - lengths[bits] - size, ones = (1 << size) - 1;
+        int number = (int)bits >> (left < 0 ? 0 : left) & ones;
         number -= number <= ones >> 1 ? ones : 0; /* as `extend` */
-        ac_entry value = (uint16_t)number, used = lengths[bits] + (ac_entry)size;
-        ac_entry entry = used | used << 8 | (ac_entry)steps_of(symbols[bits]) << 16 | value << 32 | value << 48;
-        first[bits] = lengths[bits] && left >= 0 ? entry : INCOMPLETE | lengths[bits] | (ac_entry)symbols[bits] << 16;
+        uint8_t length = (uint8_t)(lengths[bits] + size), steps = (uint8_t)steps_of(symbols[bits]);
+        if (lengths[bits] && left >= 0)
+            single[bits] = (struct ac_entry){length, length, steps, steps, (int16_t)number, (int16_t)number};
+        else
+            single[bits] = (struct ac_entry){.first_length = lengths[bits], .first_steps = symbols[bits]};
     }
-    for (ac_entry bits = 0; bits < 1 << AC_LOOKUP_BITS; bits++) {
-        ac_entry one = first[bits], used = one & 63, two = first[bits << used & ((1 << AC_LOOKUP_BITS) - 1)];
-        bool both = !((one | two) & INCOMPLETE) & ((one >> 16 & 255) < BLOCK) & (used + (two & 63) <= AC_LOOKUP_BITS);
-        ac_entry numbers = (one & 0xFFFF00000000) | two >> 48 << 48, steps = (one & 0xFF0000) | (two & 0xFF0000) << 8;
-        table->entries[bits] = both ? (used + (two & 63)) | used << 8 | steps | numbers : one;
+    for (uint32_t bits = 0; bits < 1 << AC_LOOKUP_BITS; bits++) {
+        struct ac_entry entry = single[bits], next = single[bits << entry.length & ((1 << AC_LOOKUP_BITS) - 1)];
+        if (entry.length && next.length && entry.first_steps < BLOCK_STEPS &&
+            entry.length + next.length <= AC_LOOKUP_BITS) {
+            entry.length += next.length;
+            entry.second_steps += next.first_steps;
+            entry.second_number = next.first_number;
+        }
+        table->entries[bits] = entry;
     }
 }
 

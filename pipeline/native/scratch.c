@@ -47,10 +47,10 @@ static void set_up_errors(struct scratch *scratch) {
 
 static void free_scratch(void *given) {
     struct scratch *scratch = given;
-    struct buffer *buffers[] = {&scratch->bytes,      &scratch->table,     &scratch->pixels,    &scratch->across,
-                                &scratch->down,       &scratch->columns,   &scratch->sums,      &scratch->weights[0],
-                                &scratch->weights[1], &scratch->ranges[0], &scratch->ranges[1], &scratch->doubles,
-                                &scratch->move_arrays};
+    struct buffer *buffers[] = {&scratch->bytes,     &scratch->table,      &scratch->planes,     &scratch->chroma,
+                                &scratch->pixels,    &scratch->across,     &scratch->down,       &scratch->columns,
+                                &scratch->sums,      &scratch->weights[0], &scratch->weights[1], &scratch->ranges[0],
+                                &scratch->ranges[1], &scratch->doubles,    &scratch->move_arrays};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
     free(scratch->entropy.unstuffed);

@@ -7,6 +7,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
+def torch_profiler(**options) -> profile:
+    """Return PyTorch's profiler of this machine's devices."""
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    else:  # libkineto would print "ERROR: gpuGetDeviceCount failed"
+        os.environ.setdefault("KINETO_LOG_LEVEL", "9")
+    return profile(activities=activities, **options)
+
+
 class Profiler:
     """Traces the steps from `first` up to, but not including, `stop`, to RUN/profile/. Use it in a `with` block.
 
@@ -34,12 +44,7 @@ class Profiler:
         if self._trace and step >= self._stop:
             self._finish(step)
         elif not self._trace and self._first <= step < self._stop:
-            activities = [ProfilerActivity.CPU]
-            if torch.cuda.is_available():
-                activities.append(ProfilerActivity.CUDA)
-            else:  # libkineto would print "ERROR: gpuGetDeviceCount failed"
-                os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-            self._trace, self._began = profile(activities=activities, record_shapes=True), step
+            self._trace, self._began = torch_profiler(record_shapes=True), step
             self._trace.start()
         if self._trace:
             self._end_slice()

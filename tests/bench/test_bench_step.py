@@ -7,6 +7,8 @@ import torch
 
 from pipeline.bench import network_step, step
 from pipeline.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
+from pipeline.bench.operations import peak_memory, time_by_operation
+from pipeline.bench.report import report
 from pipeline.distributed.topology import Topology, process_group
 from pipeline.errors import InputError
 from pipeline.models.cost import model_cost
@@ -71,6 +73,8 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
     assert {row["kernels"] for row in rows} <= {"plain", "batch_last"}
     flops = 4 * model_cost(recipe.model, 8, 10).training_flops
     for row in rows:
+        assert row["memory_gb"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)
+        assert {"aten::mm", "other"} <= set(row["operations_ms"])
         assert {row[f"{part}_ms"] for part in PARTS} == {1}
         seconds = 1e-3 * len(PARTS)
         assert row["images_per_cpu_s"] == pytest.approx(4 / seconds, abs=0.1)
@@ -89,3 +93,35 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
     in_fp8 = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.precision", "bf16"), ("train.fp8", "true")])
     with pytest.raises(InputError, match="not in float8"):
         measure_networks(in_fp8, 2, 1, False, torch.device("cpu"))
+
+
+def test_the_memory_of_a_step_is_what_is_alive_at_once():
+    network, kept = torch.nn.Linear(1 << 18, 64, bias=False), torch.empty(1 << 24)  # 64 MiB each
+
+    def step():
+        for _ in range(3):  # one after the other
+            torch.empty(1 << 25)
+        both = torch.empty(1 << 24), torch.empty(1 << 24)
+        del both
+
+    assert peak_memory(step, network, [kept], torch.device("cpu")) == 0.25
+    assert peak_memory(step, network, [], torch.device("cpu")) == 0.188
+
+
+def test_a_steps_time_is_that_of_its_operations(capsys):
+    matrix, vector = torch.randn(512, 512), torch.randn(8)
+
+    def step():
+        product = matrix @ matrix @ matrix
+        for name in ("sin", "cos", "tan", "exp", "abs", "neg", "sign", "ceil", "floor", "round", "frac", "erf"):
+            getattr(vector, name)()
+        return product
+
+    times = time_by_operation(step, torch.device("cpu"))
+    assert next(iter(times)) == "aten::mm"
+    assert list(times)[-1] == "other"
+    assert len(times) == 13
+    assert list(times.values())[:-1] == sorted(list(times.values())[:-1], reverse=True)
+    report([{"name": "a", "figure": 1, "operations_ms": {"aten::mm": 3.0, "aten::sin": 1.0}}], ("torch",), None)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3:] == ["operations_ms of a:", f"{'3':>18}   75%  aten::mm", f"{'1':>18}   25%  aten::sin"]

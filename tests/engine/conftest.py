@@ -1,6 +1,7 @@
 """Process groups for the engines: one rank in the test's own process, several in others."""
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,10 @@ def alone():
         patch.setenv("LOCAL_RANK", "0")
         patch.setenv("DS_ACCELERATOR", "cpu")
         import deepspeed
+        import deepspeed.runtime.zero.muon.muon_optimizer  # which brings torch's compiler: any ZeRO imports it
 
+        gc.collect()
+        gc.freeze()  # as tests/conftest.py does
         # ZeRO 3 replaces it for the whole process, by one that TorchScript can't compile
         patch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

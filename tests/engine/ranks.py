@@ -62,10 +62,10 @@ class Setting:
         self.data, train = self.recipe.data, self.recipe.train
         in_fp32 = train.model_copy(update={"precision": "fp32"})
         loader = TrainLoader(self.data, self.recipe.augment, in_fp32, self.topology)
-        with loader.batches(0) as batches:
-            everything = list(batches)
         micro = train.grad_accum_steps
-        self.steps: list[list[Batch]] = [everything[i * micro : (i + 1) * micro] for i in range(STEPS)]
+        with loader.batches(0) as batches:
+            first = list(itertools.islice(batches, STEPS * micro))
+        self.steps: list[list[Batch]] = [first[i * micro : (i + 1) * micro] for i in range(STEPS)]
         schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, loader.steps, train.epochs)
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
 

@@ -14,7 +14,7 @@ SKIPPED = "torch numpy timm numba deepspeed torchvision scipy sklearn matplotlib
 def mypy(file: Path, folder: Path) -> str:
     modules = ",".join(f"mypy-{name}.*" for name in SKIPPED.split())
     (folder / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n[{modules}]\nfollow_imports = skip\n")
-    words = ["--strict", "--config-file", "mypy.ini", "--cache-dir", "cache", file]
+    words = ["--strict", "--config-file", "mypy.ini", "--cache-dir", ROOT / ".mypy_cache/consumer", file]
     environment = os.environ | {"MYPYPATH": str(ROOT)}
     program = [sys.executable, "-m", "mypy", *words]
     done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)

@@ -8,23 +8,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pipeline.cgroups import usable_cpus
 from pipeline.native.build import SOURCES
 
-JPEG_SOURCES = ("crop", "entropy", "lookup", "scratch", "recode", "restart", "huffman_encode", "shrink")
+DECODER = ("crop", "planes", "idct", "colour", "entropy", "lookup", "scratch")
+JPEG_SOURCES = (*DECODER, "recode", "restart", "huffman_encode", "shrink")
 FLAGS = ("-std=gnu11", "-g", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
+MACHINES = ((), ("-march=native",))  # without and with the instructions that our own inverse DCT needs
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 DIFFERING = "fuzz-case.jpg"  # in the current folder: the first case that differs
 
 
-def build(folder: Path) -> Path:
-    """The program, compiled into a folder."""
+def build(folder: Path, machine: Sequence[str] = MACHINES[-1]) -> Path:
+    """The program, compiled into a folder for some machine."""
     program = folder / "fuzz"
     sources = [Path(__file__).with_suffix(".c"), *(SOURCES / f"{name}.c" for name in JPEG_SOURCES)]
-    subprocess.run(["cc", *FLAGS, *SANITIZERS, "-o", program, *sources, "-ljpeg", "-lpthread", "-lm"], check=True)
+    flags = (*FLAGS, *machine, *SANITIZERS)
+    subprocess.run(["cc", *flags, "-o", program, *sources, "-ljpeg", "-lpthread", "-lm"], check=True)
     return program
 
 

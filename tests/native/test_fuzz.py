@@ -4,12 +4,13 @@ import subprocess
 
 import pytest
 
-from tests.native.fuzz import build, run
+from tests.native.fuzz import MACHINES, build, run
 
 
-def test_damaged_jpegs_are_what_libjpeg_makes_of_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("machine", MACHINES, ids=["portable", "native"])
+def test_damaged_jpegs_are_what_libjpeg_makes_of_them(machine, tmp_path, monkeypatch):
     try:
-        program = build(tmp_path)
+        program = build(tmp_path, machine)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs a C compiler with sanitizers ({error})")
     monkeypatch.chdir(tmp_path)
