@@ -41,6 +41,19 @@ static inline void check_end(struct entropy *entropy, const struct stream *from)
         fail(entropy, "Corrupt JPEG data: premature end of data segment");
 }
 
+/* Decode the coefficient of an entry without a length, which follows coefficient k; returns its steps. */
+static inline unsigned read_long(struct entropy *entropy, struct stream *from, const struct ac_entry *entry,
+                                 const struct ac *ac, size_t k, JCOEF *block) {
+    int length = entry->first_length;
+    uint8_t symbol = entry->first_steps;
+    if (!length)
+        symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
+    use(from, length);
+    const int number = take_number(from, symbol & 15);
+    block[idct_places[k + steps_of(symbol)]] = (JCOEF)number;
+    return steps_of(symbol);
+}
+
 /* Decode a block into `block`, which is zero. Returns a place in zigzag order after which all coefficients are 0. */
 static inline __attribute__((always_inline)) unsigned read_block(struct entropy *entropy, struct stream *from,
                                                                  const struct dc *dc, const struct ac *ac, int *level,
@@ -53,15 +66,9 @@ static inline __attribute__((always_inline)) unsigned read_block(struct entropy 
         refill(from);
         for (int looks = 0; looks < LOOKUPS_PER_REFILL; looks++) {
             const struct ac_entry *entry = &ac->entries[from->bits >> (64 - AC_LOOKUP_BITS)];
-            if (__builtin_expect(!entry->length, 0)) {
-                int length = entry->first_length;
-                uint8_t symbol = entry->first_steps;
-                if (!length)
-                    symbol = long_symbol(entropy, from->bits, &ac->codes, &length);
-                use(from, length);
-                int number = take_number(from, symbol & 15);
-                k += steps_of(symbol);
-                block[idct_places[k]] = (JCOEF)number;
+            const int length = entry->length; /* read once, early: the next look-up waits for it */
+            if (__builtin_expect(!length, 0)) {
+                k += read_long(entropy, from, entry, ac, k, block);
                 break;
             }
             const size_t first = k + entry->first_steps, second = k + entry->second_steps;
@@ -70,11 +77,11 @@ static inline __attribute__((always_inline)) unsigned read_block(struct entropy 
             if (second >= 63) {
                 const bool alone = first >= 63; /* the second belongs to the next block */
                 k = alone ? first : second;
-                use(from, alone ? entry->first_length : entry->length);
+                use(from, alone ? entry->first_length : length);
                 break;
             }
             k = second;
-            use(from, entry->length);
+            use(from, length);
         }
     } while (k < 63);
     check_end(entropy, from);

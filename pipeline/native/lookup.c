@@ -23,21 +23,25 @@ void make_ac(struct ac *table, const JHUFF_TBL *from) {
         int size = symbols[bits] & 15, left = AC_LOOKUP_BITS - lengths[bits] - size, ones = (1 << size) - 1;
         int number = (int)bits >> (left < 0 ? 0 : left) & ones;
         number -= number <= ones >> 1 ? ones : 0; /* as `extend` */
-        uint8_t length = (uint8_t)(lengths[bits] + size), steps = (uint8_t)steps_of(symbols[bits]);
-        if (lengths[bits] && left >= 0)
-            single[bits] = (struct ac_entry){length, length, steps, steps, (int16_t)number, (int16_t)number};
-        else
-            single[bits] = (struct ac_entry){.first_length = lengths[bits], .first_steps = symbols[bits]};
+        const bool whole = lengths[bits] && left >= 0;
+        const uint8_t steps = (uint8_t)steps_of(symbols[bits]);
+        single[bits].length = (uint8_t)(whole ? lengths[bits] + size : 0);
+        single[bits].first_length = (uint8_t)(whole ? lengths[bits] + size : lengths[bits]);
+        single[bits].first_steps = whole ? steps : symbols[bits];
+        single[bits].first_number = (int16_t)number;
     }
     for (uint32_t bits = 0; bits < 1 << AC_LOOKUP_BITS; bits++) {
-        struct ac_entry entry = single[bits], next = single[bits << entry.length & ((1 << AC_LOOKUP_BITS) - 1)];
-        if (entry.length && next.length && entry.first_steps < BLOCK_STEPS &&
-            entry.length + next.length <= AC_LOOKUP_BITS) {
-            entry.length += next.length;
-            entry.second_steps += next.first_steps;
-            entry.second_number = next.first_number;
-        }
-        table->entries[bits] = entry;
+        const struct ac_entry *one = &single[bits], *next = &single[bits << one->length & ((1 << AC_LOOKUP_BITS) - 1)];
+        struct ac_entry *entry = &table->entries[bits];
+        const int length = one->length + next->length; /* no branches: what follows can't be predicted */
+        const bool both =
+            (one->length != 0) & (next->length != 0) & (one->first_steps < BLOCK_STEPS) & (length <= AC_LOOKUP_BITS);
+        entry->length = (uint8_t)(both ? length : one->length);
+        entry->first_length = one->first_length;
+        entry->first_steps = one->first_steps;
+        entry->second_steps = (uint8_t)(one->first_steps + (both ? next->first_steps : 0));
+        entry->first_number = one->first_number;
+        entry->second_number = both ? next->first_number : one->first_number;
     }
 }
 
