@@ -45,8 +45,11 @@ def is_watched(block: "MixerBlock", x: Tensor) -> bool:
         return True
     if type(x) is not Tensor or x.is_meta:
         return True
-    hooks = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
-    return any(getattr(part, each) for part in block.modules() if part is not block for each in hooks)
+    for part in block.modules():
+        hooks = part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        if hooks and part is not block:
+            return True
+    return False
 
 
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
