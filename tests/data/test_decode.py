@@ -53,6 +53,13 @@ def by_opencv(picture: Image.Image, sampling: str) -> bytes:
     return cv2.imencode(".jpg", np.asarray(picture)[:, :, ::-1], options)[1].tobytes()
 
 
+def overflowing(jpeg: bytes) -> bytes:
+    """With 255 in place of its multipliers, so that the inverse transform overflows 16 bits. libjpeg takes it."""
+    parts = jpeg.split(b"\xff\xdb")
+    assert len(parts) > 1
+    return b"\xff\xdb".join([parts[0], *(part[:3] + b"\xff" * 64 + part[67:] for part in parts[1:])])
+
+
 KINDS = {
     "4:2:0": lambda picture: by_pillow(picture, quality=90, subsampling=2),
     "4:2:2": lambda picture: by_pillow(picture, quality=90, subsampling=1),
@@ -66,6 +73,7 @@ KINDS = {
     "restart markers": lambda picture: by_pillow(picture, quality=90, restart_marker_blocks=7),
     "a restart a row": lambda picture: by_pillow(picture, quality=90, subsampling=0, restart_marker_rows=1),
     "RGB": lambda picture: by_pillow(picture, quality=90, keep_rgb=True),
+    "overflowing": lambda picture: overflowing(by_pillow(picture, quality=100, subsampling=0)),
 }
 
 
