@@ -14,6 +14,7 @@ from typing import Any
 import numba
 from llvmlite import binding
 from numba import types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
 
@@ -34,6 +35,13 @@ def _cache_folder() -> Path:
 
 if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+
+# Held during a fork, so that no other thread holds it: in the forked process nobody would release it.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 jit: Any = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")
 

@@ -1,12 +1,15 @@
 """Runs an iterator in a background thread, some items ahead; its exceptions reach the consumer."""
 
 import contextlib
+import os
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
+
+from pipeline.errors import InputError
 
 Item = TypeVar("Item")
 _END = object()
@@ -16,13 +19,15 @@ _POLL = 0.1  # seconds between checks of the stop flag
 class Prefetch(Generic[Item]):
     """Iterate over `source` with up to `ahead` items ready. Use it in a `with` block, or call `close`.
 
-    An exception of the source is raised at the next call, before the items that are ready: there may be many.
+    An exception of the source is raised at the next call, before the items that are ready: there may be many. A
+    forked process has neither the thread nor a usable queue, whose lock the thread may have held: `InputError`.
     """
 
     def __init__(self, source: Iterator[Item], ahead: int):
         self._ready: queue.Queue[Any] = queue.Queue(ahead)
         self._stop = threading.Event()
         self._raised: list[BaseException] = []
+        self._process = os.getpid()
         self.waited = 0.0  # seconds in which the consumer found no item ready
         # The thread has no reference to self: an iterator that is no longer used is collected, and stops the thread.
         arguments = (source, self._ready, self._raised, self._stop)
@@ -34,6 +39,10 @@ class Prefetch(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
+        if self._process != os.getpid():
+            raise InputError(
+                "this iteration was begun before a fork, by threads of the parent; begin another one here"
+            )
         if self._stop.is_set():
             raise StopIteration
         began = time.perf_counter()
@@ -59,6 +68,8 @@ class Prefetch(Generic[Item]):
 
     def close(self) -> None:
         """Stop the thread and join it. A consumer that waits in another thread is woken by StopIteration."""
+        if self._process != os.getpid():
+            return
         self._stop.set()
         with contextlib.suppress(queue.Empty):
             while True:

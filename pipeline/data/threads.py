@@ -5,6 +5,7 @@ numba's cache is not involved, which confuses the parallel and the serial code o
 """
 
 import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,3 +22,6 @@ def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="pictures")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait

@@ -77,8 +77,13 @@ def cache_folder() -> Path:
 @functools.cache
 def _temporary_folder() -> Path:
     temporary = Path(tempfile.mkdtemp(prefix="widemix-"))
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    atexit.register(_remove, temporary, os.getpid())
     return temporary
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not a forked process, whose parent goes on using it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -1,0 +1,20 @@
+"""A loader that was used before a fork gives its batches after it: no thread, lock or queue of the parent is used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def test_loaders_in_forked_processes(pictures: Path) -> None:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-m",
+        "tests.library.forked_loaders",
+        str(pictures),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("done\n", "")
