@@ -99,9 +99,10 @@ def train(
         loader, eval_loader = _open_data(recipe, topology)
         schedule = build_run_schedule(recipe.schedule, recipe.optim.lr, recipe.train, loader.steps)
 
-        folder = run_dir or default_run_dir(recipe_path, overrides)
+        # Rank 0's name: the clocks of the ranks differ.
+        folder = run_dir or on_main(topology, lambda: default_run_dir(recipe_path, overrides))
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
-        if start.done and start.step >= schedule.last_step:
+        if start.done and start.is_complete(schedule.last_step):
             _print(topology, f"{folder}: already complete, {main_figure(start.done)}")
             return Exit.DONE
         _check_something_is_left(recipe, resume, start, schedule.last_step)
@@ -119,7 +120,7 @@ def train(
         engine = _build_engine(recipe, module, start, topology)
         times.end("network and checkpoint")
         profiler = _open_profiler(recipe, folder, schedule.last_step, topology, stack)
-        _begin(start, schedule.last_step, topology, note)  # after all that may be wrong with the recipe
+        _begin(start, recipe, schedule.last_step, topology, note)  # after all that may be wrong with the recipe
 
         trackers: list[Tracker] = []
         warn = partial(_warn, topology)
@@ -158,12 +159,18 @@ def train(
 
 
 def _check_something_is_left(recipe: Recipe, resume: str, start: "ResumeState", last_step: int) -> None:
-    """`InputError` where a new run would end before the checkpoint that it is to start from."""
+    """`InputError` where a new run would end before the checkpoint that it is to start from, or a complete one can't
+    go on."""
     if resume != "auto" and start.checkpoint and start.step >= last_step:
         limit = "train.max_steps" if recipe.train.max_steps == last_step else "train.epochs"
         raise InputError(
             f"{start.checkpoint.path}: is at step {start.step}, and this run would end at step {last_step}; raise "
             f"{limit}, or take its weights alone by train.init_from"
+        )
+    if start.done and not start.checkpoint:
+        raise InputError(
+            f"{start.run_dir}: is complete, and has no checkpoint from which to go on to step {last_step}; name "
+            "another folder with --run-dir"
         )
 
 
@@ -187,10 +194,16 @@ def _open_data(recipe: Recipe, topology: "Topology") -> tuple["TrainLoader", "Ev
     return loader, eval_loader
 
 
-def _begin(start: "ResumeState", last_step: int, topology: "Topology", note: Note) -> None:
-    """Print where training starts, and remove the result of a run that is to continue."""
-    if start.done and topology.is_main:  # it was complete: now it has more steps, or lost its last checkpoint
+def _begin(start: "ResumeState", recipe: Recipe, last_step: int, topology: "Topology", note: Note) -> None:
+    """Print where training starts, and remove the result of a run that is to continue, with more steps."""
+    from pipeline.run.run_dir import describe_start
+
+    if start.done and topology.is_main:
+        describe_start(start.run_dir, recipe, start.environment)
         (start.run_dir / "done.json").unlink()
+        _print(
+            topology, f"{start.run_dir}: was complete after {start.done.get('step')} steps; its done.json is removed"
+        )
     instead = "an older checkpoint is used" if start.checkpoint else "there is no older one, so training starts anew"
     for problem in start.problems:
         _print(topology, f"warning: {problem}; {instead}")

@@ -3,6 +3,7 @@
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 
 from pipeline.errors import InputError
 from pipeline.run import checkpoint
+from pipeline.run.lease import hold
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 STYLE: Any = {
@@ -51,17 +53,27 @@ def as_png(figure: Figure) -> bytes:
 
 
 def add_to_tensorboard(pictures: Mapping[str, bytes], run: Path) -> Path:
-    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files."""
-    from torch.utils.tensorboard import SummaryWriter
+    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files.
+
+    They replace those of the same name and step, but not while the run is trained: its own file is left alone.
+    """
+    from pipeline.run.tensorboard import Board
 
     try:
         step = checkpoint.find(run).position.step
     except InputError:  # it has no checkpoint yet
         step = 0
-    with SummaryWriter(str(run)) as board:
-        for name, png in pictures.items():
-            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
-            board.add_image(f"analysis/{name}", pixels, step, dataformats="HWC")
+    tags = {
+        f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in pictures.items()
+    }
+    with ExitStack() as stack:
+        dropped = None
+        with suppress(InputError):
+            stack.enter_context(hold(run, wait_s=0))
+            dropped = lambda tag, at: tag in tags and at == step  # noqa: E731
+        board = stack.enter_context(closing(Board(run, dropped)))
+        for tag, pixels in tags.items():
+            board.add_image(tag, pixels, step)
     return run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.distributed.topology import Topology
 from pipeline.recipe import Recipe
 from pipeline.recipe.train import LogSection
-from pipeline.run.metrics import MetricsWriter
+from pipeline.run.metrics import SUPERSEDED, MetricsWriter
 from pipeline.run.progress import Progress
 from pipeline.run.run_dir import ResumeState
 from pipeline.run.trackers import Tracker
@@ -32,8 +32,13 @@ class RunLog:
     ):
         self.writer = None
         if topology.is_main:
-            self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard, trackers)
+            repeats = start.evaluates(last_step)
+            self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard, trackers, repeats)
         self._progress = Progress(topology.is_main and not quiet, start.step, last_step, verbosity)
+        if self.writer and self.writer.superseded and verbosity >= 0:
+            many = f"{self.writer.superseded} line{'s' * (self.writer.superseded > 1)} of metrics.jsonl"
+            where = start.run_dir / SUPERSEDED
+            self._progress.print(f"{many} from beyond step {start.step}, which is trained again, moved to {where}")
 
     def __enter__(self) -> "RunLog":
         return self

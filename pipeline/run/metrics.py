@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import resource
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,32 +21,51 @@ from pipeline.run.trackers import Tracker
 if TYPE_CHECKING:
     from pipeline.run.tensorboard import Board
 
+SUPERSEDED = "metrics.superseded.jsonl"  # lines of steps that were trained again, the last moved ones last
 _BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while the disk is full
 
 
 class MetricsWriter:
-    """Appends lines to metrics.jsonl, to TensorBoard and to trackers, on rank 0. Lines beyond `step` are removed.
+    """Appends lines to metrics.jsonl, to TensorBoard and to trackers, on rank 0, from `step` on.
 
-    Lines that do not fit on a full disk are kept in memory and written later.
+    Lines beyond `step`, of steps that are trained again, move to metrics.superseded.jsonl; with `evaluates` those of
+    the evaluation at `step` too, which is repeated. `superseded` counts them. Lines that do not fit on a full disk
+    are kept in memory and written later.
     """
 
-    def __init__(self, run_dir: Path, step: int, tensorboard: bool, trackers: Sequence[Tracker] = ()):
+    def __init__(
+        self,
+        run_dir: Path,
+        step: int,
+        tensorboard: bool,
+        trackers: Sequence[Tracker] = (),
+        evaluates: bool = False,
+    ):
         self._run_dir, self._tensorboard, self._trackers = run_dir, tensorboard, trackers
-        self._open(step)
+        self._description: tuple[Recipe, dict[str, Any]] | None = None
+        self.superseded = 0
+        self._open(step, evaluates)
 
     def rewind(self, step: int) -> None:
-        """Remove the lines beyond an earlier step, and continue from there. Trackers keep them."""
+        """Continue from an earlier step. Trackers keep the lines beyond it."""
         self._close_files()
         self._open(step)
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int, evaluates: bool = False) -> None:
         path = self._run_dir / "metrics.jsonl"
         if path.exists():
-            kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
-            atomic_write(path, "".join(f"{line.decode()}\n" for line in kept))
+            kept, superseded = [], []
+            for line in path.read_bytes().splitlines(keepends=True):
+                at, split = _place_of(line)
+                stays = at < step or (at == step and not (evaluates and split == "eval"))
+                (kept if stays else superseded).append(line)
+            if superseded:
+                self.superseded += len(superseded)
+                _append(self._run_dir / SUPERSEDED, superseded)
+                atomic_write(path, b"".join(kept))
         self._lines = path.open("ab", buffering=_BUFFER)
         self._failed = False
-        self._board = self._open_board(step + 1 if step else None)
+        self._board = self._open_board(step, evaluates)
 
     def write(self, line: dict[str, Any]) -> str | None:
         """Append a line; return why it cannot be written yet, if it is the first of several that cannot."""
@@ -61,15 +82,19 @@ class MetricsWriter:
             return None if before else f"{self._run_dir / 'metrics.jsonl'}: cannot be written to ({error.strerror})"
         return None
 
-    def _open_board(self, purge_step: int | None) -> "Board | None":
+    def _open_board(self, step: int, evaluates: bool) -> "Board | None":
         if not self._tensorboard:
             return None
-        from pipeline.run.tensorboard import Board
+        from pipeline.run.tensorboard import Board, is_repeated
 
-        return Board(self._run_dir, purge_step)
+        board = Board(self._run_dir, partial(is_repeated, step=step, evaluates=evaluates))
+        if self._description:
+            board.add_description(*self._description)
+        return board
 
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Show recipe and environment in TensorBoard."""
+        self._description = recipe, environment
         if self._board:
             self._board.add_description(recipe, environment)
 
@@ -110,8 +135,18 @@ def peak_memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def _step_of(line: bytes) -> float:
+def _place_of(line: bytes) -> tuple[float, str | None]:
+    """Step and split of a line; beyond all steps for one that is damaged, as the last of a run that was killed."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):  # the last line of a run that was killed while writing
-        return float("inf")
+        content = json.loads(line)
+        return content["step"], content.get("split")
+    except (ValueError, KeyError, TypeError):
+        return float("inf"), None
+
+
+def _append(path: Path, lines: Sequence[bytes]) -> None:
+    """Append lines, each with its end, and flush them to disk."""
+    with path.open("ab") as file:
+        file.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())

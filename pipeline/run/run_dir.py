@@ -1,25 +1,16 @@
 """The run folder (recipe, environment, metrics, checkpoints/, done.json), its lock, and resuming from it."""
 
 import json
-import os
-import platform
 import re
-import shlex
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from pipeline.cgroups import usable_cpus
 from pipeline.distributed.topology import Topology, on_main
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
@@ -28,9 +19,10 @@ from pipeline.models.registry import build_model
 from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Checkpoint
+from pipeline.run.environment import read_environment
 from pipeline.run.lease import hold
+from pipeline.run.metrics import SUPERSEDED
 
-COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 _SKIPPED_RANGES = "skipped_ranges.json"
 _OF_A_START = {".lock", "recipe.yaml", "environment.json", "deepspeed.json"}  # written before the first step
 _NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
@@ -66,6 +58,15 @@ class ResumeState:
     def seconds(self) -> float:
         """Training time so far, restarts included."""
         return self.checkpoint.position.seconds if self.checkpoint else 0.0
+
+    def is_complete(self, last_step: int) -> bool:
+        """Whether the run has its result, whatever has become of its checkpoints."""
+        return self.done is not None and self.done.get("step", self.step) >= last_step
+
+    def evaluates(self, last_step: int) -> bool:
+        """Whether the run begins with the evaluation of its checkpoint."""
+        position = self.checkpoint.position if self.checkpoint else None
+        return position is not None and (position.evaluation_due or position.step >= last_step)
 
 
 def default_run_dir(recipe_path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Path:
@@ -123,15 +124,24 @@ def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> 
 
 
 def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> ResumeState:
-    """Find what to resume from, and write recipe and environment, in a locked run folder."""
+    """Find what to resume from, and write recipe and environment, in a locked run folder.
+
+    Those of a complete run stay: they say what was trained, and on what.
+    """
     data = data_hashes(Path(recipe.data.path), recipe.data.train_split, recipe.data.eval_split)
     origin, problems = _find_checkpoint(run_dir, recipe, resume, data)
     done = _read_json(run_dir / "done.json", dict)
     skipped_ranges = read_skipped_ranges(run_dir)
-    atomic_write(run_dir / "recipe.yaml", dump_recipe(recipe))
     environment = read_environment(topology)
-    atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
+    if done is None:
+        describe_start(run_dir, recipe, environment)
     return ResumeState(run_dir, origin, done, environment, data, skipped_ranges, problems)
+
+
+def describe_start(run_dir: Path, recipe: Recipe, environment: dict[str, Any]) -> None:
+    """Write recipe.yaml and environment.json of a start."""
+    atomic_write(run_dir / "recipe.yaml", dump_recipe(recipe))
+    atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
 
 
 def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
@@ -154,34 +164,6 @@ def read_skipped_ranges(run_dir: Path) -> list[tuple[int, int]]:
 def write_skipped_ranges(run_dir: Path, ranges: list[tuple[int, int]]) -> None:
     """Write what `read_skipped_ranges` reads."""
     atomic_write(run_dir / _SKIPPED_RANGES, json.dumps(ranges) + "\n")
-
-
-def read_environment(topology: Topology) -> dict[str, Any]:
-    """Return environment.json: host, command, device, precision of fp32 products, commit, versions of packages.
-
-    The version of a package that is not installed is None.
-    """
-    packages = ("widemix", "torch", "torchvision", "timm", "deepspeed", "ffcv", "numba", "numpy", "pillow")
-    device = torch.cuda.get_device_name(topology.device) if topology.device.type == "cuda" else platform.processor()
-    return {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
-        "command": os.environ.get(COMMAND_VARIABLE) or shlex.join(sys.argv),
-        "ranks": topology.world,
-        "device": f"{topology.device.type} {device}".strip(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "usable_cpus": usable_cpus(),
-        "python": platform.python_version(),
-        "commit": _commit(),
-        "packages": {name: _installed_version(name) for name in packages},
-    }
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _read_json(path: Path, kind: type) -> Any:
@@ -213,10 +195,7 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
     changed = run_differences(before, recipe)
     if before.train.grad_accum_steps != recipe.train.grad_accum_steps and _has_batch_norms(recipe):
         changed.append("train.grad_accum_steps")  # the batch of a batch norm is a micro-batch
-    metrics = run_dir / "metrics.jsonl"
-    if (
-        changed and metrics.exists() and metrics.stat().st_size
-    ):  # an earlier start that wrote no metrics does not count
+    if changed and _has_results(run_dir):  # an earlier start without any does not count
         if changed == ["train.epochs"] and (run_dir / "done.json").exists():
             raise InputError(
                 f"{run_dir}: is complete, after train.epochs {before.train.epochs}, and its schedule ended there; to "
@@ -226,6 +205,13 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
             f"{run_dir}: was started with another recipe ({', '.join(changed[:3])} differ); "
             "name another folder with --run-dir"
         )
+
+
+def _has_results(run_dir: Path) -> bool:
+    """Whether a folder holds what a run has measured or trained."""
+    lines = [run_dir / name for name in ("metrics.jsonl", SUPERSEDED)]
+    measured = any(path.exists() and path.stat().st_size for path in lines)
+    return measured or (run_dir / "done.json").exists() or bool(checkpoint.complete_checkpoints(run_dir))
 
 
 def _find_checkpoint(
@@ -274,11 +260,3 @@ def _check_data(origin: Checkpoint, recipe: Recipe, data: dict[str, str]) -> Non
 def _has_batch_norms(recipe: Recipe) -> bool:
     network = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     return any(isinstance(part, _NormBase) for part in network.modules())
-
-
-def _commit() -> str | None:
-    if not shutil.which("git"):
-        return None
-    folder = Path(__file__).parent
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None

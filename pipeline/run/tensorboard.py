@@ -1,96 +1,71 @@
-"""TensorBoard's event files, drawn from the lines of metrics.jsonl, in the run folder, whose name is shown."""
+"""TensorBoard's curves, drawn from the lines of metrics.jsonl, in the run folder, whose name is shown."""
 
-import itertools
 import json
 import math
-import os
-import platform
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import FileWriter, SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from pipeline.recipe import Recipe, dump_recipe, flat_recipe
+from pipeline.run.event_files import BY_EPOCH, Dropped, EventFile
 from pipeline.run.trackers import figures_of
 
-BY_EPOCH = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
+OVER_EPOCHS = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
 # TensorBoard's table of runs sorts figures by name, and accuracy is to come before them.
 LOSSES = {"train/loss": "loss/train", "eval/loss": "loss/eval", "eval/ema_loss": "loss/eval_ema"}
 
-_BUFFER = 8 << 20  # bytes of events that are kept in memory while the disk is full
-_FILES = itertools.count()  # of this process
-
-
-class _EventFile:
-    """An event file, written by the thread that adds an event.
-
-    torch's own is written by a thread that ends, with a traceback, on a full disk. This one keeps the events in
-    memory, as `MetricsWriter` does its lines.
-    """
-
-    def __init__(self, run_dir: Path):
-        name = f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}.{os.getpid()}.{next(_FILES)}"
-        self._run_dir = run_dir
-        self._file = (run_dir / name).open("wb", buffering=_BUFFER)
-        self._records = RecordWriter(self._file)
-        self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
-
-    def get_logdir(self) -> str:
-        return str(self._run_dir)
-
-    def add_event(self, event: Event) -> None:
-        with suppress(OSError):  # more than the buffer holds: the curves have a gap
-            self._records.write(event.SerializeToString())
-
-    def flush(self) -> None:
-        with suppress(OSError):  # later, when there is space
-            self._file.flush()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
+_DESCRIPTION = ("recipe/", "environment/", "custom_scalars__config__", "_hparams_/")  # of `add_description`
+_OF_EVALUATIONS = ("eval/", "loss/eval", f"{BY_EPOCH}eval_", "mistakes", "confusion")
 
 
 class _Writer(SummaryWriter):
     file_writer: Any
     all_writers: Any
 
+    def __init__(self, run_dir: Path, dropped: Dropped | None):
+        self.events = EventFile(run_dir, dropped)
+        super().__init__(str(run_dir))
+
     def _get_file_writer(self) -> FileWriter:
         if self.file_writer is None:
             self.file_writer = FileWriter.__new__(FileWriter)
-            self.file_writer.event_writer = _EventFile(Path(self.log_dir))
+            self.file_writer.event_writer = self.events
             self.all_writers = {self.log_dir: self.file_writer}
         return self.file_writer
 
 
 class Board:
-    """Curves, pictures and settings of a run. TensorBoard leaves out what earlier files have from `purge_step` on."""
+    """Curves, pictures and settings of a run, in one event file, with what earlier starts drew but what is `dropped`.
 
-    def __init__(self, run_dir: Path, purge_step: int | None):
-        self._writer = _Writer(str(run_dir))
-        if purge_step is not None:
-            start = Event(step=purge_step, session_log=SessionLog(status=SessionLog.START))
-            self._writer._get_file_writer().add_event(start)
+    With `dropped` None it adds a file to theirs.
+    """
+
+    def __init__(self, run_dir: Path, dropped: Dropped | None):
+        self._writer = _Writer(run_dir, dropped)
+        self._places = self._writer.events.places
 
     def add_line(self, line: dict[str, Any]) -> None:
-        """Draw the figures of a line by its step and its time; losses and accuracy also by hundredths of an epoch."""
+        """Draw the figures of a line by its step and its time; losses and accuracy also by hundredths of an epoch.
+
+        Of several lines in a hundredth the first counts.
+        """
         step, at = line["step"], line.get("time")
         for name, value in figures_of(line).items():
             self._writer.add_scalar(LOSSES.get(name, name), value, step, at)
-            if name in BY_EPOCH and "epoch" in line:
-                place = round(100 * line["epoch"])
-                self._writer.add_scalar(f"over_epochs_x100/{BY_EPOCH[name]}", value, place, at)
+            if name in OVER_EPOCHS and "epoch" in line:
+                tag, place = f"{BY_EPOCH}{OVER_EPOCHS[name]}", round(100 * line["epoch"])
+                if place > self._places.get(tag, -1):
+                    self._places[tag] = place
+                    self._writer.add_scalar(tag, value, place, at)
         self._writer.flush()
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Show a picture, uint8 [height, width, 3]."""
         self._writer.add_image(name, image, step, dataformats="HWC")
+        self._writer.flush()
 
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Show recipe and environment as text, the layout of "custom scalars", and the keys in the table of runs.
@@ -104,10 +79,16 @@ class Board:
         settings = {name: _plain(value) for name, value in flat_recipe(recipe).items() if name[:4] != "log."}
         _, start, _ = hparams(settings, {})
         self._writer._get_file_writer().add_summary(start)
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what is left."""
         self._writer.close()
+
+
+def is_repeated(tag: str, at: int, step: int, evaluates: bool) -> bool:
+    """Whether a run that goes on from `step`, and evaluates first, draws this tag of step `at` again."""
+    return at > step or tag.startswith(_DESCRIPTION) or (evaluates and at == step and tag.startswith(_OF_EVALUATIONS))
 
 
 def _plain(value: Any) -> float | str | bool:

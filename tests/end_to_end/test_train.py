@@ -20,6 +20,7 @@ from tests.forks import Forks
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
 ENDLESS = ("--train.epochs", "10000", *EPOCHS[2:])  # however late the test comes to what it does next
+RECORD = ("metrics.jsonl", "done.json", "recipe.yaml", "environment.json")  # of a complete run
 # Each step multiplies the weights by minus a million.
 STEEP = ("--optim.lr", "1000", "--optim.weight_decay", "1000")
 
@@ -177,23 +178,63 @@ def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them
     assert not (run / "checkpoints").exists()
 
 
-def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path):
+@pytest.mark.parametrize("checkpoints", ["all", "without the last", "none"])
+def test_a_complete_run_is_left_alone_whatever_has_become_of_its_checkpoints(
+    train, undisturbed, tmp_path, checkpoints
+):
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
-    before = (run / "metrics.jsonl").read_bytes()
+    if checkpoints != "all":
+        shutil.rmtree(run / "checkpoints" if checkpoints == "none" else run / f"checkpoints/{LAST:08d}")
+    before = {name: (run / name).read_bytes() for name in RECORD}
     code, output = train("run", *EPOCHS).wait()
     assert code == 0, output
     assert "already complete" in output
-    assert (run / "metrics.jsonl").read_bytes() == before
+    assert {name: (run / name).read_bytes() for name in before} == before
+
+
+def test_no_line_is_lost_where_a_run_begins_anew_and_another_recipe_finds_it_taken(train, tmp_path):
+    """Its checkpoints were removed before it had ended."""
+    run, lines = tmp_path / "run", []
+    finish(train("run", *ENDLESS, "--train.max_steps", "3"))
+    (run / "done.json").unlink()
+    for times in (1, 2):
+        lines += (run / "metrics.jsonl").read_text().splitlines()
+        shutil.rmtree(run / "checkpoints")
+        code, output = train("run", *ENDLESS, "--train.max_steps", "2").wait()
+        assert code == 0, output
+        moved = run / "metrics.superseded.jsonl"
+        assert f"{4 if times == 1 else 3} lines of metrics.jsonl from beyond step 0" in output
+        assert f"moved to {moved}" in output
+        assert moved.read_text().splitlines() == lines
+        assert [line["step"] for line in train_lines(run)] == [1, 2]
+        (run / "done.json").unlink()
+    for name in ("metrics.jsonl", "metrics.superseded.jsonl"):  # the checkpoint alone is a run's too
+        (run / name).unlink()
+    code, output = train("run", *ENDLESS, "--optim.lr", "0.1").wait()
+    assert code == 2
+    assert "was started with another recipe (optim.lr differ)" in output
+
+
+def test_a_complete_run_without_checkpoints_that_is_to_go_on_is_refused(train, tmp_path):
+    run = tmp_path / "run"
+    finish(train("run", *ENDLESS, "--train.max_steps", "2"))
+    shutil.rmtree(run / "checkpoints")
+    before = {name: (run / name).read_bytes() for name in RECORD}
+    code, output = train("run", *ENDLESS, "--train.max_steps", "4").wait()
+    assert code == 2, output
+    assert f"{run}: is complete, and has no checkpoint from which to go on to step 4; name another" in output
+    assert {name: (run / name).read_bytes() for name in RECORD} == before
 
 
 def test_a_complete_run_that_goes_on_is_no_longer_complete(train, tmp_path):
     run = tmp_path / "run"
     finish(train("run", *ENDLESS, "--train.max_steps", "2"))
     assert (run / "done.json").exists()
-    command = train("run", *ENDLESS)
+    command = train("run", *ENDLESS, fault="hold@4:0")
     command.wait_for_step(run, 4)
     assert not (run / "done.json").exists()
+    assert f"{run}: was complete after 2 steps; its done.json is removed" in command.forks.said()
     command.kill()
 
 
