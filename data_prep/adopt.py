@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.encode import encode_all
+from data_prep.labels import check_label
 from data_prep.left_out import LISTED
 from data_prep.picture import Encoded
 from data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
@@ -77,6 +78,8 @@ def adopt(
             raise InputError(f"--to {to}: holds {path} itself; name another folder")
     check_target(to, force=False)
     opened = {split: open_beton(path.resolve()) for split, path in betons.items()}
+    for beton in opened.values():
+        check_label(str(beton.path), max(0, int(beton.label.max())))
     names = tuple(classes) or tuple(map(str, range(1 + max(int(beton.label.max()) for beton in opened.values()))))
     for beton in opened.values():
         if beton.target_count:

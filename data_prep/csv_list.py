@@ -11,20 +11,22 @@ import math
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.labels import number_classes
 from data_prep.samples import Dataset, PictureFiles
+from data_prep.subset import Subset
 from pipeline.errors import InputError
 from pipeline.formats.beton import TARGET
 
 SEPARATOR = "|"  # of the class names in the column `labels`
 PLACES = ("path", "split")  # columns that are no targets
 LABELS = ("label", "labels")
-DIGITS = 7  # of labels that are numbers; there is a class for each number up to the greatest
 
 
 def read(origin: Path, targets: str = "") -> Dataset:
@@ -32,8 +34,8 @@ def read(origin: Path, targets: str = "") -> Dataset:
 
     targets: columns with a number for each picture, separated by commas; `*` for all but `path` and `split`.
 
-    Labels are numbers from 0, or class names, which are numbered in sorted order. Without the column `split` all is
-    train. Raises `InputError` with the line that is wrong.
+    Labels are whole numbers from 0, or class names, which are numbered in sorted order (`number_classes`). Without
+    the column `split` all is train. Raises `InputError` with the line that is wrong.
     """
     table = _read(origin)
     if not table.rows:
@@ -51,7 +53,7 @@ def read(origin: Path, targets: str = "") -> Dataset:
     names, labels, values = _targets(origin, table, targets) if targets else _labels(origin, table)
 
     def pictures(chosen: list[int]) -> PictureFiles:
-        of_split = None if values is None else values[chosen]
+        of_split = None if values is None else Subset(values, chosen)
         return PictureFiles(origin.parent, [paths[i] for i in chosen], [labels[i] for i in chosen], of_split)
 
     return Dataset(names, {split: pictures(chosen) for split, chosen in splits.items()}, targets=values is not None)
@@ -71,7 +73,7 @@ class _Table(NamedTuple):
 
 
 def _read(origin: Path) -> _Table:
-    kind = origin.suffix if origin.suffix == ".jsonl" else ".csv"
+    kind = ".jsonl" if origin.suffix.lower() == ".jsonl" else ".csv"
     try:
         with origin.open(encoding="utf-8-sig", newline="") as file:
             return _read_jsonl(origin, file) if kind == ".jsonl" else _read_csv(origin, file)
@@ -81,7 +83,7 @@ def _read(origin: Path) -> _Table:
 
 def _read_csv(origin: Path, file: Iterable[str]) -> _Table:
     reader = csv.reader(file, strict=True)
-    columns = next(reader, [])
+    columns = [name.strip() for name in next(reader, [])]
     if "path" not in columns:
         raise InputError(f"{origin}: has no column 'path'; its first line names path, label and split")
     if len(set(columns)) < len(columns):
@@ -120,7 +122,7 @@ def _read_jsonl(origin: Path, file: Iterable[str]) -> _Table:
 def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...], list[int], np.ndarray]:
     """Names of the targets, a label -1 for each row, and float32 [rows, targets]."""
     there = [column for column in table.columns if column not in PLACES]
-    named = there if targets == "*" else targets.split(",")
+    named = there if targets == "*" else [name.strip() for name in targets.split(",")]
     for name in named:
         if name not in there:
             held = ", ".join(there) or "no such columns"
@@ -145,8 +147,8 @@ def _number(where: str, given: Any) -> float:
     return value
 
 
-def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], np.ndarray | None]:
-    """Class names, labels and, if a row may have several, float32 [rows, classes]: 1 for the classes of a row."""
+def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], "_Indicators | None"]:
+    """Class names, labels and, if a row may have several, those of each row."""
     here = [name for name in LABELS if name in table.columns]
     if not here:
         others = ", ".join(column for column in table.columns if column not in PLACES)
@@ -157,37 +159,61 @@ def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], np
     if here == ["labels"]:
         return _several(origin, table)
     labels = [_class_name(origin, line, label) for line, label in table.column("label")]
-    names = _classes(set(labels))
-    number = {name: index for index, name in enumerate(names)}
+    names, number = number_classes(origin, _first_places(origin, table, ([label] for label in labels)))
     return names, [number[label] for label in labels], None
 
 
-def _several(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], np.ndarray]:
+@dataclass(frozen=True)
+class _Indicators(Sequence[np.ndarray]):
+    """A 1 for each class of a row and a 0 for each other one, float32 [classes]: made on access."""
+
+    rows: Sequence[array]  # the classes of each
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        values = np.zeros(self.classes, TARGET)
+        values[self.rows[index]] = 1
+        return values
+
+
+def _several(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], _Indicators]:
     listed = [_listed(origin, line, given) for line, given in table.column("labels")]
-    names = tuple(sorted({name for row in listed for name in row}))
-    if not names:
+    first = _first_places(origin, table, listed)
+    if not first:
         raise InputError(f"{origin}: not one picture has a class in the column labels")
-    number = {name: index for index, name in enumerate(names)}
-    values = np.zeros((len(listed), len(names)), TARGET)
-    for place, row in zip(values, listed, strict=True):
-        place[[number[name] for name in row]] = 1
-    return names, [-1] * len(listed), values
+    names, number = number_classes(origin, first, gaps=True)
+    rows = [array("i", (number[name] for name in row)) for row in listed]
+    return names, [-1] * len(listed), _Indicators(rows, len(names))
+
+
+def _first_places(origin: Path, table: _Table, rows: Iterable[Sequence[str]]) -> dict[str, str]:
+    """The classes of all rows, each with the place that has it first."""
+    first: dict[str, str] = {}
+    for line, row in zip(table.lines, rows, strict=True):
+        for name in row:
+            if name not in first:
+                first[name] = f"{origin}: line {line}"
+    return first
 
 
 def _listed(origin: Path, line: int, given: Any) -> list[str]:
     """The class names of a row; none where the column is empty."""
-    words = given.split(SEPARATOR) if isinstance(given, str) and given else given or []
+    words = given.strip() if isinstance(given, str) else given
+    words = words.split(SEPARATOR) if isinstance(words, str) and words else words or []
     if not isinstance(words, list):
         raise InputError(f"{origin}: line {line}: labels {given!r:.40} is no list of class names")
     return [_class_name(origin, line, word) for word in words]
 
 
 def _class_name(origin: Path, line: int, given: Any) -> str:
-    """A class name, or the text of a number from 0."""
-    name = str(given) if isinstance(given, int) and not isinstance(given, bool) else given
-    if not _is_text(name):
+    """A class name, or the text of a number, without blanks around."""
+    name = str(given) if isinstance(given, int | float) and not isinstance(given, bool) else given
+    if not _is_text(name) or not name.strip():
         raise InputError(f"{origin}: line {line}: {given!r:.40} is no class name")
-    return name
+    return name.strip()
 
 
 def _is_text(given: Any) -> bool:
@@ -199,9 +225,3 @@ def _is_text(given: Any) -> bool:
 
 def _relative(path: str, folder: Path) -> str:
     return os.path.relpath(path, folder) if os.path.isabs(path) else path
-
-
-def _classes(labels: set[str]) -> tuple[str, ...]:
-    if all(label.isdecimal() and len(label) <= DIGITS and str(int(label)) == label for label in labels):
-        return tuple(map(str, range(1 + max(map(int, labels)))))
-    return tuple(sorted(labels))

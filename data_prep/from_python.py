@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from data_prep.labels import check_label, check_names, number_classes
 from data_prep.samples import Dataset, FileSlice, Sample
 from pipeline.errors import InputError
 from pipeline.formats.beton import TARGET
@@ -54,7 +55,7 @@ class _Pictures(Sequence[Sample]):
 def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterator[Dataset]:
     """The samples of each split, in their order, to be prepared in the folder `to` before the context ends.
 
-    Labels are integers from 0, or class names, which are numbered in sorted order; or all are a float, or as many
+    Labels are integers from 0, or class names, numbered as by `number_classes`; or all are a float, or as many
     numbers as `targets` has names, separated by commas (default: 0, 1, ...). A sample's name is its path, or its
     split, number and CRC-32C. Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
     """
@@ -72,12 +73,24 @@ def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterato
         kinds = {isinstance(label, str) for label in labels}
         if len(kinds) != 1:
             raise InputError("labels are both numbers and names" if kinds else "there are no splits")
-        classes = tuple(sorted(labels)) if kinds == {True} else tuple(map(str, range(1 + max(labels))))
         if kinds == {True}:
-            number = {name: label for label, name in enumerate(classes)}
+            classes, number = number_classes(SOURCE, _first_places(collected))
             for pictures in collected.values():
                 pictures.labels[:] = [number[name] for name in pictures.labels]
+        else:
+            classes = tuple(map(str, range(1 + max(labels))))
+        check_names(SOURCE, classes)
         yield Dataset(classes, collected)
+
+
+def _first_places(collected: Mapping[str, _Pictures]) -> dict[str, str]:
+    """The class names of all splits, each with the place that has it first."""
+    first: dict[str, str] = {}
+    for split, pictures in collected.items():
+        for index, name in enumerate(pictures.labels):
+            if name not in first:
+                first[name] = f"{split}: pair {index}"
+    return first
 
 
 def _numbers(label: Any) -> int | np.ndarray:
@@ -124,8 +137,8 @@ def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
                 raise InputError(f"{split}: pair {index} has the targets {label.tolist()}, not finite numbers")
             pictures.targets.frombytes(label.tobytes())
             label = -1
-        elif isinstance(label, int) and label < 0:
-            raise InputError(f"{split}: pair {index} has the label {label}; labels begin at 0")
+        elif isinstance(label, int):
+            check_label(f"{split}: pair {index}", label)
         pictures.names.append(name)
         pictures.labels.append(label)
         pictures.offsets.append(-1 if data is None else file.tell())

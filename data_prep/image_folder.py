@@ -1,28 +1,16 @@
 """Any images in class folders: ROOT/{train,val,test}/CLASS/**/*.jpg; val may also be named validation or valid."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from data_prep.listing import SUFFIXES, Images, is_hidden
+from data_prep.progress import print_status
 from data_prep.samples import Dataset, PictureFiles
 from pipeline.errors import InputError
 
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
-SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".jfif",
-    ".jpe",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".avif",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-)
+SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
 
 
 def read(origin: Path) -> Dataset:
@@ -33,6 +21,11 @@ def read(origin: Path) -> Dataset:
     places = split_folders(origin)
     if not places:
         raise InputError(f"{origin}: holds none of the folders train, val and test{_cure(origin)}")
+    others = sorted({path.name for path in origin.iterdir() if path.is_dir()} - set(places.values()))
+    strange = [name for name in others if not is_hidden(name)]
+    if strange:
+        known = ", ".join(name for names in SPLIT_FOLDERS.values() for name in names)
+        print_status(f"{origin}: left out the folder {', '.join(strange[:5])}: a split is named {known}")
     return read_splits(origin, places, classes=None)
 
 
@@ -59,7 +52,9 @@ def read_splits(origin: Path, places: Mapping[str, str], classes: Sequence[str] 
     folders = {split: class_folders(origin / place) for split, place in places.items()}
     order = tuple(classes) if classes is not None else tuple(sorted(set().union(*folders.values())))
     label = {name: index for index, name in enumerate(order)}
-    splits = {split: _images(origin, places[split], names, label) for split, names in folders.items()}
+    images = Images()
+    splits = {split: _images(origin, places[split], names, label, images) for split, names in folders.items()}
+    images.print_others(origin)
     return Dataset(order, splits)
 
 
@@ -67,7 +62,7 @@ def class_folders(folder: Path) -> list[str]:
     """The names of the class folders of one split, sorted. Raises `InputError` if there are none."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.name[0] != "." and entry.is_dir())
+            names = sorted(entry.name for entry in entries if not is_hidden(entry.name) and entry.is_dir())
     except OSError as error:
         raise InputError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     if not names:
@@ -75,40 +70,39 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, int]) -> PictureFiles:
+def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, int], images: Images) -> PictureFiles:
     names: list[str] = []
     labels: list[int] = []
     for name in classes:
-        prefix = f"{place}/{name}".removeprefix("./")
-        files = sorted(_walk(f"{origin}/{prefix}", prefix, ()))
+        prefix, found = f"{place}/{name}".removeprefix("./"), Images()
+        files = found.find(f"{origin}/{prefix}", f"{prefix}/")
         if not files:
-            raise InputError(f"{origin / prefix}: holds no images ({', '.join(SUFFIXES)})")
+            held = "".join(f"; left out {phrase}" for phrase in found.describe_others())
+            raise InputError(f"{origin / prefix}: holds no images ({', '.join(SUFFIXES)}){held}")
+        images.others += found.others
         names += files
         labels += [label[name]] * len(files)
+    _check_level(origin, place, classes, names)
     return PictureFiles(origin, names, labels)
 
 
-def find_images(folder: Path) -> list[str]:
-    """The images in a folder and those below it, as paths relative to it, sorted."""
-    return sorted(name.removeprefix("./") for name in _walk(str(folder), ".", ()))
+def _check_level(origin: Path, place: str, classes: Sequence[str], names: Sequence[str]) -> None:
+    """Look for images above the class folders, and for class folders that are a level too deep.
 
-
-def _walk(folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[str]:
-    """The images in a folder and those below it. `above`: device and inode of each folder around it in its class."""
-    try:
-        status = os.stat(folder)
-        with os.scandir(folder) as scanned:
-            entries = [(entry, entry.is_dir()) for entry in scanned]
-    except OSError as error:
-        raise InputError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
-    place = status.st_dev, status.st_ino
-    if place in above:
-        raise InputError(f"{folder}: is a link to a folder that it is in; remove it")
-    for entry, is_folder in entries:
-        name = f"{prefix}/{entry.name}"
-        if entry.name.startswith("."):
-            continue
-        if is_folder:
-            yield from _walk(entry.path, name, (*above, place))
-        elif entry.name.lower().endswith(SUFFIXES):
-            yield name
+    Raises `InputError` for the folder of a split within one, as an archive leaves it that was unpacked into a folder
+    of its name: DIR/train/train/CLASS.
+    """
+    with os.scandir(origin / place) as entries:
+        names_here = [entry.name for entry in entries if entry.is_file() and not is_hidden(entry.name)]
+    loose = sum(name.lower().endswith(SUFFIXES) for name in names_here)
+    if loose:
+        print_status(f"{origin / place}: left out {loose:,} images that are in no class folder")
+    above = len(Path(place, classes[0]).parts)
+    if len(classes) > 1 or any(name.count("/") == above for name in names):
+        return
+    folder, inner = origin / place / classes[0], sorted({name.split("/")[above] for name in names})
+    if classes[0] in SPLIT_OF:
+        raise InputError(f"{folder}: is the only class of the split and named as one; move its folders up by one")
+    if len(inner) > 1:
+        some = ", ".join(inner[:3])
+        print_status(f"warning: {folder}: is the only class; if its folders ({some}, ...) are, move them up by one")

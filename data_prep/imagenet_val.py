@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.image_folder import SUFFIXES
 from data_prep.imagenet_tars import DEVKIT, validation_wnids
+from data_prep.listing import Images, is_hidden
 from data_prep.samples import PictureFiles
 from pipeline.errors import InputError
 
@@ -16,8 +16,8 @@ SOLUTION = "LOC_val_solution.csv"  # Kaggle's: lines "ILSVRC2012_val_00048981,n0
 def is_flat(folder: Path) -> bool:
     """Whether a folder holds images, and no class folders."""
     with os.scandir(folder) as entries:
-        names = [(entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")]
-    return not any(folder for _, folder in names) and any(name.lower().endswith(SUFFIXES) for name, _ in names)
+        names = [(entry.name, entry.is_dir()) for entry in entries if not is_hidden(entry.name)]
+    return not any(folder for _, folder in names) and any(Images().is_image(f"{folder}/{name}") for name, _ in names)
 
 
 def read_flat_val(origin: Path, place: str, classes: Sequence[str]) -> PictureFiles:
@@ -27,17 +27,16 @@ def read_flat_val(origin: Path, place: str, classes: Sequence[str]) -> PictureFi
     """
     source, wnids = _labels(origin, place)
     number = {wnid: label for label, wnid in enumerate(classes)}
-    listed = []
-    for name in os.listdir(origin / place):
-        stem, suffix = os.path.splitext(name)
-        if name.startswith(".") or suffix.lower() not in SUFFIXES:
-            continue
+    listed, images = [], Images()
+    for name in images.find(str(origin / place)):
+        stem = os.path.splitext(name)[0]
         if stem not in wnids:
             raise InputError(f"{origin / place / name}: has no label in {source}")
         if wnids[stem] not in number:
             raise InputError(f"{origin / place / name}: is of class {wnids[stem]}, which the training split lacks")
         listed.append((number[wnids[stem]], f"{place}/{name}"))
     listed.sort()
+    images.print_others(origin / place)
     return PictureFiles(origin, [name for _, name in listed], [label for label, _ in listed])
 
 

@@ -19,6 +19,7 @@ from pipeline.errors import InputError
 
 CLASSES = ("entailment", "neutral", "contradiction")
 SUFFIX = r"\.(jsonl|tsv|txt)(\.gz)?"
+GZIP = b"\x1f\x8b"  # the first bytes of a compressed file
 
 
 class Pair(NamedTuple):
@@ -65,7 +66,7 @@ def _read(origin: Path, stems: Sequence[str], wanted: str) -> Dataset:
     if not origin.is_dir():
         raise InputError(f"{origin}: is not a folder of .jsonl or .tsv files")
     for stem in stems:
-        matches = [(re.fullmatch(stem + SUFFIX, path.name), path) for path in sorted(origin.iterdir())]
+        matches = [(re.fullmatch(stem + SUFFIX, path.name.lower()), path) for path in sorted(origin.iterdir())]
         files = {match[1]: path for match, path in reversed(matches) if match}
         if files:
             splits = {split: _pairs(path) for split, path in sorted(files.items())}
@@ -103,7 +104,7 @@ def _pairs(path: Path) -> tuple[list[Pair], tuple[FileException, ...]]:
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The number of each line, from 1, and its values by column. Tabs separate values; quotes are ordinary text."""
-    is_json, header = ".jsonl" in path.suffixes, None
+    is_json, header = ".jsonl" in path.name.lower(), None
     for number, line in enumerate(_lines(path), start=1):
         if is_json:
             try:
@@ -114,16 +115,23 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         values = line.split("\t")
         if header is None:
             header = values
-        elif len(values) != len(header):
-            raise InputError(f"{path}: line {number} has {len(values)} columns, the first has {len(header)}")
+        elif len(values) == len(header) or _has_more_annotators(header, values):
+            yield number, dict(zip(header, [*values[: len(header) - 1], values[-1]], strict=True))
         else:
-            yield number, dict(zip(header, values, strict=True))
+            raise InputError(f"{path}: line {number} has {len(values)} columns, the first has {len(header)}")
+
+
+def _has_more_annotators(header: Sequence[str], values: Sequence[str]) -> bool:
+    """Whether a row has up to label5 before gold_label, where the first line has label1 alone: as in GLUE's SNLI."""
+    labels = values[len(header) - 2 :]
+    return list(header[-2:]) == ["label1", "gold_label"] and 2 < len(labels) <= 6 and {*labels} <= {*CLASSES, "", "-"}
 
 
 def _lines(path: Path) -> Iterator[str]:
     data = FileSlice(str(path)).read()
     try:
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        packed = path.suffix.lower() == ".gz" or data.startswith(GZIP)
+        text = (gzip.decompress(data) if packed else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); download it again") from None
     for line in io.StringIO(text, newline="\n"):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data_prep.labels import MAX_CLASSES, check_label, check_names
 from data_prep.samples import Dataset, FileSlice, Sample, Status
 from data_prep.shards import find_shards
 from pipeline.errors import InputError
@@ -125,7 +126,7 @@ def read(origin: Path) -> Dataset:
         if names != classes:
             raise InputError(f"{path}: names other classes than {named[0][0]}")
     for path, file in files:
-        if file.labels.min(initial=0) < -1 or file.labels.max(initial=-1) >= len(classes):
+        if file.labels.max(initial=-1) >= len(classes):
             raise InputError(f"{path}: has labels outside of its {len(classes)} classes")
     for split, of_split in listed.items():
         if not any(len(file.labels) for file in of_split.values()):
@@ -157,12 +158,31 @@ def _list(path: Path) -> _File:
         schema, is_struct = file.schema_arrow, pyarrow.types.is_struct
         structs = [field for field in schema if is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
         integers = [field for field in schema if pyarrow.types.is_integer(field.type)]
+        integers += [field for field in schema if field.name == "label" and _holds_numbers(pyarrow, field.type)]
         image, label = _column(path, "image", structs, schema), _column(path, "label", integers, schema)
         labels = file.read([label], use_threads=False).column(0)
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     if labels.null_count:
         raise InputError(f"{path}: has rows without a {label}")
-    return _File(image, _class_names(schema.metadata or {}, label), labels.to_numpy().astype(np.int64), rows)
+    names = _class_names(schema.metadata or {}, label)
+    check_names(path, names)
+    return _File(image, names, _whole_labels(path, labels.to_numpy()), rows)
+
+
+def _holds_numbers(pyarrow: Any, kind: Any) -> bool:
+    """Whether it is the type of a column of labels that pandas wrote with others than whole numbers in it."""
+    return pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
+
+
+def _whole_labels(path: Path, labels: np.ndarray) -> np.ndarray:
+    """Labels as int64 [n]; all may be -1, for none. Raises `InputError` with the row of another that is no label."""
+    values = labels.astype(np.float64)
+    wrong = np.flatnonzero(~((values == np.rint(values)) & (values >= -1) & (values < MAX_CLASSES)))
+    if len(wrong):
+        check_label(f"{path}: row {wrong[0]}", labels[wrong[0]].item())
+    if 0 < np.count_nonzero(values == -1) < len(values):
+        check_label(f"{path}: row {(values == -1).argmax()}", -1)
+    return labels.astype(np.int64)
 
 
 def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:

@@ -124,7 +124,7 @@ class PictureFiles(Sequence[Sample]):
     root: Path
     names: Sequence[str]  # relative to root
     labels: Sequence[int]
-    targets: np.ndarray | None = None  # float32 [n, targets], in a dataset of targets
+    targets: Sequence[np.ndarray] | None = None  # float32 [targets] of each, in a dataset of targets
 
     def __len__(self) -> int:
         return len(self.names)

@@ -4,33 +4,66 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from data_prep.image_folder import SPLIT_FOLDERS
+from data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
+from data_prep.labels import check_names
+from data_prep.listing import walk
+from data_prep.progress import print_status
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 
 WORD = re.compile(r"[a-z]+")
-SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
 
 
 def split_of(path: str) -> str | None:
-    """The split that the first such word of a path names (train, val, validation, valid, test); None without one."""
-    return next((SPLIT_OF[word] for word in WORD.findall(path.lower()) if word in SPLIT_OF), None)
+    """The split that a path names by a word (train, val, validation, valid, test); None without one.
+
+    It is the first such word of the file's name, else of the folder that is nearest to it.
+    """
+    return next(iter(_splits_of(path)), None)
+
+
+def _splits_of(path: str) -> list[str]:
+    """The splits that a path names, of the file's name first."""
+    parts = (WORD.findall(part) for part in reversed(path.lower().split("/")))
+    return [SPLIT_OF[word] for words in parts for word in words if word in SPLIT_OF]
 
 
 def find_shards(origin: Path, suffix: str) -> dict[str, list[Path]]:
     """The files `*{suffix}` below `origin`, or the file `origin`, sorted, by split: train, val, test.
 
-    A file's split is that of its path, as in `split_of`, otherwise train. Raises `InputError` if there are none.
+    A file's split is that of its path, as in `split_of`, otherwise train. A line says where that may be wrong. Hidden
+    files are none. Raises `InputError` if there are none.
     """
     shards: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(origin.rglob(f"*{suffix}")) if origin.is_dir() else [origin]:
-        shards[split_of(str(path.relative_to(origin) if origin.is_dir() else path.name)) or "train"].append(path)
+    names = [Path(name) for name in walk(str(origin))] if origin.is_dir() else [Path(origin.name)]
+    unnamed, unclear = [], []
+    for name in sorted(name for name in names if name.name.lower().endswith(suffix) or not origin.is_dir()):
+        named = _splits_of(str(name)) or ["train"]
+        shards[named[0]].append(origin / name if origin.is_dir() else origin)
+        unnamed += [] if _splits_of(str(name)) else [name]
+        unclear += [(name, named)] if len(set(named)) > 1 else []
     if not shards:
         raise InputError(f"{origin}: holds no shards (*{suffix})")
+    if unclear:
+        name, named = unclear[0]
+        splits = " and ".join(sorted(set(named)))
+        print_status(f"warning: {origin}: the path of {name} names {splits}; it is read as {named[0]}")
+    if unnamed and len(shards) > 1:
+        print_status(f"warning: {origin}: {len(unnamed)} shards name no split, such as {unnamed[0]}; read as train")
     return {split: shards[split] for split in SPLIT_FOLDERS if split in shards}
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The lines of a file of class names, in label order. Raises `InputError` if it cannot be read."""
-    lines = FileSlice(str(path)).read().decode("utf-8", "replace").splitlines()
-    return tuple(line.strip() for line in lines if line.strip())
+    """The lines of a file of class names, in label order.
+
+    Raises `InputError` if it cannot be read, and for an empty line or a name that comes twice.
+    """
+    try:
+        lines = FileSlice(str(path)).read().decode("utf-8-sig").rstrip().split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 ({error})") from None
+    names = tuple(line.strip() for line in lines)
+    if "" in names and names != ("",):
+        raise InputError(f"{path}: line {1 + names.index('')} is empty, and each line names a class")
+    check_names(path, names)
+    return tuple(filter(None, names))

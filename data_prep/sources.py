@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.image_folder import SPLIT_FOLDERS
+from data_prep.labels import check_names
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.shards import split_of
@@ -94,7 +95,7 @@ def check_origin(name: str, origin: Path | None) -> Path | None:
 def read_source(name: str, origin: Path | None, settings: PrepSettings) -> Dataset:
     """The classes and samples of a source at a checked origin; images are not read yet.
 
-    Raises `InputError` for targets that the source cannot have.
+    Raises `InputError` for targets that the source cannot have, and for a class that is named twice.
     """
     source = SOURCES[name]
     if settings.targets and not source.takes_targets:
@@ -103,6 +104,7 @@ def read_source(name: str, origin: Path | None, settings: PrepSettings) -> Datas
     module, _, function = source.reader.rpartition(".")
     arguments = (origin, settings.targets) if source.takes_targets else (origin,)
     dataset = getattr(importlib.import_module(module), function)(*arguments)
+    check_names(origin or name, dataset.classes)
     if settings.vocab and not dataset.text:
         raise InputError(f"vocab {settings.vocab}: is for sentence pairs, and {name} has none; leave out --vocab")
     return dataset

@@ -8,6 +8,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from data_prep.samples import Dataset, Sample
 from data_prep.settings import PrepSettings
@@ -15,10 +16,10 @@ from pipeline.errors import InputError
 
 
 @dataclass(frozen=True)
-class Subset(Sequence[Sample]):
-    """The samples at `indices`."""
+class Subset(Sequence[Any]):
+    """The samples at `indices`, or what else is one after the other."""
 
-    samples: Sequence[Sample]
+    samples: Sequence[Any]
     indices: Sequence[int]
 
     def __len__(self) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.native.build import cache_folder
@@ -37,6 +38,7 @@ def list_tar(path: Path, nested: bool = False) -> Members:
 
     Raises `InputError` if the tar is damaged or cut short.
     """
+    FileSlice(str(path), size=0).read()  # it is a regular file
     kept = _kept(path, nested)
     try:
         with kept.open("rb") as file, np.load(file, allow_pickle=False) as arrays:

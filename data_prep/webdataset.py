@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.image_folder import SUFFIXES
+from data_prep.labels import check_label
+from data_prep.listing import HEAD, SUFFIXES, begins_as_image, is_hidden
 from data_prep.samples import Dataset, FileSlice, Sample
 from data_prep.shards import find_shards, read_names
-from data_prep.tar_listing import list_tar
+from data_prep.tar_listing import Members, list_tar
 from pipeline.errors import InputError
 
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on
 CLASSES = "classes.txt"
+ENDS = "; a key ends at the first dot of a file's name"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class TarPictures(Sequence[Sample]):
     """Images in several tars. `Sample`s are made on access, which keeps millions of them small."""
 
     tars: Sequence[Path]
+    places: Sequence[str]  # of the tars, in the names of samples
     tar: np.ndarray  # int64 [n], which of them
     names: np.ndarray  # bytes [n], UTF-8
     labels: np.ndarray  # int64 [n]
@@ -34,9 +37,10 @@ class TarPictures(Sequence[Sample]):
         return len(self.labels)
 
     def __getitem__(self, index):
-        tar = self.tars[self.tar[index]]
-        place = FileSlice(str(tar), int(self.offsets[index]), int(self.sizes[index]))
-        return Sample(f"{tar.name}/{self.names[index].decode()}", int(self.labels[index]), place)
+        tar = self.tar[index]
+        place = FileSlice(str(self.tars[tar]), int(self.offsets[index]), int(self.sizes[index]))
+        name = self.names[index].decode("utf-8", "surrogateescape")
+        return Sample(f"{self.places[tar]}/{name}", int(self.labels[index]), place)
 
 
 def read(origin: Path) -> Dataset:
@@ -45,7 +49,7 @@ def read(origin: Path) -> Dataset:
     A shard's split is told by its path, as in `split_of`. Class names are the lines of `classes.txt`, by default
     the labels. Raises `InputError` for damaged shards.
     """
-    splits = {split: _pictures(tars) for split, tars in find_shards(origin, ".tar").items()}
+    splits = {split: _pictures(origin, tars) for split, tars in find_shards(origin, ".tar").items()}
     return Dataset(_classes(origin, splits), splits)
 
 
@@ -60,13 +64,14 @@ def _classes(origin: Path, splits: dict[str, TarPictures]) -> tuple[str, ...]:
     return names
 
 
-def _pictures(tars: Sequence[Path]) -> TarPictures:
+def _pictures(origin: Path, tars: Sequence[Path]) -> TarPictures:
     rows = [(number, *row) for number, tar in enumerate(tars) for row in _samples(tar)]
     if not rows:
         raise InputError(f"{tars[0]}: holds no samples (KEY.jpg with KEY.cls or KEY.json)")
     number, names, labels, offsets, sizes = zip(*rows, strict=True)
     columns = (np.array(column, np.int64) for column in (labels, offsets, sizes))
-    return TarPictures(tars, np.array(number, np.int64), np.array(names, np.bytes_), *columns)
+    places = [str(tar.relative_to(origin)) if origin.is_dir() else tar.name for tar in tars]
+    return TarPictures(tars, places, np.array(number, np.int64), np.array(names, np.bytes_), *columns)
 
 
 def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
@@ -74,30 +79,41 @@ def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
     members = list_tar(tar)
     keys: dict[str, dict[str, int]] = defaultdict(dict)  # member numbers by extension, of each key
     for number in range(len(members.names)):
-        match = MEMBER.fullmatch(members.name(number))
-        if match:
-            keys[match[1]][match[2].lower()] = number
+        name = members.name(number)
+        match = MEMBER.fullmatch(name)
+        if match and not any(is_hidden(part) for part in name.split("/") if part not in (".", "..")):
+            other = keys[match[1]].setdefault(match[2].lower(), number)
+            if other != number:
+                raise InputError(f"{tar}: {match[1]} has {members.name(other)} and then {name} again; remove one")
     for key, parts in keys.items():
         pictures = [number for extension, number in parts.items() if f".{extension}" in SUFFIXES]
+        if not pictures:
+            named = {number for extension, number in parts.items() if "." not in extension}  # not seg.png
+            pictures = [number for number in named if begins_as_image(_read(tar, members, number, HEAD))]
         if len(pictures) != 1:
-            raise InputError(f"{tar}: {key} has {len(pictures)} images ({', '.join(SUFFIXES)}), not one")
+            there = ", ".join(f".{extension}" for extension in parts)
+            raise InputError(f"{tar}: {key} has {len(pictures)} images, not one, among {there}{ENDS}")
         labels = [extension for extension in ("cls", "json") if extension in parts]
         if not labels:
-            raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json")
-        place = parts[labels[0]]
-        text = FileSlice(str(tar), int(members.offsets[place]), int(members.sizes[place])).read()
+            raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json{ENDS}")
         image = pictures[0]
-        label = _label(tar, f"{key}.{labels[0]}", text)
+        label = _label(tar, f"{key}.{labels[0]}", _read(tar, members, parts[labels[0]]))
         yield bytes(members.names[image]), label, int(members.offsets[image]), int(members.sizes[image])
+
+
+def _read(tar: Path, members: Members, number: int, most: int = -1) -> bytes:
+    """The bytes of a member, at most so many."""
+    size = int(members.sizes[number])
+    return FileSlice(str(tar), int(members.offsets[number]), size if most < 0 else min(most, size)).read()
 
 
 def _label(tar: Path, name: str, text: bytes) -> int:
     try:
         label = json.loads(text)
         label = label["label"] if name.endswith(".json") else label
-        if type(label) is not int or label < 0:
+        if type(label) is not int:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = '{"label": 3}' if name.endswith(".json") else "3"
         raise InputError(f"{tar}: {name} holds no label such as {wanted}") from None
-    return label
+    return check_label(f"{tar}: {name}", label)

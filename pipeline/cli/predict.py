@@ -9,13 +9,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cgroups import usable_cpus
 from pipeline.cli.commands import Exit, check_least
 from pipeline.cli.inputs import NETWORK, add_ema, check_networks
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
+
+if TYPE_CHECKING:
+    from data_prep.listing import Images
 
 
 def add_predict(commands) -> None:
@@ -45,7 +48,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
-    names = _pictures(arguments.folder)
+    names, others = _pictures(arguments.folder)
     from pipeline.training.networks import load_network
     from pipeline.training.predict import Predictor
 
@@ -53,6 +56,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     numbers = predictor.section.targets == "regression"
     if numbers and arguments.top != 1:
         raise InputError(f"--top {arguments.top}: is for classes; {arguments.network} predicts numbers")
+    others.print_others(arguments.folder)
     rows, bad = [], 0
     for name, found in _predictions(predictor, arguments.folder, names, arguments.top, arguments.batch):
         if isinstance(found, InputError):
@@ -77,16 +81,18 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     return Exit.DONE
 
 
-def _pictures(folder: Path) -> list[str]:
-    """The pictures to predict, relative to `folder`, which may be one itself ("")."""
-    from data_prep.image_folder import SUFFIXES, find_images
+def _pictures(folder: Path) -> "tuple[list[str], Images]":
+    """The pictures to predict, relative to `folder`, which may be one itself (""), and what else it holds."""
+    from data_prep.listing import SUFFIXES, Images
 
+    images = Images()
     if folder.is_file():
-        return [""]
-    names = find_images(folder)
+        return [""], images
+    names = images.find(str(folder))
     if not names:
-        raise InputError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)})")
-    return names
+        held = "".join(f"; left out {phrase}" for phrase in images.describe_others())
+        raise InputError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){held}")
+    return names, images
 
 
 def _predictions(

@@ -85,7 +85,7 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tar_listing, "_flat", None)  # nothing is listed again
         (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\n")
-        assert found(webdataset.read(tmp_path / "wds"), "val") == {"00.tar/v.jpg": ("dog", jpeg(3))}
+        assert found(webdataset.read(tmp_path / "wds"), "val") == {"validation/00.tar/v.jpg": ("dog", jpeg(3))}
     shard(val, {"v.cls": b"0", "v.jpg": jpeg(4), "w.cls": b"1", "w.jpg": jpeg(5)})
     assert len(webdataset.read(tmp_path / "wds").splits["val"]) == 2
 
@@ -96,7 +96,12 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
         ({"a.jpg": b"."}, "a has neither a.cls nor a.json"),
         ({"a.cls": b"1"}, "a has 0 images"),
         ({"a.cls": b"1", "a.jpg": b".", "a.png": b"."}, "a has 2 images"),
-        ({"a.cls": b"-1", "a.jpg": b"."}, "a.cls holds no label such as 3"),
+        ({"a.cls": b"-1", "a.jpg": b"."}, "a.cls: label -1 is negative"),
+        ({"a.cls": b"900000000", "a.jpg": b"."}, "a.cls: label 900000000 is above 999999"),
+        ({"a.json": b'{"label": 1000000}', "a.jpg": b"."}, "a.json: label 1000000 is above 999999"),
+        ({"a.JPG": b".", "a.cls": b"1", "a.jpg": b"."}, "a has a.JPG and then a.jpg again; remove one"),
+        ({"22.00.jpg": b".", "22.00.cls": b"0"}, "22 has 0 images.* a key ends at the first dot of a file's name"),
+        ({"22.jpg": b".", "22.00.cls": b"0"}, "22 has neither 22.cls nor 22.json; a key ends at the first dot"),
         ({"a.json": b"[" * 10**5, "a.jpg": b"."}, 'a.json holds no label such as {"label": 3}'),
         ({}, "holds no samples"),
     ],

@@ -79,6 +79,35 @@ def test_snli_and_mnli_in_one_folder_are_distinguished(tmp_path):
     assert list(pairs.snli(tmp_path).splits) == ["dev"]
 
 
+SNLI = ["index", "captionID", "pairID", "binary1", "binary2", "parse1", "parse2", "sentence1", "sentence2", "label1"]
+
+
+def test_glues_snli_has_rows_of_one_label_and_of_five(tmp_path):
+    """As GLUE distributes it: the first line of train.tsv names 11 columns, and its rows have 11 or 15."""
+    values = ["0", "c", "p", "b", "b", "t", "t"]
+    rows = [
+        [*SNLI, "gold_label"],
+        [*values, "A man", "eats", "neutral", "neutral"],
+        [*values, "A dog", "runs", "neutral", "entailment", "neutral", "contradiction", "entailment", "entailment"],
+        [*values, "A cat", "sits", "neutral", "", "", "", "", "-"],
+    ]
+    (tmp_path / "train.tsv").write_text("\n".join("\t".join(row) for row in rows))
+    dataset = pairs.snli(tmp_path)
+    assert listed(dataset.splits["train"]) == [("neutral", "A man", "eats"), ("entailment", "A dog", "runs")]
+    (tmp_path / "train.tsv").write_text(
+        "\n".join("\t".join(row) for row in [*rows, [*values, "A", "b", "c", *"defg"]])
+    )
+    with pytest.raises(InputError, match="line 5 has 14 columns, the first has 11"):
+        pairs.snli(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train.TSV", "Train.tsv.GZ", "train.tsv"])
+def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
+    data = b"\xef\xbb\xbf" + plain(ROWS).encode()
+    (tmp_path / name).write_bytes(data if name.endswith("V") else gzip.compress(data))
+    assert listed(pairs.mnli(tmp_path).splits["train"]) == LABELLED
+
+
 @pytest.mark.parametrize(
     ("name", "text", "word"),
     [

@@ -5,6 +5,7 @@ import json
 import random
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -140,7 +141,15 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
             "no column 'label' of integers; its columns are image, a, b",
         ),
         ({"image": [{"bytes": b"."}], "label": [1, None]}, "rows without a label"),
-        ({"image": [{"bytes": b"."}], "label": [-2]}, "labels outside of its 0 classes"),
+        ({"image": [{"bytes": b"."}], "label": [-2]}, "a.parquet: row 0: label -2 is negative"),
+        ({"image": [{"bytes": b"."}], "label": [4, -1]}, "a.parquet: row 1: label -1 is negative"),
+        (
+            {"image": [{"bytes": b"."}], "label": [0, 900_000_000]},
+            "a.parquet: row 1: label 900000000 is above 999999",
+        ),
+        ({"image": [{"bytes": b"."}], "label": [np.uint64(2**64 - 1)]}, f"row 0: label {2**64 - 1} is above 999999"),
+        ({"image": [{"bytes": b"."}], "label": [0.0, 1.5]}, "row 1: label 1.5 is not a whole number"),
+        ({"image": [{"bytes": b"."}], "label": [0.0, float("nan")]}, "row 1: label nan is not a whole number"),
         ({"image": [], "label": []}, "train has no rows"),
     ],
 )
@@ -153,6 +162,19 @@ def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
     }
     pq.write_table(pa.table(arrays), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=words.replace("{", r"\{")):
+        parquet.read(tmp_path)
+
+
+@pytest.mark.parametrize("labels", [[0.0, 2.0, 10.0], [False, True, True]])
+def test_labels_as_pandas_may_write_them(tmp_path, labels, jpeg):
+    images = pa.array([{"bytes": jpeg(0)}] * 3, pa.struct([("bytes", pa.binary())]))
+    pq.write_table(pa.table({"image": images, "width": [1.5] * 3, "label": labels}), tmp_path / "a.parquet")
+    assert parquet.read(tmp_path).splits["train"].labels.tolist() == [int(label) for label in labels]
+
+
+def test_a_class_that_is_named_twice_is_refused(tmp_path, jpeg):
+    write(tmp_path / "train-0.parquet", [jpeg(0)], [1], names=["crane", "duck", "crane"])
+    with pytest.raises(InputError, match=r"train-0\.parquet: names the class 'crane' twice \(classes 0 and 2\)"):
         parquet.read(tmp_path)
 
 

@@ -1,0 +1,91 @@
+"""Labels and class names of the sources: which are refused, and how labels that are texts are numbered."""
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+from data_prep.progress import print_status
+from pipeline.errors import InputError
+
+MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+MISSING = ("nan", "na", "n/a", "<na>", "null", "none")  # how tables write that there is no value
+
+
+def check_label(place: str, label: float, written: str = "") -> int:
+    """The label, from 0 on. Raises `InputError` with its place for one that cannot be the number of a class.
+
+    written: its text in the source, by default that of the number.
+    """
+    shown = written or label
+    if label < 0:
+        raise InputError(f"{place}: label {shown} is negative; labels begin at 0: remove what has no label")
+    if label >= MAX_CLASSES:
+        raise InputError(
+            f"{place}: label {shown} is above {MAX_CLASSES - 1}, the largest; number the classes from 0, or name them"
+        )
+    if label != label or label != int(label):
+        raise InputError(f"{place}: label {shown} is not a whole number, as labels are")
+    return int(label)
+
+
+def check_names(where: object, names: Sequence[str]) -> None:
+    """Raise `InputError` for a class name that comes twice; print a line for names that differ only in case.
+
+    Names that look alike but are other Unicode characters (a letter and its accent, or both in one) are the same.
+    """
+    _check_count(where, len(names))
+    found: dict[str, int] = {}
+    for number, name in enumerate(names):
+        first = found.setdefault(unicodedata.normalize("NFC", name), number)
+        if first != number:
+            how = "twice" if names[first] == name else "twice, in two Unicode forms"
+            raise InputError(f"{where}: names the class {name!r} {how} (classes {first} and {number}); rename one")
+    alike: dict[str, str] = {}
+    for name in names:
+        first_name = alike.setdefault(name.casefold().strip(), name)
+        if first_name != name:
+            print_status(f"warning: {where}: the classes {first_name!r} and {name!r} differ only in case or blanks")
+
+
+def _check_count(where: object, classes: int) -> None:
+    if classes > MAX_CLASSES:
+        raise InputError(f"{where}: has {classes} classes, more than {MAX_CLASSES}; are its labels ids of samples?")
+
+
+def number_classes(
+    where: object, first: Mapping[str, str], *, gaps: bool = False
+) -> tuple[list[str], dict[str, int]]:
+    """The class names in label order, and the label of each text.
+
+    first: the texts of the labels, without blanks around, each with the place that has it first.
+
+    Whole numbers, also such as 2.0, are the labels, with a class for each number up to the greatest; with `gaps` only
+    the numbers themselves are classes. Numbers of one width with leading zeros (007) are names, as all other texts,
+    and names are numbered in sorted order. Raises `InputError` for numbers that are not whole, negative or large, and
+    for missing values.
+    """
+    _check_count(where, len(first))
+    numbers = [text for text in first if NUMBER.fullmatch(text)]
+    names = [text for text in first if not NUMBER.fullmatch(text)]
+    plain = all(text.isdecimal() for text in numbers)
+    for text in names:
+        if text.lower() == "nan" or (numbers and (not plain or text.lower() in MISSING)):
+            what = f"no number, as {numbers[0]} is" if numbers else "no class name"
+            raise InputError(f"{first[text]}: label {text!r} is {what}; remove what has no label")
+    if names and numbers:
+        print_status(
+            f"warning: {where}: the labels are both names such as {names[0]!r} and numbers such as {numbers[0]!r}; "
+            "all are taken as names, and sorted as text"
+        )
+    width = {len(text) for text in numbers}
+    if names or (plain and len(width) == 1 and width != {1} and any(text[0] == "0" for text in numbers)):
+        order = sorted(first)
+        return tuple(order), {text: label for label, text in enumerate(order)}
+    label = {text: check_label(first[text], float(text), text) for text in numbers}
+    changed = next((text for text in numbers if text != str(label[text])), None)
+    if changed is not None:
+        print_status(f"{where}: labels such as {changed} are read as the number {label[changed]}")
+    present = sorted(set(label.values())) if gaps else range(1 + max(label.values()))
+    place = {number: index for index, number in enumerate(present)}
+    return tuple(map(str, present)), {text: place[number] for text, number in label.items()}

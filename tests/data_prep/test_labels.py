@@ -1,0 +1,172 @@
+"""Labels and class names of every source: numbers in numeric order, one limit, no class twice."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data_prep import csv_list, from_python, image_folder
+from data_prep.labels import MAX_CLASSES, check_names, number_classes
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.shards import read_names
+from data_prep.sources import read_source
+from pipeline.errors import InputError
+from pipeline.formats.beton import open_beton
+
+
+def read_table(tmp_path, labels, column="label"):
+    rows = "".join(f'{i}.jpg,"{label}"\n' for i, label in enumerate(labels))
+    (tmp_path / "list.csv").write_text(f"path,{column}\n{rows}")
+    dataset = csv_list.read(tmp_path / "list.csv")
+    return dataset.classes, dataset.splits["train"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        ([f"{i}.0" for i in range(12)], list(range(12))),
+        (["11", " 2 ", "10.", "+3", "0"], [11, 2, 10, 3, 0]),
+        (["1e1", "2", "01"], [10, 2, 1]),
+        (["5.000", "005"], [5, 5]),
+    ],
+)
+def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
+    classes, samples = read_table(tmp_path, labels)
+    assert classes == tuple(str(i) for i in range(1 + max(numbers)))
+    assert [sample.label for sample in samples] == numbers
+    assert "list.csv: labels such as" in capsys.readouterr().err
+    (tmp_path / "list.jsonl").write_text(
+        "".join(json.dumps({"path": "a", "label": float(i)}) + "\n" for i in numbers)
+    )
+    assert [sample.label for sample in csv_list.read(tmp_path / "list.jsonl").splits["train"]] == numbers
+
+
+@pytest.mark.parametrize(
+    ("labels", "order"),
+    [
+        ([" cat", "dog ", "cat"], ["cat", "dog"]),
+        (["010", "002", "005"], ["002", "005", "010"]),  # codes: no class for each number between them
+        (["A", "9", "10"], ["10", "9", "A"]),
+        (["1.5.2", "v2", "none"], ["1.5.2", "none", "v2"]),
+        (["True", "False"], ["False", "True"]),
+        (["²", "½"], ["²", "½"]),
+    ],
+)
+def test_other_texts_are_names(tmp_path, labels, order, capsys):
+    classes, samples = read_table(tmp_path, labels)
+    assert list(classes) == order
+    assert [classes[sample.label] for sample in samples] == [label.strip() for label in labels]
+    mixed = "the labels are both names such as 'A' and numbers such as '9'"
+    assert (mixed in capsys.readouterr().err) is ("A" in labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        (["0", "-1"], "line 3: label -1 is negative; labels begin at 0: remove what has no label"),
+        (["-1.0", "0.0"], "line 2: label -1.0 is negative"),
+        (["0.0", "nan"], "line 3: label 'nan' is no number, as 0.0 is"),
+        (["cat", "NaN"], "line 3: label 'NaN' is no class name"),
+        (["0", "1", "NA"], "line 4: label 'NA' is no number, as 0 is"),
+        (["0.0", "inf"], "line 3: label 'inf' is no number"),
+        (["0.5", "1"], "line 2: label 0.5 is not a whole number"),
+        (["0", "900000000"], "line 3: label 900000000 is above 999999, the largest"),
+        (["0", "1e400"], "line 3: label 1e400 is above 999999"),
+        (["0", str(MAX_CLASSES)], "line 3: label 1000000 is above 999999"),
+        (["0", "-1e400"], "line 3: label -1e400 is negative"),
+        (["0", ""], "line 3: '' is no class name"),
+        (["0", " "], "line 3: ' ' is no class name"),
+    ],
+)
+def test_labels_that_are_neither_are_refused_with_their_line(tmp_path, labels, words):
+    for column in ("label", "labels")[: 1 if "" in labels or " " in labels else 2]:
+        with pytest.raises(InputError, match=rf"list\.csv: {words}"):
+            read_table(tmp_path, labels, column)
+
+
+def test_numbers_of_which_a_sample_may_have_several_are_in_numeric_order(tmp_path):
+    classes, samples = read_table(tmp_path, ["10|2.0", "900000.0", "", " "], "labels")
+    assert classes == ("2", "10", "900000")
+    rows = [np.frombuffer(sample.targets, np.float32).tolist() for sample in samples]
+    assert rows == [[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
+
+
+def test_ids_in_place_of_labels_take_no_memory_of_rows_by_classes(tmp_path):
+    classes, samples = read_table(tmp_path, [f"id{i}" for i in range(100_000)], "labels")  # 40 GB as an array
+    assert len(classes) == len(samples) == 100_000
+    assert np.flatnonzero(np.frombuffer(samples[70].targets, np.float32)).tolist() == [classes.index("id70")]
+
+
+def test_names_of_columns_have_no_blanks_around(tmp_path):
+    (tmp_path / "list.csv").write_bytes(b"\xef\xbb\xbfpath, label, split\r\na.jpg, 3,train\r\n")
+    assert csv_list.read(tmp_path / "list.csv").splits["train"][0].label == 3
+
+
+def collect(tmp_path, labels):
+    with from_python.collect({"train": [(b".", label) for label in labels]}, tmp_path / "out") as dataset:
+        return dataset.classes, [sample.label for sample in dataset.splits["train"]]
+
+
+def test_labels_from_python(tmp_path):
+    assert collect(tmp_path, [2, 0])[1] == [2, 0]
+    assert collect(tmp_path, ["10", "2"]) == (tuple(map(str, range(11))), [10, 2])
+    assert collect(tmp_path, ["b", "a"]) == (("a", "b"), [1, 0])
+    for wrong, words in ((900_000_000, "above 999999"), (-1, "negative"), ("1.5", "not a whole number")):
+        with pytest.raises(InputError, match=f"train: pair 1: label {wrong} is {words}"):
+            collect(tmp_path, [type(wrong)(3), wrong])
+
+
+def test_classes_of_one_name(tmp_path, capsys):
+    with pytest.raises(InputError, match=r"x: names the class 'crane' twice \(classes 0 and 2\); rename one"):
+        check_names("x", ("crane", "duck", "crane"))
+    with pytest.raises(InputError, match=r"x: names the class .* twice, in two Unicode forms"):
+        check_names("x", ("caf\u00e9", "cafe\u0301"))
+    check_names("x", ("A", "a", "b", "b "))
+    warned = "".join(
+        f"warning: x: the classes {a} and {b} differ only in case or blanks\n"
+        for a, b in (("'A'", "'a'"), ("'b'", "'b '"))
+    )
+    assert capsys.readouterr().err == warned
+    with pytest.raises(InputError, match="x: has 1000001 classes, more than 1000000"):
+        check_names("x", ["a"] * (MAX_CLASSES + 1))
+    with pytest.raises(InputError, match="x: has 1000001 classes"):
+        number_classes("x", {str(i): "" for i in range(MAX_CLASSES + 1)})
+
+
+def test_every_source_is_checked_for_them(tmp_path, jpeg):
+    for name in ("caf\u00e9", "cafe\u0301"):
+        (tmp_path / "in/train" / name).mkdir(parents=True)
+        (tmp_path / "in/train" / name / "1.jpg").write_bytes(jpeg(0))
+    assert len(image_folder.read(tmp_path / "in").classes) == 2
+    with pytest.raises(InputError, match=r"in: names the class .* twice, in two Unicode forms"):
+        read_source("image-folder", tmp_path / "in", PrepSettings())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"crane\nduck\ncrane\n", r"names the class 'crane' twice \(classes 0 and 2\)"),
+        (b"cat\n\nowl\n", "line 2 is empty, and each line names a class"),
+        (b"caf\xe9\n", "cannot be read as UTF-8"),
+    ],
+)
+def test_lists_of_names_that_would_shift_or_merge_classes(tmp_path, data, words):
+    (tmp_path / "classes.txt").write_bytes(data)
+    with pytest.raises(InputError, match=rf"classes\.txt: {words}"):
+        read_names(tmp_path / "classes.txt")
+
+
+def test_lists_of_names(tmp_path):
+    (tmp_path / "classes.txt").write_bytes(b"\xef\xbb\xbfcat \r\nfish\xe2\x80\xa8owl\r\n\r\n")
+    assert read_names(tmp_path / "classes.txt") == ("cat", "fish\u2028owl")
+    (tmp_path / "classes.txt").write_bytes(b"\n")
+    assert read_names(tmp_path / "classes.txt") == ()
+
+
+def test_a_table_of_pandas_floats_is_stored_by_number(tmp_path, jpeg):
+    for i in range(12):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    read_table(tmp_path, [f"{i}.0" for i in range(12)])
+    prepare("csv", tmp_path / "list.csv", tmp_path / "out", PrepSettings(), processes=1)
+    assert open_beton(tmp_path / "out/train.beton").label.tolist() == list(range(12))

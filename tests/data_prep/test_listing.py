@@ -1,0 +1,213 @@
+"""Which files of a folder, and which members of shards, are images, and what is said of the others."""
+
+import io
+import os
+import tarfile
+
+import pytest
+from PIL import Image
+
+from data_prep import image_folder, imagenet, parquet, webdataset
+from data_prep.imagenet_val import SOLUTION
+from data_prep.listing import HEAD, begins_as_image
+from data_prep.prepare import prepare
+from data_prep.settings import PrepSettings
+from data_prep.shards import find_shards, split_of
+from pipeline.errors import InputError
+from tests.data_prep.test_more_sources import found, put, shard
+
+FORMATS = {
+    "JPEG": ".JPG_large",
+    "PNG": "",
+    "WEBP": ".img",
+    "GIF": ".dat",
+    "BMP": ".dib",
+    "TIFF": ".fax",
+    "AVIF": ".x",
+}
+FORMATS |= {"JPEG2000": ".jp2", "PPM": ".pnm"}
+STRANGERS = (".DS_Store", "._1.jpg", ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "@eaDir/1.jpg")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def of_format(picture):
+    def make(kind, mode="RGB"):
+        buffer = io.BytesIO()
+        picture(0, mode=mode).save(buffer, kind)
+        return buffer.getvalue()
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(kind, mode) for kind in FORMATS for mode in ("RGB", "L")]
+    + [(kind, "1") for kind in ("PNG", "TIFF", "PPM", "BMP")],
+)
+def test_what_pillow_writes_begins_as_an_image(of_format, kind, mode):
+    data = of_format(kind, mode)
+    assert Image.open(io.BytesIO(data)).format == kind
+    assert begins_as_image(data[:HEAD])
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"BMW and others, named in a file of text", b"P6 is a model", b"{}", b"%PDF-1.7", b"II."]
+)
+def test_other_files_do_not(text):
+    assert not begins_as_image(text[:HEAD])
+
+
+def test_images_are_read_whatever_their_names(tmp_path, of_format, capsys):
+    images = {f"train/a/{kind}{suffix}": of_format(kind) for kind, suffix in FORMATS.items()}
+    others = {
+        "1.HEIC": b"\0\0\0\x18ftypheic",
+        "2.heic": b"",
+        "3.txt": b"x",
+        "README": b"x",
+        "4.NEF": of_format("TIFF"),
+    }
+    put(tmp_path / "in", images | {f"train/a/{name}": data for name, data in others.items()})
+    put(tmp_path / "in", {f"train/{place}{name}": of_format("JPEG") for place in ("a/", "") for name in STRANGERS})
+    os.mkfifo(tmp_path / "in/train/a/fifo")
+    dataset = image_folder.read(tmp_path / "in")
+    assert dataset.classes == ("a",)
+    assert found(dataset, "train") == {name: ("a", images[name]) for name in sorted(images)}
+    lines = [
+        f"{tmp_path}/in: left out {what}: no images by name or content"
+        for what in ("2 files without suffix", "2 files *.heic", "1 file *.nef", "1 file *.txt")
+    ]
+    assert capsys.readouterr().err.splitlines() == lines
+    manifest = prepare("image-folder", tmp_path / "in", tmp_path / "out", PrepSettings(), processes=1)
+    assert manifest.splits["train"].samples == len(FORMATS)
+
+
+def test_a_class_of_other_files_says_which(tmp_path):
+    put(tmp_path, {"train/a/1.heic": b"", "train/a/2.heic": b""})
+    with pytest.raises(InputError, match=r"train/a: holds no images \(.*\); left out 2 files \*\.heic"):
+        image_folder.read(tmp_path)
+
+
+def test_kaggles_val_of_other_names(tmp_path, jpeg, capsys):
+    put(
+        tmp_path,
+        {"train/n01440764/1.JPEG": jpeg(0), "val/a": jpeg(1), "val/b.JPG_large": jpeg(2), "val/notes.md": b"x"},
+    )
+    (tmp_path / SOLUTION).write_text("ImageId,PredictionString\na,n01440764 1\nb,n01440764 1\n")
+    assert list(found(imagenet.read(tmp_path), "val")) == ["val/a", "val/b.JPG_large"]
+    assert "val: left out 1 file *.md" in capsys.readouterr().err
+
+
+def test_shards_of_images_of_other_names(tmp_path, of_format):
+    members = {}
+    for number, kind in enumerate(FORMATS):
+        members |= {f"{number}.img": of_format(kind), f"{number}.seg.png": of_format("PNG"), f"{number}.cls": b"0"}
+    shard(tmp_path / "train.tar", members)
+    assert [data for _, data in found(webdataset.read(tmp_path), "train").values()] == [
+        of_format(kind) for kind in FORMATS
+    ]
+
+
+def test_hidden_shards_and_members_are_none(tmp_path, jpeg):
+    sample = {"a.jpg": jpeg(0), "a.cls": b"0"}
+    others = {
+        f"{place}/b.{part}": data
+        for place in (".ipynb_checkpoints", "__MACOSX", "x/.x")
+        for part, data in (("jpg", jpeg(1)), ("cls", b"1"))
+    }
+    shard(tmp_path / "in/train-0.tar", {f"./{name}": data for name, data in sample.items()} | others)
+    shard(tmp_path / "in/.ipynb_checkpoints/train-0-checkpoint.tar", sample)
+    put(tmp_path / "in", {"._train-0.tar": b"\0\5\x16\7", "__MACOSX/train-0.tar": b".", "._part-0.parquet": b"."})
+    assert list(found(webdataset.read(tmp_path / "in"), "train")) == ["train-0.tar/./a.jpg"]
+    with pytest.raises(InputError, match=r"holds no shards \(\*\.parquet\)"):
+        parquet.read(tmp_path / "in")
+
+
+def test_shards_of_one_name_in_two_folders(tmp_path, jpeg, capsys):
+    for number, place in enumerate("ab"):
+        shard(tmp_path / "in" / place / "train-0.TAR", {"x.jpg": jpeg(number), "x.cls": b"0"})
+        prepare("webdataset", tmp_path / "in", tmp_path / "out", PrepSettings(), processes=1, extend=number > 0)
+    names = [line[9:] for line in (tmp_path / "out/train.sources").read_text().splitlines()]
+    assert names == ["a/train-0.TAR/x.jpg", "b/train-0.TAR/x.jpg"]
+    prepare("webdataset", tmp_path / "in", tmp_path / "out", PrepSettings(), processes=1)
+    assert "already prepared" in capsys.readouterr().err
+
+
+def test_members_whose_names_are_not_utf8(tmp_path, jpeg):
+    with tarfile.open(tmp_path / "train.tar", "w", encoding="latin-1", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in (("caf\u00e9.jpg", jpeg(0)), ("caf\u00e9.cls", b"0")):
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    prepare("webdataset", tmp_path / "train.tar", tmp_path / "out", PrepSettings(), processes=1)
+    assert (tmp_path / "out/train.sources").read_bytes()[9:] == b"train.tar/caf\xe9.jpg\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("test-bench/train-000.tar", "train"),
+        ("test/val/000.tar", "val"),
+        ("train/000.tar", "train"),
+        ("validation/x/000.tar", "val"),
+        ("imagenet1k-validation-00.tar", "val"),
+        ("data/latest/000.tar", None),
+    ],
+)
+def test_the_nearest_word_names_the_split(path, split):
+    assert split_of(path) == split
+
+
+def test_doubtful_splits_are_told(tmp_path, capsys):
+    put(tmp_path, {"test-bench/train-000.tar": b"", "test-bench/dev-000.tar": b"", "val/000.tar": b"", "0.tar": b""})
+    shards = find_shards(tmp_path, ".tar")
+    assert {split: len(paths) for split, paths in shards.items()} == {"train": 2, "val": 1, "test": 1}
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: {tmp_path}: the path of test-bench/train-000.tar names test and train; it is read as train",
+        f"warning: {tmp_path}: 1 shards name no split, such as 0.tar; read as train",
+    ]
+
+
+def test_shards_may_be_links_and_folders_of_links(tmp_path, jpeg):
+    shard(tmp_path / "far/0.tar", {"x.jpg": jpeg(0), "x.cls": b"0"})
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/train").symlink_to(tmp_path / "far")
+    assert list(found(webdataset.read(tmp_path / "in"), "train")) == ["train/0.tar/x.jpg"]
+    (tmp_path / "in/1.tar").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"1\.tar: cannot be read \(No such file"):
+        webdataset.read(tmp_path / "in")
+    (tmp_path / "in/1.tar").unlink()
+    os.mkfifo(tmp_path / "in/1.tar")
+    with pytest.raises(InputError, match=r"1\.tar: is not a regular file"):
+        webdataset.read(tmp_path / "in")
+
+
+@pytest.mark.parametrize("name", ["train", "valid", "test"])
+def test_a_split_within_a_folder_of_its_name_is_refused(tmp_path, jpeg, name):
+    put(tmp_path, {"train/a/1.jpg": jpeg(0), "train/b/1.jpg": jpeg(0)})
+    put(tmp_path, {f"val/{name}/a/1.jpg": jpeg(0), f"val/{name}/b/1.jpg": jpeg(0)})
+    with pytest.raises(InputError, match=rf"val/{name}: is the only class of the split and named as one; move its"):
+        image_folder.read(tmp_path)
+
+
+def test_a_class_may_be_called_train(tmp_path, jpeg, capsys):
+    put(tmp_path, {"train/train/1.jpg": jpeg(0), "train/bus/old/1.jpg": jpeg(0), "val/train/1.jpg": jpeg(0)})
+    assert image_folder.read(tmp_path).classes == ("bus", "train")
+    assert capsys.readouterr().err == ""
+
+
+def test_images_above_and_folders_beside(tmp_path, jpeg, capsys):
+    put(
+        tmp_path,
+        {"train/images/a/1.jpg": jpeg(0), "train/images/b/1.jpg": jpeg(0), "train/2.jpg": b"", "dev/a/1.jpg": b""},
+    )
+    assert image_folder.read(tmp_path).classes == ("images",)
+    assert capsys.readouterr().err.splitlines() == [
+        f"{tmp_path}: left out the folder dev: a split is named train, val, validation, valid, test",
+        f"{tmp_path}/train: left out 1 images that are in no class folder",
+        f"warning: {tmp_path}/train/images: is the only class; if its folders (a, b, ...) are, move them up by one",
+    ]
