@@ -1,5 +1,6 @@
 """Evaluation of any network, trained here or not: accuracy, and on request by class, confusions and calibration."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,21 +106,27 @@ def match_classes(network: Network, folder: Path) -> list[int] | None:
 
     ImageNet-A and -R have 200 of ImageNet's classes: the others are left out of the prediction, as is usual there.
     Names that are all numbers, as ImageNet-V2's, number the network's classes, unless it has such names itself.
-    `InputError` if the folder has a class that the network has not. Unknown names are taken to be the same.
+    `InputError` if the folder has a class that the network has not, or that either has twice. Unknown names are taken
+    to be the same.
     """
     classes = read_manifest(folder).classes
     if not network.classes or classes == network.classes[: len(classes)]:
         return None
-    place = {name: number for number, name in enumerate(network.classes)}
-    if not any(name in place for name in classes) and all(name.isdecimal() for name in classes):
-        place = {str(number): number for number in range(len(network.classes))}
+    known = network.classes
+    if not set(known).intersection(classes) and all(name.isdecimal() for name in classes):
+        known = tuple(map(str, range(len(known))))
+    place = {name: number for number, name in enumerate(known)}
     strange = [name for name in classes if name not in place]
     if strange:
-        known = ", ".join(network.classes[:3])
+        some = ", ".join(network.classes[:3])
         raise InputError(
-            f"{folder}: has a class {strange[0]!r}; {network.name} was trained with {known}, ...; "
+            f"{folder}: has a class {strange[0]!r}; {network.name} was trained with {some}, ...; "
             "prepare the data with the same names of class folders"
         )
+    for owner, counts in ((folder, Counter(classes)), (network.name, Counter(known))):
+        twice = [name for name in classes if counts[name] > 1]
+        if twice:
+            raise InputError(f"{owner}: has two classes {twice[0]!r}, so that names cannot match them")
     return [place[name] for name in classes]
 
 

@@ -116,6 +116,13 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
     write(("0", "1", "12", "2", "3", "4", "5", "6", "7", "8"))
     with pytest.raises(InputError, match="has a class '12'"):
         match_classes(named, turned)
+    cranes = replace(network, classes=("crane", "duck", "crane"))
+    for classes, owner in ((("duck", "crane"), network.name), (("duck", "duck"), turned)):
+        write(classes)
+        with pytest.raises(InputError, match=rf"{owner}: has two classes '{classes[1]}', so that"):
+            match_classes(cranes, turned)
+    write(("duck",))
+    assert match_classes(cranes, turned) == [1]
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
 
