@@ -19,25 +19,26 @@ class Ema:
         self.decay, self.warmup = train.ema_decay, train.ema_warmup
         device = "cpu" if train.ema_device == "cpu" else None
         self.tensors = [weight.detach().to(device, torch.float32, copy=True) for weight in weights]
-        self.updates = 0
+        self.updates = self.tensors[0].new_zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def update(self, weights: Sequence[torch.Tensor]) -> None:
-        """Average in the weights, after each optimizer step."""
-        self.updates += 1
-        share = 1 - ema_decay(self.updates, self.decay, self.warmup)
+    def update(self, weights: Sequence[torch.Tensor], stepped: torch.Tensor) -> None:
+        """Average in the weights, after each optimizer step; nothing changes unless the bool tensor [] is true."""
+        stepped = stepped.to(self.updates.device)
+        self.updates += stepped
+        share = torch.where(stepped, 1 - ema_decay(self.updates, self.decay, self.warmup), 0).float()
         current = [w.to(average.device, torch.float32) for w, average in zip(weights, self.tensors, strict=True)]
-        torch._foreach_lerp_(self.tensors, current, share)
+        torch._foreach_lerp_(self.tensors, current, [share.expand_as(average) for average in self.tensors])
 
 
-def ema_decay(update: int, decay: float, warmup: bool) -> float:
+def ema_decay(update: torch.Tensor, decay: float, warmup: bool) -> torch.Tensor:
     """The decay of update number `update`, counted from 1, as in timm's `ModelEmaV3`: 0 for the first.
 
-    With `warmup` it is 1 - update^(-2/3) until that reaches `decay`.
+    With `warmup` it is 1 - update^(-2/3) until that reaches `decay`. `update` and the result are float64 of no
+    dimension, on the device, so that a step that may have been skipped there can be counted without waiting for it.
     """
-    if update <= 1:
-        return 0.0
-    return min(decay, 1 - update ** (-2 / 3)) if warmup else decay
+    later = (1 - update ** (-2 / 3)).clamp(max=decay) if warmup else torch.full_like(update, decay)
+    return torch.where(update > 1, later, 0.0)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.batch_norm import Frozen
+from pipeline.engine.buffers import ForwardBuffers
 from pipeline.engine.state import Shard, State, by_parameter
 from pipeline.models.drop_path import DropPath, set_drop_path_keys
 from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
@@ -74,6 +75,8 @@ class Engine(ABC):
         self.loss = LOSSES[train.loss].compute
         optimized = {name for name, _ in self.param_slots()}
         self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
+        self._forward_buffers = ForwardBuffers(module)
+        self._recomputes = train.activation_checkpointing
         self._averages_buffers = not train.sync_batch_norm and topology.world > 1
         self._unoptimized = [name for name in module.state_dict() if name not in optimized]  # buffers, frozen weights
         self.ema = Ema(train, self._ema_sources()) if train.ema_decay is not None else None
@@ -95,12 +98,33 @@ class Engine(ABC):
                 buffer /= dist.get_world_size()
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
-        """One optimizer step over the micro-batches of this rank, at this learning rate. Every rank calls it."""
+        """One optimizer step over the micro-batches of this rank, at this learning rate. Every rank calls it.
+
+        Where the gradient's norm is not finite, nothing changes but fp16's loss scale: neither weights and optimizer
+        nor the statistics of batch norms and the EMA.
+        """
         set_rate(self.optimizer, lr)
+        before = self._forward_buffers.copy()
         result = self.train_step(batches)
+        stepped = result.grad_norm.isfinite()
+        self._forward_buffers.restore(before, unless=stepped)
         if self.ema:
-            self.ema.update(self._ema_sources())
+            self.ema.update(self._ema_sources(), stepped)
         return result
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """A context for the backward pass of a micro-batch, in which nothing but gradients changes.
+
+        Activation checkpointing calls parts of the network again in it, where batch norms would count the micro-batch
+        a second time.
+        """
+        if not self._recomputes:
+            yield
+            return
+        forward = self._forward_buffers.copy()
+        yield
+        self._forward_buffers.restore(forward)
 
     @abstractmethod
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
@@ -199,7 +223,7 @@ class Engine(ABC):
     def scalars(self) -> dict[str, float]:
         """The numbers of the state: the optimizer's counters, the EMA's updates, and fp16's loss scale."""
         scalars = group_scalars(self.optimizer, self.spec.group_counters)
-        return scalars | {"ema_updates": self.ema.updates} if self.ema else scalars
+        return scalars | {"ema_updates": float(self.ema.updates)} if self.ema else scalars
 
     @torch.no_grad()
     def load(self, state: State) -> None:
@@ -311,7 +335,7 @@ class Engine(ABC):
         buffers = ema.tensors[len(self.optimizer_tensors()) :]
         for name, value in zip(self._float_buffers(), buffers, strict=True):
             value.copy_(source[name])
-        ema.updates = round(state.scalars.get("ema_updates", 0))
+        ema.updates.fill_(state.scalars.get("ema_updates", 0))
 
 
 def block_of(name: str) -> str:

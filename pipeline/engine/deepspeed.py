@@ -95,7 +95,8 @@ class DeepSpeedEngine(Engine):
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
             self.set_sample_keys(batch)
             share = self.loss(self.engine(inputs), batch.targets)
-            self.engine.backward(share)  # divides by the accumulation steps, and averages over ranks in the last
+            with self.backward_pass():
+                self.engine.backward(share)  # divides by the accumulation steps, averages over ranks in the last
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 self.norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()

@@ -55,7 +55,8 @@ class TorchEngine(Engine):
                 with self.evaluate_mode():
                     logits = self.model(batch.inputs)
                 share = self.loss(logits, batch.targets) / len(batches)
-                self.scaler.scale(share).backward()
+                with self.backward_pass():
+                    self.scaler.scale(share).backward()
             loss += share.detach()
         self.scaler.unscale_(self.optimizer)
         block_norms = self.block_norms() if self.wants_block_norms else None

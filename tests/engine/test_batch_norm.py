@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeline.engine.batch_norm import sync_batch_norms
+from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
 
 SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
@@ -81,3 +82,22 @@ def test_ranks_together_compute_what_one_computes(of_ranks, name):
             torch.testing.assert_close(of_rank[number], buffer)
     for of_rank in found:
         torch.testing.assert_close(of_rank[-1], model.eval()(inputs[0]))
+
+
+@pytest.mark.parametrize("accumulated", ["1", "2"])
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("alone")
+def test_activation_checkpointing_counts_no_batch_twice(digits, name, accumulated):
+    states = []
+    for checkpointed in ("false", "true"):
+        keys = [("train.activation_checkpointing", checkpointed), ("train.grad_accum_steps", accumulated)]
+        setting = Setting(REPMLP, digits, *overrides_for(name), *keys, *EMA)
+        engine = setting.engine()
+        setting.run(engine, range(3))
+        states.append(engine.state())
+    plain, recomputed = states
+    counts = [value for key, value in recomputed.model.items() if key.endswith("num_batches_tracked")]
+    assert {int(count) for count in counts} == {3 * int(accumulated)}
+    for one, other in ((plain.model, recomputed.model), (plain.ema, recomputed.ema)):
+        assert [key for key in one if not torch.equal(one[key], other[key])] == []

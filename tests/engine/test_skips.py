@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engine.ranks import ENGINES, SUPPORTED, Setting, overrides_for
+from tests.engine.ranks import EMA, ENGINES, REPMLP, SUPPORTED, Setting, overrides_for
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -20,20 +20,40 @@ CASES += [(name, "fp32", "lamb") for name in ("ddp", "fsdp", "deepspeed 0")]  # 
 @pytest.mark.parametrize(("name", "precision", "optim"), CASES)
 def test_a_step_that_is_not_finite_changes_nothing(digits, name, precision, optim):
     keys = [("train.precision", precision), ("optim.name", optim), ("model.depth", "1")]
-    setting = Setting("mixer", digits, *overrides_for(name), *keys)
+    skip_a_step(Setting("mixer", digits, *overrides_for(name), *keys))
+
+
+@pytest.mark.parametrize("accumulated", ["1", "2"])
+@pytest.mark.parametrize("checkpointed", ["false", "true"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_nor_do_the_statistics_of_batch_norms_and_the_average(digits, name, checkpointed, accumulated):
+    """The forward pass has already taken the batch into the statistics by then."""
+    keys = [("train.activation_checkpointing", checkpointed), ("train.grad_accum_steps", accumulated)]
+    setting = Setting(REPMLP, digits, *overrides_for(name), *keys, *EMA)
+    skip_a_step(setting)
+
+
+def skip_a_step(setting):
+    """Two steps, one that is not finite, which must change nothing, and two steps as if it had not been."""
     engine, undisturbed = setting.engine(), setting.engine()
     for one in (engine, undisturbed):
         setting.run(one, range(2))
     before = engine.state()
-    (batch,) = setting.steps[2]
-    result = engine.step([replace(batch, inputs=batch.inputs * float("nan"))], setting.rates[2])
+    *rest, batch = setting.steps[2]
+    result = engine.step([*rest, replace(batch, inputs=batch.inputs * float("nan"))], setting.rates[2])
     assert not result.loss.isfinite()
     assert not torch.as_tensor(result.grad_norm).isfinite()
-    after = engine.state()
-    for one, other in ((before.model, after.model), (before.optimizer, after.optimizer)):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    same(before, engine.state())
     assert setting.run(engine, range(3, 5)) == setting.run(undisturbed, range(3, 5))
+    same(engine.state(), undisturbed.state())
+
+
+def same(one, other):
+    for kind in ("model", "optimizer", "ema"):
+        left, right = getattr(one, kind), getattr(other, kind)
+        assert left.keys() == right.keys()
+        assert [key for key in left if not torch.equal(left[key], right[key])] == []
+    assert one.scalars == other.scalars
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -50,9 +70,10 @@ def test_nor_does_the_very_first_step(digits, name, optim, monkeypatch):
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-def test_the_host_never_waits_for_the_device_in_a_step(digits, name, optim):
+@pytest.mark.parametrize("recipe", ["mixer", REPMLP], ids=["mixer", "batch norms"])
+def test_the_host_never_waits_for_the_device_in_a_step(digits, name, optim, recipe):
     """Nothing reads a tensor's value: on a GPU that would stop the queue of kernels."""
-    setting = Setting("mixer", digits, *overrides_for(name), ("optim.name", optim), ("model.depth", "1"))
+    setting = Setting(recipe, digits, *overrides_for(name), ("optim.name", optim), ("model.depth", "1"), *EMA)
     engine = setting.engine()
     setting.run(engine, range(2))
     with ReadValues() as read:
