@@ -3,18 +3,22 @@
 Each process has its own pipe to this one. The standard library's process pool shares one result queue instead: when
 a process is killed while it writes to that queue, the queue stays locked with half a result in it, and everyone waits
 forever.
+
+The processes do not come from `multiprocessing` either, which runs the user's script again in each of them, unless
+that is written for it (`if __name__ == "__main__"`), and cannot start from a notebook's or a piped script.
 """
 
 import multiprocessing
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 
 from data_prep.picture import Encoded, encode
@@ -29,6 +33,9 @@ TIMED = 32  # images that are encoded first, to measure how long one takes
 MIN_SECONDS_PER_PROCESS = 1.0  # work that justifies another process, whose start takes half a second
 
 Task = tuple[int, list[Sample]]  # the number of the first sample, and up to CHUNK samples
+# What a process runs; its arguments are the descriptor of its pipe and this process's sys.path.
+_MAIN = f"import sys; file, *sys.path = sys.argv[1:]; from {__name__} import work; work(int(file))"
+
 Result = tuple[list[Encoded], InputError | None]  # of a task; after an error, the samples before it
 
 
@@ -50,50 +57,59 @@ def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, pr
         yield from (encode(samples[i], settings) for i in range(start, len(samples)))
         return
     with _workers(others, settings) as pipes:
-        try:
-            yield from _in_order(samples, start, settings, pipes)
-        except (EOFError, OSError):  # the other end of a pipe is closed
-            raise RunError("a process that encodes images was killed (out of memory?); start again") from None
+        yield from _in_order(samples, start, settings, pipes)
 
 
 @contextmanager
 def _workers(count: int, settings: PrepSettings) -> Iterator[list[Connection]]:
     """Start processes that encode; yields the pipes to them. Only this process handles Ctrl-C, which reaches all."""
-    context = multiprocessing.get_context("spawn")  # this process encodes while they start
-    processes: list[SpawnProcess] = []
+    processes: list[subprocess.Popen] = []
     pipes: list[Connection] = []
     try:
-        for _ in range(count):
-            ours, theirs = context.Pipe()
+        for _ in range(count):  # this process encodes while they start
+            ours, theirs = multiprocessing.Pipe()
             pipes.append(ours)
-            process = context.Process(target=_work, args=(theirs, settings), daemon=True)
-            _start_without_sigint(process)
-            processes.append(process)
+            processes.append(_start_without_sigint(theirs.fileno()))
             theirs.close()
-        yield pipes
+            ours.send(settings)
+        try:
+            yield pipes
+        except (EOFError, OSError):  # the other end of a pipe is closed
+            raise RunError(f"a process that encodes images {_cause_of_death(processes)}; start again") from None
     finally:
         for pipe in pipes:
             pipe.close()
         for process in processes:
             process.terminate()
-            process.join()
+            process.wait()
 
 
-def _start_without_sigint(process: SpawnProcess) -> None:
-    """Start a process that inherits a signal mask in which SIGINT is blocked."""
-    resource_tracker.ensure_running()  # which unblocks SIGINT
+def _cause_of_death(processes: list[subprocess.Popen]) -> str:
+    """How the first of them has ended, whose pipe is closed already."""
+    deadline = time.monotonic() + 10
+    while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    code = next((code for process in processes if (code := process.returncode) is not None), -signal.SIGKILL)
+    return "was killed (out of memory?)" if code < 0 else f"ended with exit code {code}, by the error above"
+
+
+def _start_without_sigint(file: int) -> subprocess.Popen:
+    """Start a process with one end of a pipe; it inherits a signal mask in which SIGINT is blocked."""
+    command = [spawn.get_executable(), "-c", _MAIN, str(file), *sys.path]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
+        return subprocess.Popen(command, pass_fds=[file], stdin=subprocess.DEVNULL)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, settings: PrepSettings) -> None:
-    """A process's main loop: receive tasks, and send back (number of the first sample, result)."""
+def work(file: int) -> None:
+    """A process's main loop: receive the settings and tasks, and send back (number of the first sample, result)."""
+    pipe = Connection(file)
     tasks: SimpleQueue[Task | None] = SimpleQueue()
-    threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
-    with suppress(OSError):  # the parent was killed
+    with suppress(EOFError, OSError):  # the parent was killed
+        settings = pipe.recv()
+        threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
         while (task := tasks.get()) is not None:
             number, samples = task
             results: dict[int, Result] = {}
@@ -105,10 +121,12 @@ def _work(pipe: Connection, settings: PrepSettings) -> None:
 
 def _receive(pipe: Connection, tasks: SimpleQueue[Task | None]) -> None:
     """Receive in a thread: a parent that blocks while it sends a task could not take the result before it."""
-    with suppress(EOFError, OSError):  # the parent is done with this process, or was killed
-        while True:
-            tasks.put(pipe.recv())
-    tasks.put(None)
+    try:
+        with suppress(EOFError, OSError):  # the parent is done with this process, or was killed
+            while True:
+                tasks.put(pipe.recv())
+    finally:  # also after an error, such as a class that cannot be imported
+        tasks.put(None)
 
 
 def _in_order(

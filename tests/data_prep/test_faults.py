@@ -1,6 +1,5 @@
 """Real processes: a worker killed, the parent interrupted or killed, the disk full."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,11 +24,11 @@ from pipeline.errors import InputError
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True)
 PREPARE = """
-    import multiprocessing
     import os
     import signal
     import sys
     from pathlib import Path
+    import psutil
     from data_prep import encode, journal, write
     from data_prep.prepare import prepare
     from data_prep.settings import PrepSettings
@@ -38,7 +37,7 @@ PREPARE = """
 
     def append_and_wait(self, entry):
         append(self, entry)
-        if len(multiprocessing.active_children()) == 2:
+        if len(psutil.Process().children()) == 2:
             journal.Journal.append = append
             os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -46,12 +45,10 @@ PREPARE = """
     write.SHARD = int(sys.argv[3])
     encode.MIN_SECONDS_PER_PROCESS = 1e-9
     journal.Journal.append = append_and_wait
-    if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin by ignoring it
-        try:
-            prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=3)
-        except RuntimeError as error:
-            sys.exit(str(error))
+    try:
+        prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=3)
+    except RuntimeError as error:
+        sys.exit(str(error))
 """
 
 
@@ -85,7 +82,7 @@ def launch(tmp_path, folder, shard=write.SHARD):
 def workers_of(process):
     """The two processes that it started to encode."""
     children = psutil.Process(process.pid).children()
-    return [child for child in children if "--multiprocessing-fork" in child.cmdline()]
+    return [child for child in children if encode._MAIN in child.cmdline()]
 
 
 def start(tmp_path, folder):
@@ -123,9 +120,8 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
 
     def kill_and_wait(pipes, _timeout):
         ready = wait(pipes)  # the first of an answer is there: 16 pictures are more than any pipe holds
-        for worker in multiprocessing.active_children():
+        for worker in psutil.Process().children():
             worker.kill()
-            worker.join()
         return ready
 
     monkeypatch.setattr(encode, "wait", kill_and_wait)
@@ -138,7 +134,7 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
             PrepSettings(max_size=0, restart_markers=False),
             processes=2,
         )
-    assert multiprocessing.active_children() == []
+    assert psutil.Process().children() == []
     assert not (tmp_path / "out").exists()
 
 

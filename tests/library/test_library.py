@@ -145,3 +145,36 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> N
     with pytest.raises(widemix.InputError, match=words):
         widemix.prepare(pairs, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("way", ["a script", "a piped script", "a notebook"])
+def test_a_preparation_by_processes_does_not_run_the_users_script_again(tmp_path: Path, way: str) -> None:
+    """Which is not written as `multiprocessing` wants it, or is in no file."""
+    for number in range(80):
+        (tmp_path / f"images/train/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"images/train/{'ab'[number % 2]}/{number}.jpg").write_bytes(encoded(number))
+    program = """
+from data_prep import encode
+encode.MIN_SECONDS_PER_PROCESS = 1e-9
+start, started = encode._start_without_sigint, []
+encode._start_without_sigint = lambda file: started.append(start(file)) or started[-1]
+import widemix
+print("runs")
+widemix.prepare("image-folder", "out", "images", processes=3)
+print([process.returncode is not None for process in started])
+"""
+    (tmp_path / "script.py").write_text(program)
+    words = {"a script": ["script.py"], "a piped script": ["-"], "a notebook": ["-c", f"exec({program!r}, {{}})"]}[
+        way
+    ]
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(RECIPE.parents[2])},
+        input=program,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "runs\n[True, True]\n"), done.stderr
+    widemix.prepare("image-folder", tmp_path / "alone", tmp_path / "images", processes=1)
+    assert stored(tmp_path / "out", "train") == stored(tmp_path / "alone", "train")
