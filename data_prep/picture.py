@@ -14,15 +14,17 @@ import numpy as np
 from PIL import Image, JpegImagePlugin
 
 from data_prep.jpeg import SAMPLINGS, Frame, plain_frame
+from data_prep.opening import CorruptImage, load_image, open_image
 from data_prep.restart import interval_for, segment_table, with_markers
 from data_prep.samples import FileSlice, Origin, Sample
 from data_prep.settings import PAGE, PrepSettings
-from data_prep.shrink import shrink, shrink_jpeg, shrunk_size
+from data_prep.shrink import shrink_jpeg, shrunk_size
 from pipeline.errors import InputError
 from pipeline.formats.beton import JPEG, RAW
 from pipeline.formats.checksums import crc32c, picture_blocks, sample_checksum
 from pipeline.formats.tables import ALIGNED
 
+MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg
 ORIENTATION = 0x0112  # the EXIF tag
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -92,10 +94,6 @@ class Encoded(NamedTuple):
         return image, self.label, *segments, *((positions[-1],) if self.targets else ())
 
 
-class _CorruptImage(Exception):
-    """The message says what is wrong with the image."""
-
-
 def encode(sample: Sample, settings: PrepSettings) -> Encoded:
     """Encode a sample. Raises `InputError` for an image that cannot be decoded, unless the settings skip those."""
     if isinstance(sample.picture, np.ndarray):
@@ -110,7 +108,7 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
             warnings.simplefilter("ignore")  # Pillow's, about unusual files; the rules below cover them
             encoded = _encode(sample, data, settings)
         _check_page(encoded, len(sample.targets), settings)
-    except _CorruptImage as error:
+    except CorruptImage as error:
         if settings.on_corrupt == "skip":
             return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}", origin=origin)
         raise InputError(f"{sample.name}: {error}; repair or remove it, or skip such images (on_corrupt)") from None
@@ -127,7 +125,7 @@ def decode_file(path: str) -> np.ndarray:
     file = FileSlice(path)
     try:
         encoded = _encode(Sample(path, -1, file), file.read(), PrepSettings(raw=True))
-    except _CorruptImage as error:
+    except CorruptImage as error:
         raise InputError(f"{path}: {error}") from None
     return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
 
@@ -136,28 +134,56 @@ def _check_page(encoded: Encoded, targets: int, settings: PrepSettings) -> None:
     size = len(encoded.data) + ALIGNED + len(encoded.segments) + (ALIGNED + targets if targets else 0)
     if size > (settings.page or PAGE):
         page = f"{(settings.page or PAGE) >> 20} MiB, the largest sample of a file"
-        raise _CorruptImage(f"takes {size / 2**20:,.1f} MiB, more than {page}; shrink images with a max_size")
+        raise CorruptImage(f"takes {size / 2**20:,.1f} MiB, more than {page}; shrink images with a max_size")
 
 
 def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
-    frame = plain_frame(data)
     try:
-        if frame and not settings.raw and _is_upright(frame, data):
-            size, rules = (frame.width, frame.height), _wrong_suffix(sample.name, "JPEG")
-            stored = shrunk_size(size, settings)
-            reencode = _keep_coding if stored == size else shrink_jpeg
-            reencoded = reencode(data, frame, settings)
-            if reencoded is not None:
-                body, segments, rule = reencoded
-                rules += [rule] if rule else []
-                return Encoded(sample.name, sample.label, JPEG, *stored, body, ", ".join(rules), segments)
-        image = Image.open(io.BytesIO(data))
-        frames = getattr(image, "n_frames", 1)
-        image.load()
+        frame = plain_frame(data)
+        kept = _encode_jpeg(sample, data, frame, settings) if frame and not settings.raw else None
+        if kept is not None:
+            return kept
+        image, rules = _decode(sample.name, data, frame, settings)
+    except CorruptImage:
+        raise
     except Exception as error:  # Pillow's plugins raise many types
-        raise _CorruptImage(_error_message(data, error)) from None
+        raise CorruptImage(_error_message(data, error)) from None
+    most = MAX_SIDE if settings.raw else MAX_JPEG_SIDE
+    if max(image.size) > most:
+        size = " x ".join(map(str, image.size))
+        raise CorruptImage(f"is {size} pixels, and a side has at most {most}; shrink images with a max_size")
+    if settings.raw:
+        return Encoded(sample.name, sample.label, RAW, *image.size, image.tobytes(), ", ".join(rules))
+    try:
+        body = _jpeg(image, settings)
+    except (OSError, ValueError, MemoryError) as error:
+        raise CorruptImage(f"cannot be encoded ({error!r})") from None
+    segments = segment_table(body) if settings.restart_markers else b""
+    return Encoded(sample.name, sample.label, JPEG, *image.size, body, ", ".join(rules), segments)
+
+
+def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettings) -> Encoded | None:
+    """A JPEG in its own coding, shrunk plane by plane if it is large; None if that needs its pixels."""
+    if not _is_upright(frame, data):
+        return None
+    size, rules = (frame.width, frame.height), _wrong_suffix(sample.name, "JPEG")
+    stored = shrunk_size(size, settings)
+    reencode = _keep_coding if stored == size else shrink_jpeg
+    reencoded = reencode(data, frame, settings)
+    if reencoded is None:
+        return None
+    body, segments, rule = reencoded
+    rules += [rule] if rule else []
+    return Encoded(sample.name, sample.label, JPEG, *stored, body, ", ".join(rules), segments)
+
+
+def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings) -> tuple[Image.Image, list[str]]:
+    """The image upright, in RGB and at the size at which it is stored, and the rules that apply to it."""
+    image = open_image(data)
+    stored = shrunk_size(image.size, settings)
+    frames = load_image(image, stored, settings.max_pixels)
     rules = [f"first of {frames} frames"] if frames > 1 else []
-    rules += _wrong_suffix(sample.name, image.format)
+    rules += _wrong_suffix(name, image.format)
     turn = TURNS.get(_orientation(image))
     upright = image if turn is None else image.transpose(turn)
     rules += [] if turn is None else ["turned upright"]
@@ -167,12 +193,8 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
         rules.append("odd chroma sampling")
     elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
-    picture = shrink(rgb, settings)
-    if settings.raw:
-        return Encoded(sample.name, sample.label, RAW, *picture.size, picture.tobytes(), ", ".join(rules))
-    body = _jpeg(picture, settings)
-    segments = segment_table(body) if settings.restart_markers else b""
-    return Encoded(sample.name, sample.label, JPEG, *picture.size, body, ", ".join(rules), segments)
+    turned = stored if upright.size == image.size else stored[::-1]
+    return rgb if rgb.size == turned else rgb.resize(turned, Image.Resampling.LANCZOS), rules
 
 
 def _is_upright(frame: Frame, data: bytes) -> bool:
@@ -181,7 +203,7 @@ def _is_upright(frame: Frame, data: bytes) -> bool:
         return False
     if not frame.has_metadata:
         return True
-    image = Image.open(io.BytesIO(data))
+    image = open_image(data)
     return image.format == "JPEG" and _orientation(image) == 1  # not MPO, which holds several images
 
 
@@ -232,7 +254,7 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
         return image.convert("RGB"), "grey to RGB"
     if mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
         return image.convert("RGB"), f"{'palette' if mode == 'P' else mode} to RGB"
-    raise _CorruptImage(f"has Pillow's mode {mode}, which is not supported")
+    raise CorruptImage(f"has Pillow's mode {mode}, which is not supported")
 
 
 def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:

@@ -23,6 +23,7 @@ class PrepSettings:
     quality: int = 90  # of JPEGs that are re-encoded, 1 to 100
     raw: bool = False  # store pixels instead of JPEGs
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
+    max_pixels: int = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
     targets: str = ""  # csv: columns with numbers to predict, separated by commas; * for all but path and split
@@ -40,6 +41,8 @@ class PrepSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.max_size <= 65_535:
             raise InputError(f"max_size {self.max_size}: an image's side is 1 to 65535 pixels, or 0 for no limit")
+        if self.max_pixels < 1:
+            raise InputError(f"max_pixels {self.max_pixels}: must be at least 1")
         if not 1 <= self.quality <= 100:
             raise InputError(f"quality {self.quality}: JPEG quality is 1 to 100")
         if self.splits and not all(name.isidentifier() for name in self.splits.split(",")):

@@ -4,9 +4,8 @@ The luma and chroma planes of a JPEG are resized as they are stored and encoded 
 back. A much larger JPEG is first scaled down by its inverse DCT. The result is closer to the original than Pillow's.
 """
 
-from PIL import Image
-
 from data_prep.jpeg import Frame
+from data_prep.opening import decoded_pixels
 from data_prep.restart import WARNED, WRITTEN, call_codec, interval_for, library, segment_table
 from data_prep.settings import PrepSettings
 
@@ -20,22 +19,16 @@ def shrunk_size(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int
     return width, height
 
 
-def shrink(image: Image.Image, settings: PrepSettings) -> Image.Image:
-    """The image at its `shrunk_size`; the image itself if it is small enough."""
-    size = shrunk_size(image.size, settings)
-    return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS)
-
-
 def shrink_jpeg(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
     """A JPEG of common sampling re-encoded at its `shrunk_size`: (bytes, table of segments, rule).
 
-    The rule is libjpeg's warning, if there was one. None if the JPEG is not YCbCr, has more pixels than Pillow's
-    limit, or there is no compiled library. Raises `DamagedJpeg`.
+    The rule is libjpeg's warning, if there was one. None if the JPEG is not YCbCr, more than `max_pixels` of it would
+    be held, or there is no compiled library. Raises `DamagedJpeg`.
     """
-    compiled = library()
-    if compiled is None or frame.width * frame.height > (Image.MAX_IMAGE_PIXELS or 0):
+    compiled, whole = library(), (frame.width, frame.height)
+    size = shrunk_size(whole, settings)
+    if compiled is None or decoded_pixels(whole, size, frame.progressive) > settings.max_pixels:
         return None
-    size = shrunk_size((frame.width, frame.height), settings)
     interval = interval_for(size[0], across=16) if settings.restart_markers else 0
     outcome, encoded, warning = call_codec(compiled.shrink_jpeg, data, *size, settings.quality, interval)
     if outcome not in (WRITTEN, WARNED):

@@ -85,6 +85,9 @@ def _add_image_options(parser: Parser) -> None:
     add("--raw", action="store_true", help="store pixels instead of JPEGs: larger files that are read faster")
     markers = "add restart markers to JPEGs, so that a reader decodes only the part that a crop needs (default: on)"
     add("--restart-markers", action=argparse.BooleanOptionalAction, default=True, help=markers)
+    pixels = "an image with more pixels counts as corrupt; a JPEG that is to be shrunk is scaled down while it is "
+    pixels += "decoded, and counts as what remains (default: 178956970, Pillow's limit)"
+    add("--max-pixels", type=int, default=178_956_970, metavar="N", help=pixels)
     corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
     corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
@@ -132,6 +135,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "quality",
         "raw",
         "restart_markers",
+        "max_pixels",
         "on_corrupt",
         "splits",
         "targets",

@@ -1,0 +1,140 @@
+"""Images of very many pixels or very long sides, against Pillow's own reading of them."""
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.opening import decoded_pixels
+from data_prep.picture import decode_file, encode
+from data_prep.prepare import prepare
+from data_prep.samples import FileSlice, Sample
+from data_prep.settings import PrepSettings
+from pipeline.errors import InputError
+from pipeline.formats.beton import JPEG
+
+LONG = [{"max_size": 0}, {"max_size": 64, "side": "shortest"}, {"max_size": 0, "raw": True}]
+
+
+@pytest.fixture
+def stored(tmp_path, picture):
+    """`stored(name, width, height, **options)`: the path of an image file, in the format of its name."""
+
+    def make(name, width, height, mode="RGB", **options):
+        small = picture(width, 160, 80, mode=mode)
+        small.resize((width, height), Image.Resampling.BICUBIC).save(tmp_path / name, **options)
+        return tmp_path / name
+
+    return make
+
+
+def encode_file(path, **settings):
+    return encode(Sample(path.name, 0, FileSlice(str(path))), PrepSettings(**settings))
+
+
+@pytest.mark.parametrize("settings", LONG)
+def test_a_side_that_no_file_can_hold_is_left_out(stored, settings):
+    path = stored("a.png", 70_000, 3)
+    words = "is 70000 x 3 pixels, and a side has at most 655[03][05]; shrink images with a max_size"
+    assert encode_file(path, **settings).data == b""
+    with pytest.raises(InputError, match=rf"a\.png: {words}"):
+        encode_file(path, on_corrupt="error", **settings)
+    shrunk = encode_file(path, raw=True)
+    with Image.open(path) as image:
+        assert shrunk.data == image.resize((512, 1), Image.Resampling.LANCZOS).tobytes()
+
+
+def test_the_longest_sides(stored):
+    path = stored("a.png", 65_535, 1)
+    assert encode_file(path, raw=True, max_size=0).data == Image.open(path).tobytes()
+    assert encode_file(path, max_size=65_535).rule.startswith(
+        "left out: is 65535 x 1 pixels, and a side has at most 65500"
+    )
+    assert encode_file(stored("b.png", 65_500, 1), max_size=0).width == 65_500
+
+
+@pytest.mark.parametrize("settings", LONG)
+def test_the_others_of_a_folder_are_prepared(tmp_path, stored, settings):
+    (tmp_path / "in/train/a").mkdir(parents=True)
+    for number, width in enumerate((70_000, 40)):
+        stored(f"in/train/a/{number}.png", width, 3)
+    manifest = prepare(
+        "image-folder", tmp_path / "in", tmp_path / "out", PrepSettings(**settings), max_bad=0.5, processes=1
+    )
+    assert manifest.splits["train"].samples == 1
+    [exception] = manifest.exceptions
+    assert exception["file"] == "train/a/0.png"
+    assert exception["rule"].startswith("left out: is 70000 x 3 pixels")
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_a_large_jpeg_is_scaled_down_while_it_is_decoded(stored, mode):
+    path = stored("a.jpg", 1610, 805, mode=mode)
+    found = encode_file(path, raw=True, max_size=100, max_pixels=202 * 101)
+    with Image.open(path) as image:
+        image.draft(None, (200, 100))
+        assert image.size == (202, 101)  # an eighth
+        expected = image.convert("RGB").resize((100, 50), Image.Resampling.LANCZOS)
+        whole = Image.open(path).convert("RGB").resize((100, 50), Image.Resampling.LANCZOS)
+    pixels = np.frombuffer(found.data, np.uint8).reshape(50, 100, 3)
+    assert np.array_equal(pixels, expected)
+    assert np.abs(pixels - np.asarray(whole, int)).mean() < 1
+    assert encode_file(path, raw=True, max_size=100).data == whole.tobytes()
+    assert encode_file(path, raw=True, max_size=100, max_pixels=202 * 101 - 1).data == b""
+
+
+def test_so_is_one_that_is_shrunk_plane_by_plane(stored):
+    path = stored("a.jpg", 1610, 805)
+    few = encode_file(path, max_size=100, max_pixels=202 * 101)
+    assert few.mode == JPEG
+    assert few.data == encode_file(path, max_size=100).data  # both by an eighth
+    with Image.open(path) as image:
+        whole = np.asarray(image.resize((100, 50), Image.Resampling.LANCZOS), int)
+    assert np.abs(np.asarray(Image.open(io.BytesIO(few.data))) - whole).mean() < 3
+
+
+def test_a_turned_one_has_its_size(stored):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = stored("a.jpg", 1605, 801, exif=exif)
+    large, small = (encode_file(path, raw=True, max_size=100, max_pixels=most) for most in (10**8, 10**5))
+    assert (large.width, large.height) == (small.width, small.height) == (50, 100)
+    assert large.rule == small.rule == "turned upright"
+
+
+@pytest.mark.parametrize(("name", "options"), [("a.jpg", {"progressive": True}), ("a.png", {}), ("a.webp", {})])
+def test_what_is_held_whole_counts_whole(stored, name, options):
+    path = stored(name, 1600, 800, **options)
+    words = "left out: has 1,280,000 pixels, more than max_pixels 1,279,999, which can be set higher"
+    assert encode_file(path, max_size=100, max_pixels=1_279_999).rule == words
+    assert encode_file(path, max_size=100, max_pixels=1_280_000).width == 100
+
+
+def test_a_jpeg_that_is_kept_is_not_decoded(stored):
+    path = stored("a.jpg", 1600, 800)
+    settings = {"max_size": 0, "restart_markers": False, "max_pixels": 1}
+    assert encode_file(path, **settings).data == path.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "grey.jpg", "a.png", "a.webp", "a.gif", "a.tif", "a.avif"])
+def test_pillows_limit_of_the_process_neither_counts_nor_changes(stored, name, monkeypatch):
+    mode = {"grey.jpg": "L", "a.gif": "P"}.get(name, "RGB")
+    path = stored(name, 160, 80, mode=mode, **({"save_all": True} if name == "a.gif" else {}))
+    before = encode_file(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(Image.DecompressionBombError):
+        Image.open(path)
+    assert encode_file(path) == before
+    with ThreadPoolExecutor(8) as threads:
+        pixels = list(threads.map(decode_file, [str(path)] * 40))
+    assert all(np.array_equal(found, pixels[0]) for found in pixels)
+    assert Image.MAX_IMAGE_PIXELS == 1000
+
+
+def test_how_much_of_a_jpeg_is_held():
+    assert decoded_pixels((20_000, 10_000), (512, 256), progressive=False) == 2500 * 1250
+    assert decoded_pixels((20_000, 10_000), (512, 256), progressive=True) == 20_000 * 10_000
+    assert decoded_pixels((2047, 1024), (512, 256), progressive=False) == 2047 * 1024
+    assert decoded_pixels((2048, 1025), (512, 256), progressive=False) == 1024 * 513
