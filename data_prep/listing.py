@@ -46,6 +46,11 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in STRANGERS
 
 
+def is_hidden_path(path: str) -> bool:
+    """Whether a file, or a folder of its relative path, is hidden."""
+    return any(is_hidden(part) for part in path.split("/") if part not in (".", ".."))
+
+
 def begins_as_image(head: bytes) -> bool:
     """Whether the first bytes of a file, of which `HEAD` are enough, are those of an image that can be read."""
     return FORMATS.match(head) is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.official import Layout, check_labels, read_files
+from data_prep.official import GZIP, Layout, check_labels, read_files
 from data_prep.samples import Dataset, PixelArrays
 from pipeline.errors import InputError
 
@@ -40,7 +40,7 @@ def read(origin: Path) -> Dataset:
 def _idx(name: str, data: bytes, axes: int) -> np.ndarray:
     """An idx file of so many axes: two zeros, type 8 (uint8), their number, their big-endian lengths, the values."""
     try:
-        body = gzip.decompress(data) if name.endswith(".gz") else data
+        body = gzip.decompress(data) if data.startswith(GZIP) else data
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{name}: cannot be decompressed ({error}); download it again") from None
     shape = [int.from_bytes(body[i : i + 4]) for i in range(4, 4 + 4 * axes, 4)]

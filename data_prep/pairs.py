@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.official import FileException
+from data_prep.official import GZIP, FileException
 from data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
 from pipeline.errors import InputError
 
 CLASSES = ("entailment", "neutral", "contradiction")
 SUFFIX = r"\.(jsonl|tsv|txt)(\.gz)?"
-GZIP = b"\x1f\x8b"  # the first bytes of a compressed file
 
 
 class Pair(NamedTuple):
@@ -130,8 +129,7 @@ def _has_more_annotators(header: Sequence[str], values: Sequence[str]) -> bool:
 def _lines(path: Path) -> Iterator[str]:
     data = FileSlice(str(path)).read()
     try:
-        packed = path.suffix.lower() == ".gz" or data.startswith(GZIP)
-        text = (gzip.decompress(data) if packed else data).decode("utf-8-sig")
+        text = (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); download it again") from None
     for line in io.StringIO(text, newline="\n"):

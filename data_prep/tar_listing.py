@@ -15,14 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.listing import is_hidden_path
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.native.build import cache_folder
 
+FORM = 2  # of the lists that are kept; those of another are made again
+
 
 class Members(NamedTuple):
-    """The regular files in a tar, in its order; those of a tar within it have the name `INNER.tar/NAME`."""
+    """The files in a tar that are not hidden, in its order; those of a tar in it have the name `INNER.tar/NAME`."""
 
     names: np.ndarray  # bytes [n], UTF-8
     offsets: np.ndarray  # int64 [n], bytes from the start of the outer tar
@@ -72,27 +75,43 @@ def check_end(tar: Path) -> None:
 
 def _kept(path: Path, nested: bool) -> Path:
     status = os.stat(path)
-    same = (os.path.realpath(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, nested)
+    same = (os.path.realpath(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, nested, FORM)
     return cache_folder() / f"tar-{hashlib.sha256(repr(same).encode()).hexdigest()[:32]}.npz"
 
 
 def _flat(path: Path) -> Iterator[tuple[str, int, int]]:
     with tarfile.open(path, "r:") as tar:
-        for member in tar:
-            if member.isfile():
-                yield member.name, member.offset_data, member.size
-            tar.members = []  # type: ignore[attr-defined]  # which tarfile keeps: a kilobyte of each member
+        yield from _files(path, tar)
 
 
 def _nested(path: Path) -> Iterator[tuple[str, int, int]]:
     with tarfile.open(path, "r:") as outer:
         for part in outer:
-            if not part.name.endswith(".tar") or part.isdir():
+            if not part.name.endswith(".tar") or part.isdir() or is_hidden_path(part.name):
                 continue
             inner = outer.extractfile(part) if part.isfile() else None
             if inner is None:
                 raise tarfile.ReadError(f"{part.name} is no regular file")
             with tarfile.open(fileobj=inner, mode="r:") as tar:
-                for member in tar:
-                    if member.isfile():
-                        yield f"{part.name}/{member.name}", part.offset_data + member.offset_data, member.size
+                for name, offset, size in _files(path, tar):
+                    yield f"{part.name}/{name}", part.offset_data + offset, size
+
+
+def _files(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, int, int]]:
+    """Name, offset and size of each file that is not hidden; a hard link has the place of what it links to.
+
+    Raises `InputError` for what holds no data of its own: a symbolic link, a sparse file.
+    """
+    places: dict[str, tuple[int, int]] = {}
+    for member in tar:
+        tar.members = []  # type: ignore[attr-defined]  # which tarfile keeps: a kilobyte of each member
+        if member.issym() or member.issparse() or (member.islnk() and member.linkname not in places):
+            if not is_hidden_path(member.name):
+                raise InputError(
+                    f"{path}: {member.name} is a link or sparse; pack it with `tar --hard-dereference -h`"
+                )
+        elif member.isfile() or member.islnk():
+            place = places[member.linkname] if member.islnk() else (member.offset_data, member.size)
+            places[member.name] = place
+            if not is_hidden_path(member.name):
+                yield member.name, *place

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.labels import check_label
-from data_prep.listing import HEAD, SUFFIXES, begins_as_image, is_hidden
+from data_prep.listing import HEAD, SUFFIXES, begins_as_image
 from data_prep.samples import Dataset, FileSlice, Sample
 from data_prep.shards import find_shards, read_names
 from data_prep.tar_listing import Members, list_tar
@@ -81,7 +81,7 @@ def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
     for number in range(len(members.names)):
         name = members.name(number)
         match = MEMBER.fullmatch(name)
-        if match and not any(is_hidden(part) for part in name.split("/") if part not in (".", "..")):
+        if match:
             other = keys[match[1]].setdefault(match[2].lower(), number)
             if other != number:
                 raise InputError(f"{tar}: {match[1]} has {members.name(other)} and then {name} again; remove one")

@@ -147,6 +147,32 @@ def test_members_whose_names_are_not_utf8(tmp_path, jpeg):
     assert (tmp_path / "out/train.sources").read_bytes()[9:] == b"train.tar/caf\xe9.jpg\n"
 
 
+def write_links(path, links, kind):
+    with tarfile.open(path, "a") as tar:
+        for name, target in links.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target
+            tar.addfile(member)
+
+
+def test_hard_links_in_shards_are_the_files_that_they_name(tmp_path, jpeg):
+    """As `tar` packs files that are links to one another: the first with its data, the others without."""
+    path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"3"})
+    write_links(path, {"b.jpg": "a.jpg", "b.cls": "a.cls", "c.jpg": "b.jpg", "c.cls": "a.cls"}, tarfile.LNKTYPE)
+    names = [f"train.tar/{key}.jpg" for key in "abc"]
+    assert found(webdataset.read(tmp_path), "train") == dict.fromkeys(names, ("3", jpeg(0)))
+
+
+@pytest.mark.parametrize(("kind", "target"), [(tarfile.SYMTYPE, "a.jpg"), (tarfile.LNKTYPE, "nothing.jpg")])
+def test_other_links_in_shards_are_refused(tmp_path, jpeg, kind, target):
+    path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"3"})
+    write_links(path, {".hidden/b.jpg": target}, kind)
+    assert len(webdataset.read(tmp_path).splits["train"]) == 1
+    write_links(path, {"b.jpg": target}, kind)
+    with pytest.raises(InputError, match=r"train\.tar: b\.jpg is a link or sparse; pack it with"):
+        webdataset.read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("path", "split"),
     [

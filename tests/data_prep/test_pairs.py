@@ -104,8 +104,12 @@ def test_glues_snli_has_rows_of_one_label_and_of_five(tmp_path):
 @pytest.mark.parametrize("name", ["train.TSV", "Train.tsv.GZ", "train.tsv"])
 def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
     data = b"\xef\xbb\xbf" + plain(ROWS).encode()
-    (tmp_path / name).write_bytes(data if name.endswith("V") else gzip.compress(data))
-    assert listed(pairs.mnli(tmp_path).splits["train"]) == LABELLED
+    for written in (data, gzip.compress(data)):
+        (tmp_path / name).write_bytes(written)
+        assert listed(pairs.mnli(tmp_path).splits["train"]) == LABELLED
+    (tmp_path / name).write_bytes(gzip.compress(data)[:-9])
+    with pytest.raises(InputError, match=f"{name}: cannot be read"):
+        pairs.mnli(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +122,7 @@ def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
         ("train.tsv", plain([("yes", "a", "b")]), "line 2 has the label 'yes'"),
         ("train.tsv", plain(ROWS[1:2]), "holds no labelled pairs"),
         ("train.tsv", "", "holds no labelled pairs"),
-        ("train.tsv.gz", "not compressed", r"train\.tsv\.gz: cannot be read"),
+        ("train.tsv.gz", "not compressed", r"train\.tsv\.gz: holds no labelled pairs"),
         ("other.tsv", plain(ROWS), "holds none of train, dev_matched"),
     ],
 )
