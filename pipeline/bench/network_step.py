@@ -42,7 +42,7 @@ class Contestant:
     optimizer: torch.optim.Optimizer
     kernels: str = "plain"
     seconds: list[list[float]] = field(default_factory=list)  # of each part, in each step
-    memory_gb: float | None = None  # peak of a step, with weights and optimizer state
+    memory_gib: float | None = None  # peak of a step, with weights and optimizer state
     operations_ms: dict[str, float] = field(default_factory=dict)  # of a step, the longest first
 
 
@@ -73,7 +73,7 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     for contestant in contestants:
         step = partial(_step, contestant, inputs, targets, recipe.train.precision)
         state = [value for values in contestant.optimizer.state.values() for value in values.values()]
-        contestant.memory_gb = peak_memory(step, contestant.network, [*state, inputs, targets], device)
+        contestant.memory_gib = peak_memory(step, contestant.network, [*state, inputs, targets], device)
         contestant.operations_ms = time_by_operation(step, device)
     peak = measure_peak(recipe.train.precision, device)
     return [
@@ -182,6 +182,6 @@ def _row(
         **{f"{part}_ms": round(1e3 * statistics.median(times), 3) for part, times in parts},
         "tflop_per_s": round(flops / seconds / 1e12, 4),
         "peak_share": round(flops / seconds / peak, 4),
-        "memory_gb": contestant.memory_gb,
+        "memory_gib": contestant.memory_gib,
         "operations_ms": contestant.operations_ms,
     }

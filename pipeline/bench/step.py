@@ -209,7 +209,7 @@ def _rows(seconds: dict[str, list[float]], network: str, batch: int, topology: T
             rate: round(batch / statistics.median(own), 1),
             "ratio": round(statistics.median(b / a for a, b in pairs[name]), 4),
             "us_more": round(1e6 * statistics.median(a - b for a, b in pairs[name])),
-            "memory_gb": round(peak_memory(topology.device), 2),  # of all three together
+            "memory_gib": round(peak_memory(topology.device), 2),  # of all three together
         }
         for name, own in seconds.items()
     ]

@@ -1,23 +1,21 @@
 """Parameter groups: which parameters decay, with which factor of the learning rate, and which are matrices."""
 
+from fnmatch import fnmatch
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from pipeline.errors import InputError
 from pipeline.models.timm_methods import timm_method
 from pipeline.optim.section import OptimSection
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
-
 
 def parameter_groups(section: OptimSection, module: nn.Module) -> list[dict[str, Any]]:
     """The groups of the parameters that need a gradient, in a fixed order.
 
-    Each group has "params"; the optimizer's penalty ("weight_decay" or "l1"), which is 0 for biases, norms and what
-    the model exempts; "lr_scale", the factor of the learning rate, as timm computes it from `layer_decay`; and
-    "matrices", true for the matrices inside the network where the optimizer treats them apart.
+    Each group has "params"; the optimizer's penalty ("weight_decay" or "l1"), which is 0 for those of `undecayed`;
+    "lr_scale", the factor of the learning rate, as timm computes it from `layer_decay`; and "matrices", true for the
+    matrices inside the network where the optimizer treats them apart.
     """
     no_penalty = undecayed(module, section.decay_embeddings)
     scales = _layer_scales(section.layer_decay, module)
@@ -36,19 +34,25 @@ def parameter_groups(section: OptimSection, module: nn.Module) -> list[dict[str,
 
 
 def undecayed(module: nn.Module, decay_embeddings: bool = True) -> set[str]:
-    """Names of biases, of norms' parameters, and of those in timm's `no_weight_decay()` (position embeddings, ...).
+    """Names of the parameters without decay, as timm chooses them (`timm.optim.param_groups_weight_decay`).
 
-    The number of dimensions does not decide: a sparse matrix keeps its weights in a single one. Embeddings are
-    among them where `decay_embeddings` is false.
+    They are vectors and scalars (norms, layer scales), biases, and what matches the names or patterns of the model's
+    `no_weight_decay()` (position embeddings, ...); where `decay_embeddings` is false the weights of embeddings too. A
+    matrix that a module keeps on one axis decays: those that `matrices_on_one_axis` of the module names.
     """
     exempt: Any = getattr(module, "no_weight_decay", set)
-    names = set(exempt())
-    kinds: tuple[type[nn.Module], ...] = NORMS if decay_embeddings else (*NORMS, nn.Embedding)
+    patterns, matrices, embeddings = set(exempt()), set(), set()
     for prefix, part in module.named_modules():
-        for name, _ in part.named_parameters(recurse=False):
-            if name == "bias" or isinstance(part, kinds):
-                names.add(f"{prefix}.{name}" if prefix else name)
-    return names
+        matrices |= {f"{prefix}.{name}".lstrip(".") for name in getattr(part, "matrices_on_one_axis", ())}
+        if isinstance(part, nn.Embedding) and not decay_embeddings:
+            embeddings.add(f"{prefix}.weight".lstrip("."))
+    return embeddings | {
+        name
+        for name, parameter in module.named_parameters()
+        if (parameter.ndim <= 1 and name not in matrices)
+        or name.endswith(".bias")
+        or any(fnmatch(name, pattern) for pattern in patterns)
+    }
 
 
 def inner_matrices(module: nn.Module) -> set[str]:

@@ -9,14 +9,16 @@ from pipeline.section import Decay, Decays, OneOf, Section, key
 
 
 class OptimSection(Section):
-    """The optimizer. Biases and norms are never decayed."""
+    """The optimizer. As in timm, vectors, biases and what a network exempts by name are never decayed."""
 
     name: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = key(
         "adamw", "the optimizer; timm:NAME is timm's, such as timm:lion"
     )
     lr: Annotated[float, Field(gt=0, le=1000)] = key(..., "peak learning rate, for the global batch of this recipe")
     weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled except in sgd")
-    decay_embeddings: bool = key(True, "decay the weights of embeddings too; biases and norms never are")
+    decay_embeddings: bool = key(
+        True, "decay the weights of embeddings too, as timm does; vectors and biases never are"
+    )
     layer_decay: Annotated[float, Field(gt=0, le=1)] = key(1.0, "factor of the learning rate per layer from the head")
     betas: Decays = key((0.9, 0.999), "AdamW variants: decay of the two moments")
     eps: Annotated[float, Field(gt=0)] = key(1e-8, "AdamW variants: added to the root of the second moment")

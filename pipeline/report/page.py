@@ -30,7 +30,7 @@ CHARTS = {
     ("train", "images_per_s"): "Samples per second, all ranks",
     ("train", "mfu"): "Model FLOPs utilisation, share of the GPUs' peak",
     ("train", "data_wait"): "Share of the time spent waiting for data",
-    ("train", "memory_gb"): "Peak memory of rank 0, GiB",
+    ("train", "memory_gib"): "Peak memory of rank 0, GiB",
     ("train", "replaced"): "Corrupt samples replaced",
 }
 NOT_FIGURES = ("step", "epoch", "split", "time")

@@ -118,7 +118,7 @@ def _layout() -> dict[str, dict[str, list[Any]]]:
             "samples per second": chart("train/images_per_s"),
             "share of the time waiting for data, and of the peak FLOP/s (mfu)": chart("train/data_wait", "train/mfu"),
         },
-        "memory": {"peak of rank 0, GiB": chart("train/memory_gb")},
+        "memory": {"peak of rank 0, GiB": chart("train/memory_gib")},
         "gradients and weights": {
             "gradient norm, also by block": chart("train/grad_norm", "train/grad_norm/.*"),
             "weight norm": chart("train/weight_norm"),

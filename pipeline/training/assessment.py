@@ -198,7 +198,7 @@ def assess_network(
         found = _details(*(metric.compute().cpu() for metric in metrics)) if details else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()
-            figures |= {"real_top1": 100 * correct / max(counted, 1), "real_samples": counted}
+            figures |= {"real_top1": 100 * correct / counted, "real_samples": counted}
     return Assessment(network.name, folder, section.eval_split, len(loader), network.step, figures, names, found)
 
 

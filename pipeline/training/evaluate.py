@@ -1,20 +1,26 @@
 """Exact evaluation: every sample once, on any number of ranks."""
 
+import functools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from torchmetrics import MeanAbsoluteError, MeanMetric, Metric, R2Score
-from torchmetrics.classification import MulticlassAccuracy, MultilabelAveragePrecision
+from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
 
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader
 from pipeline.engine import Engine
 from pipeline.errors import InputError
 from pipeline.figures import FIGURES, MEASURED, PERCENT
+from pipeline.formats.manifest import read_manifest
+from pipeline.training.macro_means import R2, AveragePrecision, MacroMean
 
+NAMED = 10  # columns without a value that a line names
 Observe = Callable[[torch.Tensor, Batch], None]
 
 
@@ -54,16 +60,19 @@ def evaluate(
     """Return the figures of the whole split, the same on every rank, by `data.targets`:
 
     - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
-    - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean over classes of the
-      average precision, without classes that no sample has.
-    - regression: loss (mean squared error), mae and r2: means over targets.
+    - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean of the average
+      precision over the classes that occur.
+    - regression: loss (mean squared error), mae and r2: means over targets, r2's over those that vary.
 
-    And those that plug-ins registered for it. Every rank calls it. `precision` is the autocast context of the forward
-    pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the batch. One
-    sample whose loss is not finite makes the mean so too.
+    And those that plug-ins registered for it. A line names the classes or targets that a mean is without; where it is
+    without all of them the figure is left out. Every rank calls it. `precision` is the autocast context of the
+    forward pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the
+    batch. One sample whose loss is not finite makes the mean so too.
     """
     device, kind = loader.topology.device, loader.data.targets
-    loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
+    loss = (
+        MeanMetric(nan_strategy="disable").set_dtype(torch.float32).to(device)
+    )  # the default leaves NaN out; this ignores weights
     metrics = _metrics(kind, classes, len(loader))
     metrics |= {name: build(classes) for name in MEASURED[kind] if (build := FIGURES[name].build)}
     metrics = {name: metric.to(device) for name, metric in metrics.items()}
@@ -80,8 +89,28 @@ def evaluate(
                 _update(kind, metric, logits, batch.targets)
     module.train(was_training)
     result = {"loss": loss.compute().item()}
-    scale = {name: 100 if FIGURES[name].form == PERCENT else 1 for name in metrics}
-    return result | {name: scale[name] * metric.compute().item() for name, metric in metrics.items()}
+    for name, metric in metrics.items():
+        value = metric.compute().item()
+        undefined = metric.undefined if isinstance(metric, MacroMean) else ()
+        if undefined and loader.topology.is_main:
+            _name_undefined(name, undefined, classes, Path(loader.data.path), loader.data.eval_split)
+        if len(undefined) < classes:
+            result[name] = value * (100 if FIGURES[name].form == PERCENT else 1)
+    return result
+
+
+@functools.cache  # once, not after each epoch
+def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder: Path, split: str) -> None:
+    known = read_manifest(folder).classes
+    title, counted, none = FIGURES[name].title, *_REASONS[name]
+    if len(undefined) == columns:
+        text = f"{none}: it has no {title}"
+    else:
+        names = [known[column] if column < len(known) else str(column) for column in undefined[:NAMED]]
+        more = f" and {len(undefined) - NAMED} more" if len(undefined) > NAMED else ""
+        over = f"{columns - len(undefined)} of {columns} {counted}"
+        text = f"{title} is the mean over the {over}, without {', '.join(names)}{more}"
+    print(f"{folder}: split {split!r}: {text}", file=sys.stderr)
 
 
 def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
@@ -89,10 +118,14 @@ def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
     if kind == "class":
         return {f"top{k}": MulticlassAccuracy(outputs, top_k=min(k, outputs), average="micro") for k in (1, 5)}
     if kind == "multilabel":
-        return {"map": MultilabelAveragePrecision(outputs, average="macro", validate_args=False)}
+        return {"map": AveragePrecision()}
     if samples < 2:
         raise InputError("data.eval_split has one sample, and R2 needs two; name another split")
-    return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2Score().set_dtype(torch.float64)}
+    return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2(outputs)}
+
+
+# By figure: the columns that have a value, and that none has.
+_REASONS = {"map": ("classes that occur", "no class occurs"), "r2": ("targets that vary", "no target varies")}
 
 
 def _losses(kind: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

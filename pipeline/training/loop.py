@@ -197,7 +197,7 @@ class Loop:
                 line["mfu"] = line["images_per_s"] * self.context.peak_share
             line |= {f"grad_norm/{name}": value for name, value in norms.items()}
             lr = self.schedule.lr(self.step - 1)
-            self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gb": memory})
+            self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gib": memory})
 
     def _evaluate_and_log(self) -> None:
         """Evaluate, and write the line; figures that are not finite are an event, and null in the result."""

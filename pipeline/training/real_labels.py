@@ -41,6 +41,8 @@ def read_real_labels(path: Path, beton: Path, classes: int) -> list[list[int]]:
             last = f"ILSVRC2012_val_{len(entries):08d}"
             raise InputError(f"{beton}: {name} is none of {path}'s images, ILSVRC2012_val_00000001 to {last}")
         labels[sample] = entries[int(found[1]) - 1]
+    if not any(labels):
+        raise InputError(f"{path}: has no label for any sample of {beton}, so there is no ReaL accuracy")
     return labels
 
 

@@ -73,7 +73,7 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
     assert {row["kernels"] for row in rows} <= {"plain", "batch_last"}
     flops = 4 * model_cost(recipe.model, 8, 10).training_flops
     for row in rows:
-        assert row["memory_gb"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)
+        assert row["memory_gib"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)
         assert {"aten::mm", "other"} <= set(row["operations_ms"])
         assert {row[f"{part}_ms"] for part in PARTS} == {1}
         seconds = 1e-3 * len(PARTS)

@@ -19,6 +19,7 @@ from data_prep.join import join
 from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from data_prep.verify import verify
+from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader
 from pipeline.data.mixing import draw_mixture
 from pipeline.distributed.topology import process_group, read_topology
@@ -270,6 +271,41 @@ def test_evaluation_is_exact_on_four_ranks(kind, regression, multi_label, number
     assert not any(codes), said
     for rank in range(4):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(wanted, rel=1e-5)
+
+
+class Pairs:
+    """A loader of one batch: random images and these targets."""
+
+    topology = read_topology()
+
+    def __init__(self, section, targets: list[list[int]]):
+        self.data, self.targets = section, torch.tensor(targets, dtype=torch.float32)
+
+    def __len__(self):
+        return len(self.targets)
+
+    def batches(self):
+        return nullcontext([Batch(torch.rand(len(self), 192), self.targets, np.arange(len(self)))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "line"),
+    [
+        ("multilabel", [[1, 0, 1], [0, 0, 1]], "mAP is the mean over the 2 of 3 classes that occur, without bee"),
+        ("multilabel", [[0, 0, 0], [0, 0, 0]], "no class occurs: it has no mAP"),
+        ("regression", [[1, 5], [2, 5]], "R2 is the mean over the 1 of 2 targets that vary, without height"),
+        ("regression", [[1, 5], [1, 5]], "no target varies: it has no R2"),
+    ],
+)
+def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, multi_label, capsys):
+    folder = {"regression": regression, "multilabel": multi_label}[kind]
+    loader, number = Pairs(recipe(folder, kind).data, targets), len(targets[0])
+    for _ in range(2):
+        found = evaluate(torch.nn.Linear(192, number), nullcontext(), loader, number)
+    figure = {"regression": "r2", "multilabel": "map"}[kind]
+    assert (figure in found) == ("mean" in line)
+    assert not any(np.isnan(value) for value in found.values())
+    assert capsys.readouterr().err == f"{folder}: split 'val': {line}\n"  # once
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from timm.optim import param_groups_layer_decay
 
 import pipeline.models.timm_registry  # noqa: F401 - registers our names
 from pipeline.errors import InputError
+from pipeline.models.sw_mlp.sparse import SparseLinear
 from pipeline.optim.build import build_optimizer, set_rate
 from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed
 from pipeline.optim.muon import Muon
@@ -17,31 +18,23 @@ from pipeline.optim.section import OptimSection
 from pipeline.recipe import load_recipe
 from pipeline.recipe.schedule import ScheduleSection
 from pipeline.training.schedule import build_run_schedule, build_schedule
+from tests.optim.whole_registry import compare_with_timm
 from tests.sections import train_section
 
 
-@pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
-def test_groups_are_timms_where_timm_knows_the_model(name):
-    with torch.device("meta"):
-        model = timm.create_model(name)
-    spared = model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()
-    theirs, _ = param_groups_weight_decay(model, 0.05, no_weight_decay_list=spared)
-    names = {p: n for n, p in model.named_parameters()}
-    expected = {
-        names[p] for p in theirs["params"] if names[p].endswith("bias") or "norm" in names[p] or names[p] in spared
-    }
-    assert undecayed(model) >= expected
-    assert not {n for n in undecayed(model) if n.endswith(("fc1.weight", "fc2.weight", "head.weight", "proj.weight"))}
+@pytest.mark.parametrize("name", [timm.list_models(module=module)[0] for module in timm.list_modules()])
+def test_groups_are_timms(name):
+    """One network of each of timm's modules, ours among them; `python -m tests.optim.whole_registry` takes all."""
+    compare_with_timm(name)
 
 
 def test_a_sparse_matrix_on_one_axis_decays():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
-    model.register_parameter("values", torch.nn.Parameter(torch.ones(7)))
+    model = torch.nn.Sequential(SparseLinear(4, 4, 0.5, (0,)), torch.nn.LayerNorm(4))
     assert undecayed(model) == {"0.bias", "1.weight", "1.bias"}
     optimizer = build_optimizer(OptimSection(lr=0.1, weight_decay=0.5), model)
     decayed, others = optimizer.param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
-    assert {id(p) for p in decayed["params"]} == {id(model.values), id(model[0].weight)}
+    assert {id(p) for p in decayed["params"]} == {id(model[0].values)}
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])

@@ -191,6 +191,7 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
         ("no", "is not JSON"),
         ("[[3]]", "has label 3; the data has 3 classes"),
         ("[[0], [1]]", "is none of"),
+        (json.dumps([[]] * 12), "has no label for any sample"),
     ):
         (tmp_path / "real.json").write_text(text)
         with pytest.raises(InputError, match=complaint):
