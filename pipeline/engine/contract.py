@@ -244,9 +244,10 @@ class Engine(ABC):
 
     @torch.no_grad()
     def weight_norm(self) -> float:
-        """L2 norm of the optimized parameters' fp32 values. Every rank calls it."""
-        masters = self._masters()
-        shards = (self.local_shard(name, masters[index])[1] for name, index in self.param_slots())
+        """L2 norm of the fp32 values of the parameters that are not frozen. Every rank calls it."""
+        masters, frozen = self._masters(), {n for n, p in self.module.named_parameters() if not p.requires_grad}
+        slots = [slot for slot in self.param_slots() if slot[0] not in frozen]
+        shards = (self.local_shard(name, masters[index])[1] for name, index in slots)
         total = sum((shard.double().square().sum() for shard in shards), torch.zeros((), dtype=torch.float64))
         total = torch.as_tensor(total, device=self.device)
         dist.all_reduce(total)

@@ -46,7 +46,8 @@ class AugmentSection(Section):
     cutmix: Annotated[float, Field(ge=0)] = key(0.0, "CutMix alpha; 0 is off")
     cutmix_minmax: Pair | None = key(
         None,
-        "CutMix: minimum and maximum side of the box as shares of the picture's, instead of alpha; null is off",
+        "CutMix: side of the box as shares of the image's, from the first to below the second in whole pixels, as "
+        "timm's; in place of alpha; null is off",
     )
     mix_mode: Literal["batch", "pair", "elem"] = key(
         "batch",

@@ -1,5 +1,6 @@
 """The recipe's section `schedule`: the learning rate by step."""
 
+from fractions import Fraction
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -20,3 +21,8 @@ class ScheduleSection(Section):
     decay_epochs: Annotated[float, Field(gt=0)] = key(30.0, "step: epochs between decays, warm-up included")
     decay_rate: Annotated[float, Field(gt=0, le=1)] = key(0.1, "step: factor of each decay")
     cooldown_epochs: Annotated[float, Field(ge=0)] = key(0.0, "constant: epochs of the linear cool-down at the end")
+
+
+def exact(number: float) -> Fraction:
+    """Return the decimal number that a recipe has, of which the float is the nearest: 0.1 is a tenth."""
+    return Fraction(str(number))

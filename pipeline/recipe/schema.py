@@ -17,7 +17,7 @@ from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import AnyDataSection, DataSection
 from pipeline.recipe.faults import FaultsSection
 from pipeline.recipe.losses import LOSSES
-from pipeline.recipe.schedule import ScheduleSection
+from pipeline.recipe.schedule import ScheduleSection, exact
 from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
 from pipeline.section import Section
 
@@ -135,7 +135,7 @@ def _schedule_fits(recipe: Recipe) -> None:
         raise ValueError(
             f"schedule.warmup_epochs {schedule.warmup_epochs:g} must be shorter than train.epochs {train.epochs}"
         )
-    if schedule.name == "constant" and schedule.warmup_epochs + schedule.cooldown_epochs > train.epochs:
+    if schedule.name == "constant" and exact(schedule.warmup_epochs) + exact(schedule.cooldown_epochs) > train.epochs:
         raise ValueError(
             f"schedule.warmup_epochs {schedule.warmup_epochs:g} and schedule.cooldown_epochs "
             f"{schedule.cooldown_epochs:g} together exceed train.epochs {train.epochs}"

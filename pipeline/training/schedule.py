@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
-from pipeline.recipe.schedule import ScheduleSection
+from pipeline.recipe.schedule import ScheduleSection, exact
 from pipeline.recipe.train import TrainSection
 
 
@@ -29,21 +30,25 @@ def build_schedule(section: ScheduleSection, lr: float, steps_per_epoch: int, ep
     """Return the learning rate as a function of the step, counted from 0.
 
     Linear warm-up from `warmup_lr` to `lr`, then the decay that `section.name` names, to `min_lr` at the last step.
+    Computed with the decimal numbers of the recipe and rounded once, so that no rate changes a step early or late.
     """
-    warmup = round(section.warmup_epochs * steps_per_epoch)
+    warmup = round(exact(section.warmup_epochs) * steps_per_epoch)
     last = epochs * steps_per_epoch - 1
-    cooldown = round(section.cooldown_epochs * steps_per_epoch)
+    cooldown = round(exact(section.cooldown_epochs) * steps_per_epoch)
     start = last - cooldown if section.name == "constant" else warmup
+    peak, lowest, first = exact(lr), exact(section.min_lr), exact(section.warmup_lr)
+    steps_per_decay = exact(section.decay_epochs) * steps_per_epoch
 
     def schedule(step: int) -> float:
         if step < warmup:
-            return section.warmup_lr + (lr - section.warmup_lr) * step / warmup
+            return float(first + (peak - first) * step / warmup)
         if section.name == "step":
-            return lr * section.decay_rate ** math.floor(step / steps_per_epoch / section.decay_epochs)
+            return lr * section.decay_rate ** (step // steps_per_decay)
         if section.name == "constant" and cooldown == 0:
             return lr
-        progress = min(max(step - start, 0) / max(last - start, 1), 1.0)
-        remaining = (1 + math.cos(math.pi * progress)) / 2 if section.name == "cosine" else 1 - progress
-        return section.min_lr + (lr - section.min_lr) * remaining
+        progress = min(Fraction(max(step - start, 0), max(last - start, 1)), Fraction(1))
+        cosine = section.name == "cosine"
+        remaining = Fraction((1 + math.cos(math.pi * progress)) / 2) if cosine else 1 - progress
+        return float(lowest + (peak - lowest) * remaining)
 
     return schedule

@@ -156,3 +156,13 @@ def test_offloaded_state_changes_no_loss(digits, name):
     assert setting.run(engine) == pytest.approx(plain(setting)[0], rel=1e-6)
     if name != "fsdp":
         assert engine.config["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_norm_of_the_weights_is_without_frozen_ones(digits, name):
+    setting = Setting("mixer", digits, *overrides_for(name), ("train.freeze", "[body]"), ("model.depth", "1"))
+    engine = setting.engine()
+    weights = setting.model().state_dict()
+    trained = [weights[name] for name, p in engine.module.named_parameters() if p.requires_grad]
+    assert 0 < len(trained) < len(weights)
+    assert engine.weight_norm() == pytest.approx(torch.cat([w.flatten() for w in trained]).double().norm().item())

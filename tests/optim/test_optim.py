@@ -1,6 +1,8 @@
 """Parameter groups and the learning rate."""
 
+import decimal
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -156,3 +158,43 @@ def test_warm_up_comes_before_every_schedule():
     for name in ("cosine", "linear", "step", "constant"):
         found = rates(name=name, warmup_epochs=1, warmup_lr=0.5)
         assert found[:6] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+
+
+def test_no_schedule_changes_a_step_early_or_late():
+    """Over thousands of random settings, against integers and 60 decimal digits: 0.1 epochs of 10 steps are one."""
+    numbers = random.Random(0)
+    with decimal.localcontext(prec=60):
+        for _ in range(4000):
+            steps, epochs = numbers.randint(1, 40), numbers.randint(1, 12)
+            name = numbers.choice(["cosine", "linear", "step", "constant"])
+            scale = numbers.choice([1, 10, 1000])  # of the decimal numbers of epochs
+            warmup = numbers.randint(0, scale * epochs // 2)
+            cooldown = numbers.randint(0, scale * epochs // 2) if name == "constant" else 0
+            decay, step = numbers.randint(1, 3 * scale), numbers.randrange(steps * epochs)
+            peak, low = decimal.Decimal(numbers.randint(500, 999)), decimal.Decimal(numbers.randint(0, 499))
+            section = ScheduleSection(
+                name=name,
+                warmup_epochs=warmup / scale,
+                warmup_lr=float(low / 1000),
+                min_lr=float(low / 1000),
+                decay_epochs=decay / scale,
+                decay_rate=0.5,
+                cooldown_epochs=cooldown / scale,
+            )
+            warm, cool = (round(decimal.Decimal(part * steps) / scale) for part in (warmup, cooldown))
+            last = steps * epochs - 1
+            start = last - cool if name == "constant" else warm
+            progress = min(decimal.Decimal(max(step - start, 0)) / max(last - start, 1), decimal.Decimal(1))
+            if step < warm:
+                expected = (low + (peak - low) * step / warm) / 1000
+            elif name == "step":
+                expected = peak / 1000 / 2 ** (step * scale // (steps * decay))
+            elif name == "constant" and not cool:
+                expected = peak / 1000
+            elif name == "cosine":
+                expected = float(low / 1000) + float((peak - low) / 2000) * (1 + math.cos(math.pi * float(progress)))
+            else:
+                expected = (low + (peak - low) * (1 - progress)) / 1000
+            found = build_schedule(section, float(peak / 1000), steps, epochs)(step)
+            close = {"rel": 1e-13} if name == "cosine" and step >= warm else {"rel": 0, "abs": 0}
+            assert found == pytest.approx(float(expected), **close), (section, steps, epochs, step)
