@@ -7,6 +7,10 @@ class InputError(ValueError):
     """The user's input is wrong. Printed as one line without a traceback; exit code 2."""
 
 
+class LauncherError(InputError):
+    """What the launcher's variables say of this rank is wrong. Printed by every rank that finds it, not by rank 0."""
+
+
 class RunError(RuntimeError):
     """A run can't go on, for a reason that its message explains whole: a diverged loss, a full disk, another rank.
 

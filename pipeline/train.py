@@ -1,26 +1,25 @@
 """Start a training run: the only file that knows every part. Launchers run `python -m pipeline.train RECIPE ...`."""
 
 import argparse
-import atexit
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pipeline.cli.arguments import Parser, add_recipe_arguments
 from pipeline.cli.commands import (
     Exit,
+    exit_rank,
     load_from_arguments,
     run_command,
     tune_garbage_collector,
 )
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.rank_status import has_rank_status, write_rank_status
-from pipeline.distributed.signals import StopRequest
+from pipeline.distributed.signals import Stopped, StopRequest
 from pipeline.distributed.start_times import StartTimes, note_process
 from pipeline.errors import InputError, command
 from pipeline.figures import main_figure
@@ -90,7 +89,12 @@ def train(
     check_trackers(recipe.log)
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest())
-        store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
+        try:
+            with stop.at_once():
+                store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
+        except Stopped as signal:
+            _say(f"rank {topology.rank}: stopped by {signal} before all ranks had met; start the run again to train")
+            return Exit.REQUEUE
         times.end("rendezvous")
         set_torch_threads(topology)
         keep_freed_memory(topology.device)
@@ -267,8 +271,12 @@ def _open_profiler(
 def _print(topology: "Topology", text: str) -> None:
     """Print a line on rank 0."""
     if topology.is_main:
-        with suppress(OSError):  # nothing reads it, or the log's disk is full
-            print(text, file=sys.stderr, flush=True)
+        _say(text)
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # nothing reads it, or the log's disk is full
+        print(text, file=sys.stderr, flush=True)
 
 
 def _warn(topology: "Topology", text: str) -> None:
@@ -319,19 +327,7 @@ def main() -> None:
     parser = Parser(prog="python -m pipeline.train", description=__doc__)
     add_arguments(parser)
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK is used
-    _exit(run_command(parser, train_from_arguments))
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process after the exit handlers, without finalising the interpreter.
-
-    Background threads of the collectives sometimes abort during finalisation, and a finished run then exits with 134:
-    seen once in about thirty runs of two ranks, with FSDP on gloo.
-    """
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    exit_rank(run_command(parser, train_from_arguments))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The command `widemix`."""
 
 import io
+import os
 import sys
 from threading import Timer, main_thread
 
@@ -14,12 +15,14 @@ def main() -> None:
     if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
         timer.start()
     try:
-        from pipeline.cli.commands import run_command, tune_garbage_collector
+        from pipeline.cli.commands import exit_rank, run_command, tune_garbage_collector
 
         tune_garbage_collector()
         from pipeline.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
 
         code = run_command(make_parser())
+        if os.environ.get("RANK"):
+            exit_rank(code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 1

@@ -1,69 +1,187 @@
-"""Translates the environment variables of mpirun and srun to torchrun's: RANK, WORLD_SIZE, LOCAL_RANK,
+"""Translates the variables of MPI's launchers, srun, jsrun and flux to torchrun's: RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-torchrun, DeepSpeed's launcher, Kubeflow's trainer and `widemix train --ranks` set these themselves. OpenMPI's mpirun
-and Slurm's srun, when they start the ranks directly, set variables of their own.
+torchrun, DeepSpeed's launcher, Kubeflow's trainer and `widemix train --ranks` set these themselves. What starts the
+ranks directly sets variables of its own; without them each process would believe that it is alone.
 """
 
 import os
 import re
 import socket
-from collections.abc import Mapping, MutableMapping
+import zlib
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 
-from pipeline.errors import InputError
+from pipeline.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
+from pipeline.errors import LauncherError
 
 PORTS = range(20_000, 32_000)  # below the ephemeral ports of Linux
 USES = ("train", "preflight", "rendezvous")  # a node may start one while others still end another
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_OWN_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's, on a single node
+
+
+# Set by launchers that do not say how many processes they start.
+_RANK_ALONE = {"PMIX_RANK": "prterun", "PALS_RANKID": "PALS", "ALPS_APP_PE": "aprun"}
 
 
 def export_torchrun_env(environ: MutableMapping[str, str] = os.environ) -> bool:
-    """Add torchrun's variables to the environment; return whether a launcher started this process."""
+    """Add torchrun's variables to the environment; return whether a launcher started this process.
+
+    `LauncherError` where a variable says that there are more processes than this one is to train with.
+    """
     environ.update(torchrun_env(environ))
-    return "RANK" in environ
+    _check_sizes(environ)
+    return bool(environ.get("RANK"))
 
 
 def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables to add to the environment: none if torchrun's are set, or if there is no launcher.
 
-    `InputError` for mpirun on several nodes without MASTER_ADDR.
+    `LauncherError` for what a launcher leaves out, such as MASTER_ADDR on several nodes.
     """
-    if "RANK" in environ:
+    if environ.get("RANK"):
         return {}
-    if "OMPI_COMM_WORLD_RANK" in environ:
-        return _from_openmpi(environ)
-    if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return _from_srun(environ)
-    return {}
-
-
-def _from_openmpi(environ: Mapping[str, str]) -> dict[str, str]:
-    names = {
-        "RANK": "OMPI_COMM_WORLD_RANK",
-        "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-        "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-        "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    found = list(_found(environ))
+    if not found and (name := next((name for name in _RANK_ALONE if environ.get(name)), None)):
+        raise LauncherError(
+            f"{name}={environ[name]}: {_RANK_ALONE[name]} started this process, and no variable says how many there "
+            f"are; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or unset {name} to train in this one alone"
+        )
+    world = number(environ, found[0].size) if found else 1
+    if world == 1:
+        return {}
+    # srun and flux set PMI_RANK and PMI_SIZE too, but not the place on the node.
+    of_world = [launcher for launcher in found if number(environ, launcher.size) == world]
+    complete = (one for one in of_world if _first(environ, one.local_rank) and _first(environ, one.local_size))
+    launcher = next(complete, found[0])
+    local_rank, local_size = _place_on_node(environ, launcher, world)
+    variables = {
+        "RANK": str(number(environ, launcher.rank)),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
     }
-    variables = {name: environ[openmpi] for name, openmpi in names.items()}
-    if variables["WORLD_SIZE"] == variables["LOCAL_WORLD_SIZE"]:
-        variables["MASTER_ADDR"] = environ.get("MASTER_ADDR", "127.0.0.1")
-    elif "MASTER_ADDR" not in environ:
-        raise InputError("MASTER_ADDR is not set: on several nodes mpirun needs `-x MASTER_ADDR=$(hostname)`")
-    # Every rank has the same job id and must derive the same port from it.
-    job = int(re.sub(r"\D", "", environ.get("PMIX_NAMESPACE", "")) or "0")
-    return variables | {"MASTER_PORT": environ.get("MASTER_PORT", str(job_port(job)))}
+    address = environ.get("MASTER_ADDR") or _first_address(environ, launcher, several=local_size != world)
+    port = environ.get("MASTER_PORT") or str(job_port(_job_number(environ, launcher)))
+    return variables | {"MASTER_ADDR": address, "MASTER_PORT": port}
 
 
-def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    node = int(environ["SLURM_NODEID"])
-    return {
-        "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
-        "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])[node]),
-        "MASTER_ADDR": environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"])),
-        "MASTER_PORT": environ.get("MASTER_PORT", str(job_port(int(environ["SLURM_JOB_ID"])))),
-    }
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without what a launcher says, for a process that is to train in a world of its own."""
+    names = {*_TORCHRUN, "MASTER_ADDR", "MASTER_PORT", *_RANK_ALONE}
+    for launcher in LAUNCHERS:
+        names |= {launcher.rank, launcher.size, *launcher.local_rank, *launcher.local_size}
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def how_to_train_alone(environ: Mapping[str, str]) -> str:
+    """Say how one process trains alone, instead of waiting for the others that the variables promise."""
+    sizes = (launcher.size for launcher in _found(environ) if environ[launcher.size] == environ.get("WORLD_SIZE"))
+    return f"to train in one process alone, unset {next(sizes, 'RANK and WORLD_SIZE')}"
+
+
+def _found(environ: Mapping[str, str]) -> Iterator[Launcher]:
+    """The launchers that say rank and size; Slurm's batch script, which is no step, has one process."""
+    for launcher in LAUNCHERS:
+        step = launcher.name != SRUN or environ.get("SLURM_STEP_ID")
+        if step and environ.get(launcher.rank) and environ.get(launcher.size):
+            yield launcher
+
+
+def _place_on_node(environ: Mapping[str, str], launcher: Launcher, world: int) -> tuple[int, int]:
+    """Return the local rank, and the number of ranks on this node."""
+    rank = _first(environ, (*launcher.local_rank, "LOCAL_RANK"))
+    size = _first(environ, (*launcher.local_size, "LOCAL_WORLD_SIZE"))
+    if rank is None or size is None:
+        missing = launcher.local_rank if rank is None else launcher.local_size
+        raise LauncherError(
+            f"{launcher.name} sets {launcher.size}, but not {' or '.join(missing)}; set LOCAL_RANK and "
+            "LOCAL_WORLD_SIZE, a process's number on its node and how many there are"
+        )
+    if size == "SLURM_STEP_TASKS_PER_NODE":
+        try:
+            return number(environ, rank), tasks_per_node(environ[size])[number(environ, "SLURM_NODEID")]
+        except (ValueError, IndexError):
+            raise LauncherError(f"{size}={environ[size]!r} does not fit SLURM_NODEID") from None
+    if size == "FLUX_JOB_NNODES":
+        return number(environ, rank), -(-world // max(1, number(environ, size)))
+    return number(environ, rank), number(environ, size)
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _first_address(environ: Mapping[str, str], launcher: Launcher, several: bool) -> str:
+    """Return the host of rank 0: with Slurm the first of the list."""
+    if launcher.name == SRUN and environ.get("SLURM_STEP_NODELIST"):
+        return first_host(environ["SLURM_STEP_NODELIST"])
+    if not several:
+        return "127.0.0.1"
+    if environ.get("SLURM_JOB_NODELIST"):
+        return first_host(environ["SLURM_JOB_NODELIST"])
+    raise LauncherError(f"MASTER_ADDR is not set: on several nodes {launcher.pass_on}")
+
+
+def _job_number(environ: Mapping[str, str], launcher: Launcher) -> int:
+    """Return a number that all ranks of this job derive, and other jobs hardly; 0 where nothing tells jobs apart."""
+    name = _first(environ, launcher.job)
+    text = environ[name] if name else "0"
+    return int(text) if text.isdecimal() else zlib.crc32(text.encode())
+
+
+def _check_sizes(environ: Mapping[str, str]) -> None:
+    """`LauncherError` where a variable says that there are more processes than this one is to train with."""
+    world = number(environ, "WORLD_SIZE", 1) if environ.get("RANK") else 1
+    if environ.get("TORCHELASTIC_RUN_ID") and not _OWN_RUN_ID.fullmatch(environ["TORCHELASTIC_RUN_ID"]):
+        return  # torchrun on several nodes, of which some may have been lost
+    if not environ.get("RANK") and (size := number(environ, "WORLD_SIZE", 1)) > 1:
+        raise LauncherError(
+            f"WORLD_SIZE={size} is set, but RANK is not; start the ranks by torchrun or --ranks {size}, or unset "
+            "WORLD_SIZE to train in this process alone"
+        )
+    for launcher in LAUNCHERS:
+        names = [launcher.size] if launcher.name in (SRUN, FLUX) else [launcher.size, *launcher.local_size]
+        if launcher.name == SRUN and not environ.get("SLURM_STEP_ID"):
+            continue
+        for name in names:
+            if (size := number(environ, name, 1)) > world:
+                join = f"set {launcher.rank} too"
+                if environ.get(launcher.rank):
+                    join = f"start them by {launcher.name} alone" + ", without RANK" * bool(environ.get("RANK"))
+                if environ.get("TORCHELASTIC_RUN_ID"):
+                    join = "start one torchrun a node, with --nnodes and --rdzv-endpoint"
+                raise LauncherError(
+                    f"{name}={size}: {launcher.name} started {size} processes, and each would train in a world of "
+                    f"{world}; to train together {join}; to train apart unset {name}"
+                )
+
+
+def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a variable's whole number, `default` where it is not set or empty; `LauncherError` if it is none."""
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise LauncherError(f"{name}={text!r} in the environment is not a whole number") from None
+
+
+def master_address(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return MASTER_ADDR and MASTER_PORT, where rank 0 is; `LauncherError` if one is missing or no port."""
+    host = environ.get("MASTER_ADDR", "").strip()
+    for name, value in (("MASTER_ADDR", host), ("MASTER_PORT", environ.get("MASTER_PORT", ""))):
+        if not value:
+            raise LauncherError(
+                f"WORLD_SIZE={environ.get('WORLD_SIZE')} but {name} is not set; set MASTER_ADDR to rank 0's host "
+                "and MASTER_PORT to a free port there, or start the ranks by torchrun"
+            )
+    port = number(environ, "MASTER_PORT")
+    if not 0 < port < 2**16:
+        raise LauncherError(f"MASTER_PORT={port}: a port is 1 to 65535")
+    return host, port
 
 
 def job_port(job: int, use: str = "train") -> int:

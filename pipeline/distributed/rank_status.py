@@ -61,7 +61,7 @@ def has_rank_status() -> bool:
 
 def _own_path() -> Path | None:
     folder, rank = os.environ.get(STATUS_DIR_VARIABLE), os.environ.get("RANK")
-    return Path(folder) / f"rank-{rank}.json" if folder and rank else None
+    return Path(folder) / f"rank-{rank}.json" if folder and rank and rank.isdecimal() else None
 
 
 def read_rank_statuses(folder: Path) -> list[RankStatus]:

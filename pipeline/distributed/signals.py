@@ -2,10 +2,15 @@
 
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopped(Exception):
+    """A signal came while there was nothing to save; its text is the signal's name."""
 
 
 class StopRequest:
@@ -16,6 +21,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self._at_once = False
 
     def __enter__(self) -> "StopRequest":
         self._previous = {number: signal.signal(number, self._request) for number in _SIGNALS}
@@ -25,13 +31,30 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise `Stopped` for a signal while in this block, which waits for what may never come."""
+        self._at_once = True
+        try:
+            if self.requested:
+                raise Stopped("a signal")
+            yield
+        finally:
+            self._at_once = False
+
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once:
+            self.requested, self._at_once = True, False
+            raise Stopped(_name(number))
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         known, self.requested = self.requested, True
         if not known and os.environ.get("RANK", "0") == "0":
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             again = "; a second Ctrl-C stops at once" if number == signal.SIGINT else ""
             with suppress(OSError):  # Ctrl-C also ended what read it, such as tee
                 # not print: the signal may have interrupted another one
-                os.write(2, f"{name}: stopping after this step, with a checkpoint{again}\n".encode())
+                os.write(2, f"{_name(number)}: stopping after this step, with a checkpoint{again}\n".encode())
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -1,8 +1,8 @@
 """Rank and device of this process, its process group, and the few collectives that the loop needs.
 
 torchrun, DeepSpeed's launcher and `widemix train --ranks` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT (`pipeline.distributed.launchers` translates what mpirun and srun set). With none of them
-set the run is a single process.
+MASTER_ADDR and MASTER_PORT (`pipeline.distributed.launchers` translates what others set). With none of them set the
+run is a single process.
 """
 
 import ctypes
@@ -22,8 +22,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline.cgroups import usable_cpus
-from pipeline.distributed.launchers import route_from
-from pipeline.errors import InputError
+from pipeline.distributed.launchers import number, route_from
+from pipeline.distributed.rendezvous import Rendezvous
+from pipeline.errors import InputError, LauncherError, RunError
 
 Value = TypeVar("Value")
 
@@ -47,13 +48,14 @@ class Topology:
 
 
 def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
-    """Read rank and device from the launcher's variables; `InputError` if they contradict each other."""
-    rank, world = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
-    local_rank = _number(environ, "LOCAL_RANK", 0)
-    local_world = _number(environ, "LOCAL_WORLD_SIZE", _number(environ, "LOCAL_SIZE", 1))
-    if not (0 <= rank < world and 0 <= local_rank < max(local_world, 1)):
-        raise InputError(
-            f"the launcher's variables do not fit: RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank}"
+    """Read rank and device from the launcher's variables; `LauncherError` if they contradict each other."""
+    rank, world = number(environ, "RANK", 0), number(environ, "WORLD_SIZE", 1)
+    local_rank = number(environ, "LOCAL_RANK", 0)
+    local_world = number(environ, "LOCAL_WORLD_SIZE", number(environ, "LOCAL_SIZE", 1))
+    if not (0 <= rank < world and 0 <= local_rank < max(local_world, 1) <= world):
+        raise LauncherError(
+            f"the launcher's variables do not fit: RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of "
+            f"LOCAL_WORLD_SIZE {local_world}; unset those that are left over, or start the ranks by torchrun"
         )
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -62,7 +64,7 @@ def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
             cure = "start as many processes as there are GPUs"
             if gpus == 1:  # the same, or for each process another: a number does not tell
                 cure += ", and let each see all of the node's: with srun --gpus-per-node instead of --gpus-per-task"
-            raise InputError(f"LOCAL_RANK {local_rank} has no GPU of its own: this process sees {gpus}; {cure}")
+            raise LauncherError(f"LOCAL_RANK {local_rank} has no GPU of its own: this process sees {gpus}; {cure}")
         device = torch.device("cuda", local_rank)
     return Topology(rank, world, local_rank, local_world, device)
 
@@ -74,20 +76,15 @@ def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
     Yields the group's key-value store, which all ranks share. Each thread needs its own clone of it. After an error
     on one of several GPUs the process is to end: it leaves the group as it is.
     """
-    backend = "gloo"
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)
-        backend = "cpu:gloo,cuda:nccl"
-        if topology.world > topology.local_world and (chosen := set_nccl_devices(os.environ)) and topology.is_main:
-            print(f"NCCL on {platform.node()}: {', '.join(chosen)}", file=sys.stderr, flush=True)
     limit = datetime.timedelta(seconds=timeout_s)
-    if topology.world > topology.local_world:
-        set_gloo_interface(os.environ)
-    store: dist.Store = dist.HashStore()
-    if topology.world > 1:
-        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
-    dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
-    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still opens its own
+    if topology.world == 1:
+        store: dist.Store = dist.HashStore()
+        _create_group(topology, store, limit)
+    else:
+        rendezvous = Rendezvous(topology.rank, topology.world, timeout_s)
+        store = rendezvous.run(lambda: _join(rendezvous, topology, limit))
     failed = True
     try:
         yield dist.PrefixStore("run", store)
@@ -97,6 +94,32 @@ def process_group(topology: Topology, timeout_s: int) -> Iterator[dist.Store]:
         # wait for ranks that wait for it, with its error not yet printed.
         if not failed or topology.world == 1 or topology.device.type == "cpu":
             dist.destroy_process_group()
+
+
+def _join(rendezvous: Rendezvous, topology: Topology, limit: datetime.timedelta) -> dist.Store:
+    """Meet the other ranks and create the group with them; return the store of this attempt."""
+    store = rendezvous.join()
+    rendezvous.waits_for("connections to the other ranks, all of which have joined")
+    if topology.world > topology.local_world:
+        set_gloo_interface(os.environ)
+        if topology.device.type == "cuda" and (chosen := set_nccl_devices(os.environ)) and topology.is_main:
+            print(f"NCCL on {platform.node()}: {', '.join(chosen)}", file=sys.stderr, flush=True)
+    try:
+        _create_group(topology, store, limit)
+    except RuntimeError as error:
+        interface = os.environ.get("GLOO_SOCKET_IFNAME")
+        on = f"GLOO_SOCKET_IFNAME {interface}" if interface else "the address of its host name"
+        reason = str(error).splitlines()[0]
+        raise RunError(f"rank {topology.rank} on {platform.node()}: no connection by {on}: {reason}") from error
+    return store
+
+
+def _create_group(topology: Topology, store: dist.Store, limit: datetime.timedelta) -> None:
+    backend = "cpu:gloo,cuda:nccl" if topology.device.type == "cuda" else "gloo"
+    if topology.device.type == "cuda":
+        torch.cuda.set_device(topology.device)  # in this thread
+    dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
+    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still opens its own
 
 
 def set_gloo_interface(environ: MutableMapping[str, str]) -> None:
@@ -209,13 +232,3 @@ def on_main(topology: Topology, action: Callable[[], Value]) -> Value:
     if shared[1] is not None:
         raise InputError(shared[1])
     return shared[0]
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{name}={text!r} in the environment is not a whole number") from None

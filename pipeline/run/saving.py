@@ -1,13 +1,15 @@
 """Saving during training: each rank copies its shards of the state, and threads write it.
 
-Training waits only for the copy. Then a thread of every rank writes its shards to checkpoints/.parts-<step>/ and says
-so in the process group's store; rank 0's thread joins the shards to full tensors and writes the checkpoint
-(`pipeline.run.checkpoint.save`), so that what is on disk does not depend on the ranks that wrote it.
+Training waits only for the copy. Then a thread of every rank writes its shards to a new file in
+checkpoints/.parts-<step>/ and names it in the process group's store; rank 0's thread joins the shards to full tensors
+and writes the checkpoint (`pipeline.run.checkpoint.save`), so that what is on disk does not depend on the ranks that
+wrote it.
 """
 
 import json
 import shutil
 import threading
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,7 +24,6 @@ from pipeline.errors import RunError
 from pipeline.run import checkpoint
 from pipeline.run.checkpoint import Position, RetentionPolicy
 
-_WRITTEN = "written"
 _MOVED = "was renamed or removed while the run wrote to it; move it back, and start the run again"
 
 
@@ -85,15 +86,17 @@ class Saver:
         folder = self._run_dir / "checkpoints" / f".parts-{position.step}"
         key = f"save {self._saves} of rank "
         if not self._topology.is_main:
-            self._store.set(f"{key}{self._topology.rank}", _write(folder / f"{self._topology.rank}", shards))
+            # A name that no process of an earlier attempt has, which may still write there.
+            path = folder / f"{self._topology.rank}-{uuid.uuid4().hex}"
+            self._store.set(f"{key}{self._topology.rank}", json.dumps([path.name, _write(path, shards)]))
             return
         try:
             others = range(1, self._topology.world)
-            answers = {rank: self._store.get(f"{key}{rank}").decode() for rank in others}
-            for rank, answer in answers.items():
-                if answer != _WRITTEN:
-                    raise OSError(f"step {position.step} was not saved: rank {rank}: {answer}")
-            every_shard = [*shards, *(shard for rank in others for shard in _read(folder / f"{rank}"))]
+            answers = {rank: json.loads(self._store.get(f"{key}{rank}")) for rank in others}
+            for rank, (_, error) in answers.items():
+                if error is not None:
+                    raise OSError(f"step {position.step} was not saved: rank {rank}: {error}")
+            every_shard = [*shards, *(shard for name, _ in answers.values() for shard in _read(folder / name))]
             state = State.of(assembled(every_shard), position.scalars)
             checkpoint.save(self._run_dir, state, position, self._retention)
         except Exception as error:
@@ -103,8 +106,8 @@ class Saver:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(path: Path, shards: list[Shard]) -> str:
-    """Write a rank's shards to a file; return its message to rank 0: "written", or the error."""
+def _write(path: Path, shards: list[Shard]) -> str | None:
+    """Write a rank's shards to a file; return the error, if there is one."""
     try:
         if path.parents[2].exists():  # the run folder itself is not made again where it has been moved
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +115,7 @@ def _write(path: Path, shards: list[Shard]) -> str:
         save_file({shard.key: shard.values for shard in shards}, path, metadata=places)
     except Exception as error:  # rank 0 waits for the message, whatever the error is
         return str(error) or type(error).__name__
-    return _WRITTEN
+    return None
 
 
 def _read(path: Path) -> Iterable[Shard]:

@@ -2,8 +2,9 @@
 
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
-prepared digits. Without --minutes it does what the tests check: the same round with DDP and with ZeRO 1,
-a run that hangs, one whose pictures are not numbers and one whose loader fails, each in a folder of its own.
+prepared digits. First, ranks that torchrun starts again are killed 20 times. Without --minutes it does what the tests
+check: the same round with DDP and with ZeRO 1, a run that hangs, one whose pictures are not numbers, one whose loader
+fails and one whose ranks are killed twice under torchrun, each in a folder of its own.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from pipeline.run import checkpoint
 from tests.conftest import train_lines
+from tests.faults.elastic import killed_ranks
 from tests.faults.ranks import ranks
 
 LAST, SAVE_EVERY, TOLERANCE = 36, 4, 1e-4
@@ -131,6 +133,20 @@ def elastic(disturbed: Disturbed, engine: str, clean: Path) -> None:
     disturbed.finish(3, engine, clean)
 
 
+def kill_often(data: Path, run: Path, kills: int) -> None:
+    """Two ranks under one torchrun, which starts them again after each of the kills."""
+    last = 2 * kills + 10  # a start saves two steps, and is killed after the third
+    options = ("--train.max_steps", f"{last}", "--train.save_every_steps", "2")
+    codes, said = killed_ranks(2, kills, data, run, *options).wait()
+    assert codes == [0], said
+    assert run.with_suffix(".kills").stat().st_size == kills, said
+    assert "no checkpoint was saved" not in said, said
+    clean = run.with_name(f"{run.name}-clean")
+    codes, said = ranks(1, "none", data, clean, *options).wait()
+    assert codes == [0], said
+    assert_same_steps(run, clean, last, TOLERANCE)
+
+
 def short(data: Path, folder: Path, clean: Path) -> None:
     """A round for each engine, while one run hangs; and the runs that tests/faults/test_chaos.py checks."""
     hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "30")
@@ -138,6 +154,7 @@ def short(data: Path, folder: Path, clean: Path) -> None:
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)
     Disturbed(data, folder / "nan").start(2, "ZeRO 1", "nan@6-7,nan@13-18")
     Disturbed(data, folder / "raises").start(2, "FSDP2", "raise@5:1")
+    kill_often(data, folder / "killed", kills=2)
     hangs.wait()
 
 
@@ -188,6 +205,8 @@ def main() -> None:
     if not arguments.minutes:
         short(arguments.data, arguments.folder, clean)
         return
+    kill_often(arguments.data, arguments.folder / "killed", kills=20)
+    print("20 kills under one torchrun, and complete with the undisturbed curve", flush=True)
     began, rounds = time.monotonic(), 0
     while time.monotonic() - began < 60 * arguments.minutes:
         rounds += 1

@@ -4,6 +4,7 @@ FAULT is any of these, joined by commas, or "none":
 nan@A-B      the pictures of data steps A to B (from 0) are NaN
 skipped_ranges@A-B data steps A to B are skipped from the start
 die@S:R      rank R is killed after step S
+kills@N:S    N times, a rank is killed S steps after its start, each time the next one
 raise@S:R    rank R's loader raises at step S of the first epoch
 loader@S:R   rank R's loader never delivers step S of the first epoch
 stuck@S:R    rank R never reaches step S + 1
@@ -18,6 +19,7 @@ term@S       rank 0 is asked to stop while the save of step S is being written, 
 """
 
 import errno
+import itertools
 import os
 import re
 import signal
@@ -76,6 +78,21 @@ def wait_until(condition) -> None:
 
 def die(step: int, rank: int) -> None:
     after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def kills(most: int, steps: int) -> None:
+    after_step, own = Loop._after_step, itertools.count(1)
+
+    def faulty(self, epoch):
+        stopping = after_step(self, epoch)
+        killed = self.context.saver._run_dir.with_suffix(".kills")
+        before = killed.stat().st_size if killed.exists() else 0
+        if next(own) >= steps and before < most and dist.get_rank() == before % dist.get_world_size():
+            killed.write_bytes(bytes(before + 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return stopping
+
+    Loop._after_step = faulty
 
 
 def stuck(step: int, rank: int) -> None:
@@ -185,6 +202,7 @@ FAULTS = {
     "nan": nan,
     "skipped_ranges": skipped_ranges,
     "die": die,
+    "kills": kills,
     "stuck": stuck,
     "stop": stop,
     "hold": hold,
