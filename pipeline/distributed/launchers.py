@@ -28,10 +28,12 @@ _RANK_ALONE = {"PMIX_RANK": "prterun", "PALS_RANKID": "PALS", "ALPS_APP_PE": "ap
 def export_torchrun_env(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Add torchrun's variables to the environment; return whether a launcher started this process.
 
-    `LauncherError` where a variable says that there are more processes than this one is to train with.
+    `LauncherError` where a variable says that there are more processes than this one is to train with, or that
+    contradicts another.
     """
     environ.update(torchrun_env(environ))
     _check_sizes(environ)
+    read_place(environ)
     return bool(environ.get("RANK"))
 
 
@@ -156,6 +158,21 @@ def _check_sizes(environ: Mapping[str, str]) -> None:
                     f"{name}={size}: {launcher.name} started {size} processes, and each would train in a world of "
                     f"{world}; to train together {join}; to train apart unset {name}"
                 )
+
+
+def read_place(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """Return rank, world size, local rank and local world size of this process, by torchrun's variables.
+
+    `LauncherError` if they contradict each other.
+    """
+    rank, world, local_rank = (number(environ, *name) for name in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
+    local_world = number(environ, "LOCAL_WORLD_SIZE", number(environ, "LOCAL_SIZE", 1))
+    if not (0 <= rank < world and 0 <= local_rank < max(local_world, 1) <= world):
+        raise LauncherError(
+            f"the launcher's variables do not fit: RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of "
+            f"LOCAL_WORLD_SIZE {local_world}; unset those that are left over, or start the ranks by torchrun"
+        )
+    return rank, world, local_rank, local_world
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.cgroups import usable_cpus
-from pipeline.distributed.launchers import number, route_from
+from pipeline.distributed.launchers import read_place, route_from
 from pipeline.distributed.rendezvous import Rendezvous
 from pipeline.errors import InputError, LauncherError, RunError
 
@@ -49,14 +49,7 @@ class Topology:
 
 def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     """Read rank and device from the launcher's variables; `LauncherError` if they contradict each other."""
-    rank, world = number(environ, "RANK", 0), number(environ, "WORLD_SIZE", 1)
-    local_rank = number(environ, "LOCAL_RANK", 0)
-    local_world = number(environ, "LOCAL_WORLD_SIZE", number(environ, "LOCAL_SIZE", 1))
-    if not (0 <= rank < world and 0 <= local_rank < max(local_world, 1) <= world):
-        raise LauncherError(
-            f"the launcher's variables do not fit: RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of "
-            f"LOCAL_WORLD_SIZE {local_world}; unset those that are left over, or start the ranks by torchrun"
-        )
+    rank, world, local_rank, local_world = read_place(environ)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from pipeline.cli.commands import Exit
+from pipeline.distributed.launchers import without_launcher
 from pipeline.errors import RunError
 from pipeline.run.lease import RENEWAL_S, Leases
 from pipeline.studies.cell import Cell
@@ -107,7 +108,8 @@ class Runner:
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
         log = (logs / f"{cell.name}.log").open("a")
-        environ = os.environ | self._devices(slot)
+        # Of several runners that srun started, each trains cells of its own.
+        environ = without_launcher(os.environ) | self._devices(slot)
         cpus = self._cpus(slot)
         prepare = partial(_end_with_parent, os.getpid(), cpus, _libc())
         process = subprocess.Popen(

@@ -1,9 +1,12 @@
 """Leaving the process group: NCCL destroys its communicators on all ranks of a node together."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
 
+from pipeline.distributed import topology
 from pipeline.distributed.topology import Topology, process_group
 
 
@@ -13,7 +16,8 @@ def calls(monkeypatch) -> list[str]:
     made: list[str] = []
     for name in ("init_process_group", "all_reduce", "destroy_process_group"):
         monkeypatch.setattr(dist, name, lambda *_, name=name, **__: made.append(name))
-    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 2)]))
+    met = SimpleNamespace(run=lambda meet: meet(), join=dist.HashStore, waits_for=lambda _: None)
+    monkeypatch.setattr(topology, "Rendezvous", lambda *_: met)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"set_device {device}"))
     return made
 
@@ -21,7 +25,8 @@ def calls(monkeypatch) -> list[str]:
 def test_the_device_is_set_before_nccl_is(calls):
     with process_group(Topology(1, 2, 1, 2, torch.device("cuda", 1)), 60):
         pass
-    assert calls == ["set_device cuda:1", "init_process_group", "all_reduce", "destroy_process_group"]
+    device = "set_device cuda:1"  # for this thread, and for the one that creates the group
+    assert calls == [device, device, "init_process_group", "all_reduce", "destroy_process_group"]
 
 
 @pytest.mark.parametrize(

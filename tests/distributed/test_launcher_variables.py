@@ -1,0 +1,153 @@
+"""The variables of each launcher that does not set torchrun's, and those that say of more processes than train."""
+
+import pytest
+
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.distributed.launchers import export_torchrun_env, torchrun_env, without_launcher
+from pipeline.distributed.topology import read_topology
+from pipeline.errors import LauncherError
+from tests.conftest import ROOT
+from tests.distributed.test_launchers import SRUN
+
+# As these set them for rank 1 of 2 on one machine: MPICH 5.0.2, Intel MPI 2021.17, OpenMPI 5.0.11, MPICH's gforker.
+HYDRA = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_FD": "11", "PMI_RANK": "1", "PMI_SIZE": "2"}
+INTEL = HYDRA | {"I_MPI_HYDRA_UUID": "48260000-2ab1-5d85-1961-06007782714d", "HYDRA_BSTRAP_LOCALHOST": "vm"}
+OPENMPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-vm-9831@1",
+    "PMIX_RANK": "1",
+}
+GFORKER = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "12", "MPI_UNIVERSE_SIZE": "-1"}
+# From their documentation: Cray PALS, LSF's jsrun, flux (which also speaks PMI), MVAPICH, and srun --mpi=pmi2.
+PALS = {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PALS_APID": "3ce0"}
+JSRUN = {
+    "JSM_NAMESPACE_RANK": "1",
+    "JSM_NAMESPACE_SIZE": "2",
+    "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    "PMIX_RANK": "1",
+    "LSB_JOBID": "12",
+}
+FLUX = {
+    "FLUX_TASK_RANK": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "FLUX_JOB_NNODES": "1",
+    "FLUX_JOB_ID": "f2oHxv7k",
+    "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}
+MVAPICH = {f"MV2_COMM_WORLD_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)} | {
+    f"MV2_COMM_WORLD_LOCAL_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)
+}
+PMI2 = SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+PMI2 |= {"SLURM_STEP_TASKS_PER_NODE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "77.0"}
+
+
+@pytest.mark.parametrize("said", [HYDRA, INTEL, OPENMPI_5, PALS, JSRUN, FLUX, MVAPICH, PMI2])
+def test_every_launcher_is_read_like_torchrun(said):
+    environ = dict(said)
+    assert export_torchrun_env(environ)
+    rank = read_topology(environ)
+    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (1, 2, 1, 2)
+    assert environ["MASTER_ADDR"] == ("n2" if "SLURM_JOB_ID" in said else "127.0.0.1")
+    assert export_torchrun_env(environ)  # once more changes nothing
+    alone = without_launcher(environ)
+    assert not export_torchrun_env(alone)
+    assert read_topology(alone).world == 1
+
+
+def test_what_tells_the_jobs_of_a_launcher_apart_gives_their_ports():
+    ports = {torchrun_env(said)["MASTER_PORT"] for said in (INTEL, OPENMPI_5, PALS, JSRUN, FLUX, PMI2)}
+    assert len(ports) == 6
+    other = INTEL | {"I_MPI_HYDRA_UUID": "48260000-2ab1-5d85-1961-06007782714e", "PMI_RANK": "0"}
+    assert torchrun_env(other)["MASTER_PORT"] != torchrun_env(INTEL)["MASTER_PORT"]
+    assert torchrun_env(INTEL | {"PMI_RANK": "0"})["MASTER_PORT"] == torchrun_env(INTEL)["MASTER_PORT"]
+
+
+def test_mpi_within_a_job_of_slurm_is_the_innermost_and_rank_0_is_on_the_first_node():
+    proxies = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_PROCID": "1"}
+    said = proxies | INTEL | {"PMI_RANK": "3", "PMI_SIZE": "4", "SLURM_JOB_NODELIST": "n[2-3]"}
+    rank = read_topology(environ := torchrun_env(said))
+    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (3, 4, 1, 2)
+    assert environ["MASTER_ADDR"] == "n2"
+
+
+STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            {"WORLD_SIZE": "4"},
+            "^WORLD_SIZE=4 is set, but RANK is not; start the ranks by torchrun or --ranks 4, or unset",
+        ),
+        ({"WORLD_SIZE": "four"}, "^WORLD_SIZE='four' in the environment is not a whole number"),
+        ({"PMI_SIZE": "4"}, "^PMI_SIZE=4: mpiexec started 4 processes, and each would train in a world of 1"),
+        ({"MPI_LOCALNRANKS": "2"}, "^MPI_LOCALNRANKS=2: mpiexec started 2 processes"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "x"}, "^PMI_SIZE='x' in the environment is not a whole number"),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "^SLURM_STEP_NUM_TASKS=4: srun started 4 processes"),
+        ({"FLUX_JOB_SIZE": "3"}, "^FLUX_JOB_SIZE=3: flux run started 3 processes"),
+        (GFORKER, "^mpiexec sets PMI_SIZE, but not MPI_LOCALRANKID or .*; set LOCAL_RANK and LOCAL_WORLD_SIZE"),
+        (
+            {"PMIX_RANK": "1"},
+            "^PMIX_RANK=1: prterun started this process, and no variable says how many there are; set",
+        ),
+        (HYDRA | {"RANK": "0", "WORLD_SIZE": "1"}, "^PMI_SIZE=2: .* start them by mpiexec alone, without RANK; to"),
+        (HYDRA | STANDALONE, "^PMI_SIZE=2: .* start one torchrun a node, with --nnodes"),
+        (SRUN | STANDALONE, "^SLURM_STEP_NUM_TASKS=4: srun started 4 .* to train apart unset SLURM_STEP_NUM_TASKS"),
+        (
+            HYDRA | {"MPI_LOCALNRANKS": "1"},
+            "^MASTER_ADDR is not set: on several nodes mpiexec needs `-genv MASTER_ADDR",
+        ),
+    ],
+)
+def test_a_variable_that_says_there_are_more_processes_is_an_error_with_the_cure(said, message):
+    with pytest.raises(LauncherError, match=message):
+        export_torchrun_env(dict(said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"WORLD_SIZE": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"},  # srun --pty bash
+        {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_NTASKS": "4"},  # a batch script
+    ],
+)
+def test_one_process_is_alone(said):
+    assert not export_torchrun_env(environ := dict(said))
+    assert environ == said
+
+
+def test_torchrun_on_several_nodes_may_have_lost_some():
+    lost = {"TORCHELASTIC_RUN_ID": "train-77-0", "GROUP_WORLD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "1"}
+    assert export_torchrun_env(SRUN | lost)
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"RANK": "5", "WORLD_SIZE": "4"}, "do not fit: RANK 5 of WORLD_SIZE 4"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one' in the environment is not a whole number"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE 3; unset"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set, but RANK is not"),
+        (HYDRA | {"RANK": "1", "WORLD_SIZE": "1"}, "PMI_SIZE=2: mpiexec started 2 processes"),
+    ],
+)
+def test_a_rank_whose_variables_are_wrong_says_so_itself(environ, message, monkeypatch, capsys):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", "/dev/null/no-folder")
+    words = ["train", str(ROOT / "recipes/digits/rp_mixer.yaml"), "--data.path", "/no/such/folder"]
+    assert run_command(make_parser(), None, words) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

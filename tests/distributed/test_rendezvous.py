@@ -1,0 +1,172 @@
+"""How ranks meet: who is missing is said, signals end the waiting, and an attempt sees no key of those before."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.distributed import rendezvous
+from pipeline.distributed.rendezvous import Rendezvous
+from pipeline.distributed.topology import Topology, process_group
+from pipeline.errors import LauncherError, RunError
+from tests.faults.faulty import train_with
+from tests.forks import Forks, free_port, group_of
+
+WORLD = 3
+
+
+def train_impatiently(tell_after_s: float, data: Path) -> None:
+    """Be a rank of a run that says early whom it waits for."""
+    rendezvous.TELL_AFTER_S = tell_after_s
+    train_with("none", "recipes/digits/rp_mixer.yaml", "--data.path", f"{data}", "--run-dir", "/no/such/run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("here", "awaited"),
+    [([0], "rank 0 of 4 on {}: waits for ranks 1, 2, 3 at"), ([2], "rank 2 of 4 on {}: waits for rank 0 at")],
+    ids=["rank 0 alone", "rank 2 alone"],
+)
+def test_a_rank_that_waits_says_for_whom_and_ends_at_a_signal(digits, tmp_path, here, awaited, number):
+    environs = [group_of(4)[rank] for rank in here]
+    group = Forks(train_impatiently, 0.1, digits, log=tmp_path / "log", environs=environs)
+    while awaited.format(os.uname().nodename) not in group.said():
+        group.reap()
+        assert group.running, group.said()
+        time.sleep(0.02)
+    group.signal(number)
+    codes, said = group.wait(300)  # far below engine.timeout_s
+    assert codes == [75], said
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    assert said.splitlines()[-1].startswith(f"rank {here[0]}: stopped by {name} before all ranks had met"), said
+    assert "to train in one process alone, unset RANK and WORLD_SIZE" in said
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def places(monkeypatch) -> int:
+    """MASTER_ADDR, and the MASTER_PORT that it returns, in this process."""
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    return port
+
+
+def join(rank: int, world: int = 2, timeout_s: float = 60) -> None:
+    with process_group(Topology(rank, world, rank, world, torch.device("cpu")), timeout_s):
+        pass
+
+
+def test_a_taken_port_is_one_line(places):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", places))
+        other.listen()
+        with pytest.raises(
+            LauncherError, match=rf"^MASTER_PORT {places}: another process on \S+ has it; set another"
+        ):
+            join(0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("MASTER_PORT", "http", "^MASTER_PORT='http' in the environment is not a whole number"),
+        ("MASTER_PORT", "70000", "^MASTER_PORT=70000: a port is 1 to 65535"),
+        (
+            "MASTER_PORT",
+            "",
+            "MASTER_PORT is not set; set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port",
+        ),
+        ("MASTER_ADDR", "", "MASTER_ADDR is not set; set MASTER_ADDR to rank 0's host"),
+        ("MASTER_ADDR", "no.such.host.invalid", "^MASTER_ADDR no.such.host.invalid: .* does not know this host"),
+    ],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_no_place_is_one_line(places, monkeypatch, name, value, message, rank):
+    monkeypatch.setattr(rendezvous, "RESOLVE_S", 0.0)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(LauncherError, match=message):
+        join(rank)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_time_limit_ends_the_waiting_and_names_the_missing(places, rank):
+    with pytest.raises(RunError, match=rf"has waited 1 s for rank {1 - rank} at MASTER_ADDR 127.0.0.1, MASTER_PORT"):
+        join(rank, timeout_s=1)
+
+
+def attempt(store: dist.Store, ranks: Sequence[int], monkeypatch, world: int = WORLD) -> list[dist.Store]:
+    """The stores that these ranks, each with its own thread, get from one another."""
+    monkeypatch.setattr(Rendezvous, "_connect", lambda self: store)
+    meetings = [Rendezvous(rank, world, 60) for rank in ranks]
+    found: dict[int, dist.Store] = {}
+    threads = [
+        threading.Thread(target=lambda one=one: found.update({one._rank: one.join()}), daemon=True)
+        for one in meetings
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in ranks]
+
+
+def test_an_attempt_sees_no_key_of_those_before(places, monkeypatch):
+    store = dist.HashStore()
+    for number in range(1, 4):
+        stores = attempt(store, range(WORLD), monkeypatch)
+        assert not stores[0].check(["failure"])
+        stores[1].set("failure", f"of attempt {number}")
+        assert stores[2].get("failure").decode() == f"of attempt {number}"
+
+
+def test_tickets_of_ranks_that_were_killed_before_all_had_met_do_not_count(places, monkeypatch):
+    store = dist.HashStore()
+    for rank in range(1, WORLD):
+        store.set(f"ticket {rank}", f"of a killed rank {rank}")
+    stores = attempt(store, range(WORLD), monkeypatch)
+    stores[0].set("a", "key")
+    assert stores[2].get("a") == b"key"
+
+
+def test_a_rank_is_told_that_another_has_its_number_or_another_world(places, monkeypatch):
+    monkeypatch.setattr(Rendezvous, "_connect", lambda self: store)
+    for answer, message in (
+        ("1 2", "another process has joined as this rank"),
+        ("1 5", "rank 0 .* has WORLD_SIZE=5"),
+    ):
+        store = dist.HashStore()
+        dist.PrefixStore("attempt 1", store).set("joined 1", "another's ticket")
+        monkeypatch.setattr(rendezvous.uuid, "uuid4", lambda: type("Ticket", (), {"hex": "own"}))
+        store.set("answer own", answer)
+        with pytest.raises(LauncherError, match=message):
+            Rendezvous(1, 2, 60).join()
+
+
+def test_ranks_of_two_attempts_by_real_stores(places, tmp_path):
+    """As torchrun's: its agent keeps the store, and all ranks are its clients."""
+    agent = dist.TCPStore("127.0.0.1", places, None, True, wait_for_workers=False)
+    elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(agent.port)}
+    for number in (1, 2):
+        environs = [environ | elastic for environ in group_of(2)]
+        codes, said = Forks(meet, tmp_path / "seen", log=tmp_path / "log", environs=environs).wait()
+        assert codes == [0, 0], said
+        assert (tmp_path / "seen").read_text() == "0" * number
+
+
+def meet(seen: Path) -> None:
+    """One rank of two, which notes how many keys of a name there were before it set it."""
+    rank = int(os.environ["RANK"])
+    with process_group(Topology(rank, 2, rank, 2, torch.device("cpu")), 600) as store:
+        if rank == 0:
+            with seen.open("a") as file:
+                file.write(str(store.add("failure", 1) - 1))
+        dist.barrier()
