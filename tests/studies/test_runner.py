@@ -8,7 +8,10 @@ import sys
 import time
 from contextlib import suppress
 
+import pytest
+
 from pipeline.cli.commands import Exit
+from pipeline.errors import RunError
 from pipeline.recipe import dump_recipe
 from pipeline.run.lease import Leases
 from pipeline.studies.runner import Runner
@@ -152,6 +155,24 @@ def test_a_runner_that_is_stopped_while_it_starts_a_cell_stops_that_too_and_star
     assert len(list((study.folder / "logs").iterdir())) == 1
     assert study.done() == 0
     assert not list(study.folder.glob("leases/*"))
+
+
+def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(tmp_path, monkeypatch):
+    study = Study(tmp_path, seeds=1)
+    for name, value in {
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_PROCID": "2",
+        "PMI_SIZE": "4",
+    }.items():
+        monkeypatch.setenv(name, value)
+    print_world = (
+        "import os; print({'PMI_SIZE', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID'} & set(os.environ)); os._exit(1)"
+    )
+    runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", print_world))
+    with pytest.raises(RunError):
+        runner.run(study.cells)
+    assert {log.read_text() for log in (study.folder / "logs").iterdir()} == {"{'SLURM_STEP_ID'}\n"}
 
 
 def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
