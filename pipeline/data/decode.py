@@ -21,8 +21,8 @@ from pipeline.errors import InputError
 from pipeline.formats.beton import BYTES, Beton
 from pipeline.formats.checksums import Checksums, crc32c_bands
 from pipeline.formats.sources import damaged_sample
+from pipeline.native.library import MESSAGE
 
-MESSAGE = 200  # bytes of an error message of the C library, at most
 CUT_SHORT = "the file ends before it; it was cut short"
 
 
@@ -109,6 +109,10 @@ class Decoder:
         self.descriptor = open_descriptor(beton, self)
         self._read: Any = _compiled_reader() or read_with_pillow
         self._checksums = checksums
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle has a descriptor of its own."""
+        return Decoder, (self.beton, self._checksums)
 
     def read(
         self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int

@@ -7,6 +7,7 @@ the numbers, bit for bit what PyTorch's operators give. Its speed is not measure
 import functools
 import sys
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -24,12 +25,17 @@ class Finish:
     """
 
     def __init__(self, section: DataSection, device: torch.device):
+        self._made_of = section, device
         # Multiplied on the host: on the device it would be in the stream of this thread, for which no other waits.
         self._mean, self._std = (
             (255 * torch.tensor(of)[:, None, None]).to(device) for of in (section.mean, section.std)
         )
         self._kernel = by_triton() if device.type == "cuda" else None
         self._checked = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle checks its kernel again, on its own machine."""
+        return Finish, self._made_of
 
     def __call__(
         self,

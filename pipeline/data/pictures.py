@@ -33,8 +33,12 @@ class Pictures:
         self.threads = section.workers or share_cpus(topology)
         self.file = open_split(section, split, open_beton)
         self.decoder = Decoder(self.file, split_checksums(section, self.file, topology))
-        self.descriptor = self.decoder.descriptor
         self._finish = Finish(section, topology.device)
+
+    @property
+    def descriptor(self) -> int:
+        """The decoder's."""
+        return self.decoder.descriptor
 
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         """Pictures on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and their view ids."""

@@ -7,6 +7,7 @@ in the models, although padding is masked in them, would be rounded differently 
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,11 +30,16 @@ class Tokens:
     """One split of sentence pairs: token ids int64 [B, T], filled up with PAD."""
 
     def __init__(self, section: TextDataSection, split: str, topology: Topology):
+        self._opened_by = section, split, topology
         self.device = topology.device
         self.file = open_split(section, split, open_text)
         self._checksums = split_checksums(section, self.file, topology)
         self.descriptor = open_descriptor(self.file, self)
         self.vocabulary = _vocabulary_size(Path(section.path) / TOKENIZER)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle opens the split again."""
+        return Tokens, self._opened_by
 
     def check(self, model: ModelSection) -> None:
         """`InputError` unless the model's tokens and vocabulary cover what the file holds."""

@@ -31,8 +31,13 @@ class Views:
         same = [views.index(view) for view in views]  # policies are compiled once for equal views
         opened = {k: first if k == 0 else first.of_same_file(*views[k]) for k in set(same)}
         self.views = [opened[k] for k in same]
-        self.file, self.descriptor = first.file, first.descriptor
+        self.file = first.file
         self.sides = [data.image_size for data, _ in views]
+
+    @property
+    def descriptor(self) -> int:
+        """The one of all views."""
+        return self.views[0].descriptor
 
     def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
         """All views of these samples on the host: uint8 [B x V x H x W x 3], with an H for each view; and the ids."""

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from pipeline.formats.tables import (
     open_tables,
     pieces,
     refuse,
+    reopen,
 )
 
 JPEG, RAW = 0, 1
@@ -109,6 +111,10 @@ class Beton:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle has no bytes of the file, which is opened again."""
+        return reopen, (open_beton, self.path.absolute())
 
 
 def open_beton(path: Path) -> Beton:

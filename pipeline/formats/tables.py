@@ -10,7 +10,7 @@ in the page cache; a check of all at once would need copies as large in each ran
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
@@ -98,6 +98,19 @@ def open_tables(path: Path, layout: Callable[[Fields], np.dtype | None], wanted:
     tables_end = HEADER.itemsize + described.nbytes + samples.nbytes
     check_places(path, offset, size, tables_end, int(header["table"]), page)
     return Tables(mapped, fields, described["arguments"], samples, HEADER.itemsize + described.nbytes, offset, size)
+
+
+Opened = TypeVar("Opened")
+
+
+def reopen(open_file: Callable[[Path], Opened], path: Path) -> Opened:
+    """The file that a pickle names, opened where the pickle is read."""
+    try:
+        return open_file(path)
+    except InputError as error:
+        raise InputError(
+            f"{error} (a pickle holds this path and not the data: send the prepared folder too)"
+        ) from None
 
 
 def _name(field: np.ndarray) -> str:

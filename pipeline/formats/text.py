@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipeline.formats.beton import ARRAY_ARGUMENTS
-from pipeline.formats.tables import ARRAY_FIELD, INT_FIELD, open_tables, refuse
+from pipeline.formats.tables import ARRAY_FIELD, INT_FIELD, open_tables, refuse, reopen
 
 TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")
@@ -39,6 +40,10 @@ class TextBeton:
 
     def __len__(self) -> int:
         return len(self.label)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As `Beton`."""
+        return reopen, (open_text, self.path.absolute())
 
     def __getitem__(self, index: int) -> np.ndarray:
         """The tokens of a pair, int32 [tokens], with padding."""

@@ -1,6 +1,9 @@
 """Text batches: the pairs that were written, padded alike on every world size, evaluated once each."""
 
+import copy
+import gc
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -64,6 +67,15 @@ def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
         mine = [rank[number] for number in numbers for rank in parts]
         steps.append(tuple(torch.cat(tensors) for tensors in zip(*mine, strict=True)))
     return steps
+
+
+def test_a_copy_goes_on_by_itself(folder):
+    for way in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        first = TrainLoader(section(folder), SMOOTH, train_section(BATCH, 1, 7), place())
+        other, expected = way(first), [batch.inputs for batch in first.batches(1)]
+        del first
+        gc.collect()
+        assert all(torch.equal(a, b.inputs) for a, b in zip(expected, other.batches(1), strict=True))
 
 
 def test_batches_hold_the_pairs_of_the_file_as_short_as_the_longest_allows(folder):
