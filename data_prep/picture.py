@@ -207,8 +207,8 @@ def _is_upright(frame: Frame, data: bytes) -> bool:
     return image.format == "JPEG" and _orientation(image) == 1  # not MPO, which holds several images
 
 
-def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str]:
-    """The JPEG with the same pixels: (bytes, table of segments, rule)."""
+def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
+    """The JPEG with the same pixels: (bytes, table of segments, rule); None as `with_markers`."""
     return with_markers(data, frame) if settings.restart_markers else (data, b"", "")
 
 

@@ -16,7 +16,7 @@ from pipeline.native.library import open_library
 
 MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")
-WRITTEN, WARNED, FAILED, TOO_LARGE, NOT_YCBCR = range(5)  # results of restart.c and shrink.c
+WRITTEN, WARNED, FAILED, TOO_LARGE, NOT_TAKEN = range(5)  # results of restart.c and shrink.c
 MAX_GROWTH = 65_536  # bytes by which a JPEG may grow, in addition to a quarter
 
 
@@ -43,13 +43,13 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
+def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str] | None:
     """Add restart markers and optimised Huffman tables to a JPEG: (bytes, table of segments, rule).
 
     The pixels do not change; comments and metadata are dropped. Where libjpeg warns of the JPEG, what libjpeg makes
     of it is written, which reads without a warning, and the rule says why. The JPEG is returned unchanged, with a
-    rule, if it is progressive or would grow too much; and without a rule if there is no compiled library. Raises
-    `DamagedJpeg`.
+    rule, if it is progressive or would grow too much; and without a rule if there is no compiled library. None if
+    libjpeg warns of a progressive one that lacks scans. Raises `DamagedJpeg`.
     """
     compiled = library()
     if compiled is None:
@@ -59,7 +59,9 @@ def with_markers(data: bytes, frame: Frame) -> tuple[bytes, bytes, str]:
         return rewritten, segment_table(rewritten), ""
     if rewritten and outcome == WARNED:
         return rewritten, segment_table(rewritten), f"repaired: {message}"
-    why = "progressive" if outcome == WRITTEN else message or "grows by a quarter"
+    if outcome == NOT_TAKEN and message:
+        return None
+    why = "progressive" if outcome in (WRITTEN, NOT_TAKEN) else message or "grows by a quarter"
     return data, NO_SEGMENTS, f"kept as it is: {why}"
 
 

@@ -22,8 +22,8 @@ def shrunk_size(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int
 def shrink_jpeg(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
     """A JPEG of common sampling re-encoded at its `shrunk_size`: (bytes, table of segments, rule).
 
-    The rule is libjpeg's warning, if there was one. None if the JPEG is not YCbCr, more than `max_pixels` of it would
-    be held, or there is no compiled library. Raises `DamagedJpeg`.
+    The rule is libjpeg's warning, if there was one. None if the JPEG is not YCbCr, lacks scans, more than
+    `max_pixels` of it would be held, or there is no compiled library. Raises `DamagedJpeg`.
     """
     compiled, whole = library(), (frame.width, frame.height)
     size = shrunk_size(whole, settings)

@@ -5,8 +5,11 @@
 #define MARGIN 2 /* pixels around the crop that chroma upsampling reads */
 #define ROWS 16  /* rows per call of libjpeg */
 
-/* Whether a progressive JPEG lacks scans. libjpeg then smooths the blocks, and near a crop's edges in another way. */
-static bool lacks_scans(j_decompress_ptr jpeg) {
+static whole_decoder *decode_whole;
+
+void set_whole_decoder(whole_decoder *decoder) { decode_whole = decoder; }
+
+bool lacks_scans(j_decompress_ptr jpeg) {
     int missing = 0;
     for (int c = 0; jpeg->progressive_mode && jpeg->coef_bits && c < jpeg->num_components; c++)
         for (int k = 0; k < DCTSIZE2; k++)
@@ -31,18 +34,13 @@ static bool decode_by_libjpeg(struct scratch *scratch, const struct crop *crop, 
     int left = crop->left, height = crop->height;
     JDIMENSION start = left > MARGIN ? (JDIMENSION)(left - MARGIN) : 0, end = (JDIMENSION)(left + crop->width + MARGIN);
     JDIMENSION columns = (end < jpeg->output_width ? end : jpeg->output_width) - start;
-    bool all = lacks_scans(jpeg);
-    if (all)
-        start = 0, columns = jpeg->output_width;
-    else if (columns < jpeg->output_width)
+    if (columns < jpeg->output_width)
         jpeg_crop_scanline(jpeg, &start, &columns);
     uint8_t *rows = reserve(scratch, columns, (size_t)height + 1, 0, pixels);
     if (!rows)
         return false;
     JSAMPROW unused = rows + (size_t)height * pixels->stride;
-    if (all)
-        read_until(jpeg, (JDIMENSION)crop->top, unused);
-    else if (crop->top)
+    if (crop->top)
         jpeg_skip_scanlines(jpeg, (JDIMENSION)crop->top);
     for (int done = 0; done < height;) {
         JSAMPROW targets[ROWS];
@@ -65,11 +63,23 @@ static bool decode_by_planes(struct scratch *scratch, const struct crop *crop, s
     return rows && planes_decode(scratch, crop, rows, pixels->stride);
 }
 
+/* Decode the whole JPEG by Pillow: libjpeg smooths the blocks of one that lacks scans, each version in its own way. */
+static bool decode_by_pillow(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop,
+                             struct pixels *pixels) {
+    uint8_t *rows = reserve(scratch, (size_t)crop->full_width, (size_t)crop->full_height, 0, pixels);
+    if (rows && !decode_whole(jpeg, size, crop->full_height, crop->full_width, rows, scratch->message))
+        longjmp(scratch->damaged, 1);
+    pixels->first = rows + (size_t)crop->top * pixels->stride + 4 * (size_t)crop->left;
+    return rows;
+}
+
 /* Decode the crop. With `judge`, libjpeg does.
  *
  * A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
-static void decode(struct scratch *scratch, const struct crop *crop, bool judge, struct pixels *pixels) {
+static void decode(struct scratch *scratch, const uint8_t *bytes, size_t size, const struct crop *crop, bool judge,
+                   struct pixels *pixels) {
     j_decompress_ptr jpeg = &scratch->jpeg;
+    jpeg_mem_src(jpeg, (unsigned char *)bytes, size);
     jpeg_read_header(jpeg, TRUE);
     if ((int)jpeg->image_height != crop->full_height || (int)jpeg->image_width != crop->full_width) {
         snprintf(scratch->message, sizeof scratch->message, "is of %u x %u pixels, the file's table says %d x %d",
@@ -81,8 +91,9 @@ static void decode(struct scratch *scratch, const struct crop *crop, bool judge,
     jpeg_start_decompress(jpeg);
     pixels->height = crop->height;
     pixels->width = crop->width;
-    bool done = !judge && planes_take(jpeg) ? decode_by_planes(scratch, crop, pixels)
-                                            : decode_by_libjpeg(scratch, crop, judge, pixels);
+    bool done = !judge && planes_take(jpeg)          ? decode_by_planes(scratch, crop, pixels)
+                : decode_whole && lacks_scans(jpeg) ? decode_by_pillow(scratch, bytes, size, crop, pixels)
+                                                     : decode_by_libjpeg(scratch, crop, judge, pixels);
     if (!done) {
         snprintf(scratch->message, sizeof scratch->message, "out of memory");
         longjmp(scratch->damaged, 1);
@@ -94,8 +105,7 @@ static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, c
     bool intact = !setjmp(scratch->damaged);
     if (intact) {
         jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the last JPEG's tables for one without any */
-        jpeg_mem_src(&scratch->jpeg, (unsigned char *)jpeg, size);
-        decode(scratch, crop, judge, pixels);
+        decode(scratch, jpeg, size, crop, judge, pixels);
     }
     jpeg_destroy_decompress(&scratch->jpeg);
     return intact;

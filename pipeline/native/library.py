@@ -2,9 +2,37 @@
 
 import ctypes
 import functools
+import io
 import sys
 
 from pipeline.native.build import BuildError, compiled
+
+MESSAGE = 200  # bytes of an error message of the C library, at most
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_bool,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
+def _decode_whole(jpeg: int, size: int, height: int, width: int, rows: int, message: int) -> bool:
+    """Decode a JPEG by Pillow, see crop.h; called from C, from any thread."""
+    try:
+        from PIL import Image
+
+        image = Image.open(io.BytesIO(ctypes.string_at(jpeg, size)), formats=["JPEG"])
+        pixels = image.convert("RGB").tobytes("raw", "RGBX")
+        assert len(pixels) == 4 * height * width  # C has compared the header
+        ctypes.memmove(rows, pixels, len(pixels))
+        return True
+    except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
+        reason = (str(error) or type(error).__name__).encode()[: MESSAGE - 1] + b"\0"
+        ctypes.memmove(message, reason, len(reason))
+        return False
 
 
 @functools.cache
@@ -28,4 +56,5 @@ def open_library() -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"{path.name} does not load ({error})") from None
     library.jpeg_library.restype = ctypes.c_char_p
+    library.set_whole_decoder(_decode_whole)
     return library

@@ -2,19 +2,24 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "crop.h"
 #include "jpeg_error.h"
 #include "recode.h"
 
-enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3 };
+enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, NOT_TAKEN = 4 };
 
-static void write_coefficients(j_decompress_ptr source, j_compress_ptr target, int interval) {
+/* Returns false, having written nothing, if the source lacks scans: decoders smooth it, and not what would be written. */
+static bool write_coefficients(j_decompress_ptr source, j_compress_ptr target, int interval) {
     jvirt_barray_ptr *coefficients = jpeg_read_coefficients(source);
+    if (lacks_scans(source))
+        return false;
     jpeg_copy_critical_parameters(source, target);
     target->optimize_coding = TRUE;
     target->restart_interval = (unsigned)interval;
     jpeg_write_coefficients(target, coefficients);
     jpeg_finish_compress(target);
     jpeg_finish_decompress(source);
+    return true;
 }
 
 /*
@@ -23,7 +28,8 @@ static void write_coefficients(j_decompress_ptr source, j_compress_ptr target, i
  *   WRITTEN, with the number of bytes in `*out_size`;
  *   WARNED if libjpeg warns of the entropy-coded data, or FAILED if it cannot read them, with its message in `text`, of
  *   JMSG_LENGTH_MAX (200) bytes;
- *   TOO_LARGE if the result does not fit into `out`.
+ *   TOO_LARGE if the result does not fit into `out`;
+ *   NOT_TAKEN if the JPEG is progressive and lacks scans, with libjpeg's warning, if there is one, in `text`.
  */
 int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, int64_t capacity, int64_t *out_size,
                  char *text) {
@@ -42,10 +48,10 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
         jpeg_mem_src(&source, (unsigned char *)data, (unsigned long)size);
         jpeg_mem_dest(&target, &written, &written_size);
         jpeg_read_header(&source, TRUE);
-        bool fits = true;
+        bool fits = true, taken = true;
         if (text[0] || !recode(&source, &target, interval, &symbols, &fits))
-            write_coefficients(&source, &target, interval);
-        outcome = written != out || !fits ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
+            taken = write_coefficients(&source, &target, interval);
+        outcome = !taken ? NOT_TAKEN : written != out || !fits ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
         *out_size = (int64_t)written_size;
     }
     free(symbols.list);

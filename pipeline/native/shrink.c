@@ -10,9 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "crop.h"
 #include "jpeg_error.h"
 
-enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, NOT_YCBCR = 4 };
+enum { WRITTEN = 0, WARNED = 1, FAILED = 2, TOO_LARGE = 3, NOT_TAKEN = 4 };
 
 #define LOBES 3
 #define STEPS 1024 /* entries of the table per lobe; linear interpolation between them has an error of 1e-6 */
@@ -203,6 +204,8 @@ static bool shrink_planes(j_decompress_ptr source, j_compress_ptr target, const 
     source->scale_num = (unsigned)dct_eighths(source, width, height);
     source->scale_denom = 8;
     jpeg_start_decompress(source);
+    if (lacks_scans(source)) /* versions of libjpeg smooth it in different ways */
+        return false;
     decode(source, from);
     for (int c = 0; c < 3; c++) {
         jpeg_component_info *info = source->comp_info + c;
@@ -228,7 +231,7 @@ static bool shrink_planes(j_decompress_ptr source, j_compress_ptr target, const 
  *   WARNED, the same if libjpeg warns of the JPEG, with its message in `text`, of JMSG_LENGTH_MAX (200) bytes;
  *   FAILED, with its message, if the JPEG cannot be read;
  *   TOO_LARGE if the result does not fit into `out`;
- *   NOT_YCBCR if the JPEG does not have three components Y, Cb and Cr.
+ *   NOT_TAKEN if the JPEG does not have three components Y, Cb and Cr, or lacks scans.
  */
 int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int quality, int interval, uint8_t *out,
                 int64_t capacity, int64_t *out_size, char *text) {
@@ -253,7 +256,7 @@ int shrink_jpeg(const uint8_t *data, int64_t size, int width, int height, int qu
         target.raw_data_in = TRUE;
         target.restart_interval = (unsigned)interval;
         if (!shrink_planes(&source, &target, data, size, width, height))
-            outcome = NOT_YCBCR;
+            outcome = NOT_TAKEN;
         else
             outcome = written != out ? TOO_LARGE : text[0] ? WARNED : WRITTEN;
         *out_size = (int64_t)written_size;

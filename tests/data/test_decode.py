@@ -1,6 +1,7 @@
 """Decoding: Pillow's pixels for every kind of JPEG and box, by the C library and without it; damage is reported."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,15 @@ def overflowing(jpeg: bytes) -> bytes:
     parts = jpeg.split(b"\xff\xdb")
     assert len(parts) > 1
     return b"\xff\xdb".join([parts[0], *(part[:3] + b"\xff" * 64 + part[67:] for part in parts[1:])])
+
+
+def without_scans(jpeg: bytes, scans: int) -> bytes:
+    """A progressive JPEG up to its first scans, as a file cut there: decoders smooth its blocks."""
+    return jpeg[: [found.start() for found in re.finditer(b"\xff\xda", jpeg)][scans]] + b"\xff\xd9"
+
+
+def progressive(seed: int, scans: int, size: tuple[int, int], **options) -> bytes:
+    return without_scans(by_pillow(scene(seed, *size), progressive=True, **options), scans)
 
 
 KINDS = {
@@ -126,6 +136,26 @@ def test_pixels_of_segments_are_pillows(tmp_path, kind, way):
     decoder = written(tmp_path / "a.beton", jpegs, segments=True)
     assert (decoder.beton.segments_size > 12).all() == (kind != "progressive")
     assert_pillows(decoder, 20 if way == "compiled" else 2, 32)
+
+
+@pytest.mark.parametrize(
+    "options", [{"subsampling": k} for k in range(3)] + [{"quality": 5}, {"keep_rgb": True}], ids=str
+)
+def test_pixels_without_scans_are_pillows(tmp_path, way, options):
+    """Whatever the library that the C code is linked to makes of them."""
+    count = 4 if "keep_rgb" in options else 10
+    jpegs = [progressive(k, k, SIZES[k % len(SIZES)], **options) for k in range(1, count)]
+    jpegs += [progressive(k, k, (200, 150), **options) for k in range(1, count)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 6 if way == "compiled" else 2, 32)
+
+
+def test_damage_without_scans_is_reported(tmp_path, way):
+    whole = progressive(0, 3, (150, 100))
+    decoder = written(tmp_path / "a.beton", [whole, whole[: len(whole) // 2], whole])
+    boxes = centre_boxes(np.arange(3), decoder.beton.height, decoder.beton.width, 1.0)
+    pixels = np.zeros((3, 32, 32, 3), np.uint8)
+    assert list(decoder.try_read(np.arange(3), boxes, np.zeros(3, bool), pixels, 2)) == [1]
+    assert np.array_equal(pixels[0], pixels[2])
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")

@@ -23,6 +23,7 @@ from pipeline.formats.beton import open_beton
 from pipeline.formats.manifest import read_manifest
 from pipeline.formats.segments import NO_SEGMENTS, segments_of
 from pipeline.native import BuildError
+from tests.data.test_decode import without_scans
 
 try:
     import cv2
@@ -159,6 +160,20 @@ def test_damage_between_the_markers_is_found(picture):
     assert_segments_fit(rewritten, table, (300, 200))
     assert rule.startswith("repaired: Corrupt JPEG data")
     assert transcoded(rewritten)[2] == ""
+
+
+def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, picture):
+    """What libjpeg would write of it is not smoothed, as decoders smooth it."""
+    cut = without_scans(saved(picture(5), progressive=True), 4)
+    data = cut[:-2] + b"\0\0\0\0" + cut[-2:]  # extraneous bytes before the marker
+    assert with_markers(data, plain_frame(data)) is None
+    assert with_markers(cut, plain_frame(cut)) == (cut, NO_SEGMENTS, "kept as it is: progressive")
+    (tmp_path / "a.jpg").write_bytes(data)
+    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), PrepSettings(restart_markers=True))
+    buffer = io.BytesIO()
+    Image.open(io.BytesIO(data)).save(buffer, "JPEG", quality=90, optimize=False)
+    found, expected = (np.asarray(Image.open(io.BytesIO(each))) for each in (stored.data, buffer.getvalue()))
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2, "restart_marker_blocks": 5}], ids=str)

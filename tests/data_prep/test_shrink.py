@@ -7,11 +7,12 @@ import pytest
 from PIL import Image, ImageFilter
 
 from data_prep.jpeg import plain_frame
-from data_prep.picture import encode
+from data_prep.picture import decode_file, encode
 from data_prep.restart import DamagedJpeg, segment_table
 from data_prep.samples import FileSlice, Sample
 from data_prep.settings import PrepSettings
 from data_prep.shrink import shrink_jpeg
+from tests.data.test_decode import without_scans
 
 SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111, "4:1:1": 0x411111}
 
@@ -83,6 +84,19 @@ def test_one_colour_stays_that_colour():
 def test_progressive_ones_come_out_the_same(jpeg):
     plain, progressive = (jpeg(300, 200, progressive=chosen) for chosen in (False, True))
     assert shrink(plain, max_size=90) == shrink(progressive, max_size=90)
+
+
+@pytest.mark.parametrize("scans", range(1, 10))
+def test_progressive_ones_that_lack_scans_are_pillows(jpeg, tmp_path, scans):
+    """Stored smaller, as they are, and as predictions see them: all smooth their blocks, each version otherwise."""
+    (tmp_path / "cut.jpg").write_bytes(without_scans(jpeg(300, 200, progressive=True, quality=60), scans))
+    sample = Sample("cut.jpg", 0, FileSlice(str(tmp_path / "cut.jpg")))
+    image, buffer = Image.open(tmp_path / "cut.jpg").convert("RGB"), io.BytesIO()
+    image.resize((90, 60), Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=90)
+    stored = encode(sample, PrepSettings(max_size=90, restart_markers=False))
+    assert (stored.data, stored.rule) == (buffer.getvalue(), "")
+    assert encode(sample, PrepSettings()).parts[0] == (tmp_path / "cut.jpg").read_bytes()
+    assert np.array_equal(decode_file(str(tmp_path / "cut.jpg")), np.asarray(image))
 
 
 def test_quality_is_that_of_the_settings(jpeg):
