@@ -84,6 +84,8 @@ def _read(origin: Path) -> _Table:
 def _read_csv(origin: Path, file: Iterable[str]) -> _Table:
     reader = csv.reader(file, strict=True)
     columns = [name.strip() for name in next(reader, [])]
+    if len(columns) == 1 and (other := next((mark for mark in ";\t|" if mark in columns[0]), "")):
+        raise InputError(f"{origin}: its columns are separated by {other!r}; separate them by commas")
     if "path" not in columns:
         raise InputError(f"{origin}: has no column 'path'; its first line names path, label and split")
     if len(set(columns)) < len(columns):

@@ -97,12 +97,11 @@ def _check_level(origin: Path, place: str, classes: Sequence[str], names: Sequen
     loose = sum(name.lower().endswith(SUFFIXES) for name in names_here)
     if loose:
         print_status(f"{origin / place}: left out {loose:,} images that are in no class folder")
-    above = len(Path(place, classes[0]).parts)
-    if len(classes) > 1 or any(name.count("/") == above for name in names):
-        return
-    folder, inner = origin / place / classes[0], sorted({name.split("/")[above] for name in names})
-    if classes[0] in SPLIT_OF:
-        raise InputError(f"{folder}: is the only class of the split and named as one; move its folders up by one")
-    if len(inner) > 1:
-        some = ", ".join(inner[:3])
-        print_status(f"warning: {folder}: is the only class; if its folders ({some}, ...) are, move them up by one")
+    folder, above = origin / place / classes[0], len(Path(place, classes[0]).parts)
+    is_flat = [name.count("/") == above for name in names]
+    if not all(is_flat) and all(name.lower() in SPLIT_OF for name in classes):
+        cure = f"move the folders of classes up to {origin / place}"
+        raise InputError(f"{folder}: is named as a split, and holds folders; {cure}")
+    if len(classes) == 1 and not any(is_flat):
+        inner = ", ".join(sorted({name.split("/")[above] for name in names})[:3])
+        print_status(f"warning: {folder}: is the only class; if its folders ({inner}, ...) are, move them up by one")

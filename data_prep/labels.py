@@ -9,7 +9,7 @@ from pipeline.errors import InputError
 
 MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-MISSING = ("nan", "na", "n/a", "<na>", "null", "none")  # how tables write that there is no value
+MISSING = ("nan", "na", "n/a", "<na>", "null", "none", "inf", "-inf")  # how tables write that there is no value
 
 
 def check_label(place: str, label: float, written: str = "") -> int:

@@ -11,6 +11,7 @@ from data_prep.progress import print_status
 from data_prep.samples import FileSlice
 from pipeline.errors import InputError
 
+COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))$")
 WORD = re.compile(r"[a-z]+")
 
 
@@ -42,8 +43,12 @@ def find_shards(origin: Path, suffix: str) -> dict[str, list[Path]]:
         shards[named[0]].append(origin / name if origin.is_dir() else origin)
         unnamed += [] if _splits_of(str(name)) else [name]
         unclear += [(name, named)] if len(set(named)) > 1 else []
+    packed = [str(name) for name in names if COMPRESSED.search(name.name.lower())] if suffix == ".tar" else []
+    cure = f"{len(packed)} compressed shards such as {packed[0]}; decompress them" if packed else ""
     if not shards:
-        raise InputError(f"{origin}: holds no shards (*{suffix})")
+        raise InputError(f"{origin}: holds no shards (*{suffix}){f', but {cure}' if packed else ''}")
+    if packed:
+        print_status(f"warning: {origin}: left out {cure}, since images are read in place")
     if unclear:
         name, named = unclear[0]
         splits = " and ".join(sorted(set(named)))

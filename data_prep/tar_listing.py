@@ -21,6 +21,7 @@ from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.native.build import cache_folder
 
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # the first bytes: gzip, bzip2, xz, zstd
 FORM = 2  # of the lists that are kept; those of another are made again
 
 
@@ -63,11 +64,13 @@ def list_tar(path: Path, nested: bool = False) -> Members:
 
 
 def check_end(tar: Path) -> None:
-    """Raise `InputError` for a tar that is cut short: it lacks the two blocks of zeros at the end.
+    """Raise `InputError` for a tar that is compressed or cut short: it lacks the two blocks of zeros at the end.
 
     `tarfile` would read it as a smaller tar.
     """
     with tar.open("rb") as file:
+        if file.read(6).startswith(COMPRESSED):
+            raise InputError(f"{tar}: is compressed; decompress it, since files are read in place")
         file.seek(max(0, tar.stat().st_size - 1024))
         if file.read() != bytes(1024):
             raise InputError(f"{tar}: is cut short; download it again")

@@ -111,7 +111,7 @@ def _label(tar: Path, name: str, text: bytes) -> int:
     try:
         label = json.loads(text)
         label = label["label"] if name.endswith(".json") else label
-        if type(label) is not int:
+        if type(label) not in (int, float):
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         wanted = '{"label": 3}' if name.endswith(".json") else "3"

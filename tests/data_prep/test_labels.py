@@ -70,6 +70,7 @@ def test_other_texts_are_names(tmp_path, labels, order, capsys):
         (["cat", "NaN"], "line 3: label 'NaN' is no class name"),
         (["0", "1", "NA"], "line 4: label 'NA' is no number, as 0 is"),
         (["0.0", "inf"], "line 3: label 'inf' is no number"),
+        (["0", "-inf"], "line 3: label '-inf' is no number"),
         (["0.5", "1"], "line 2: label 0.5 is not a whole number"),
         (["0", "900000000"], "line 3: label 900000000 is above 999999, the largest"),
         (["0", "1e400"], "line 3: label 1e400 is above 999999"),

@@ -1,5 +1,6 @@
 """Which files of a folder, and which members of shards, are images, and what is said of the others."""
 
+import gzip
 import io
 import os
 import tarfile
@@ -147,6 +148,20 @@ def test_members_whose_names_are_not_utf8(tmp_path, jpeg):
     assert (tmp_path / "out/train.sources").read_bytes()[9:] == b"train.tar/caf\xe9.jpg\n"
 
 
+def test_compressed_shards_are_named(tmp_path, jpeg, capsys):
+    shard(tmp_path / "train.tar", {"x.jpg": jpeg(0), "x.cls": b"0.0"})
+    put(tmp_path, {"val.tar.gz": gzip.compress(b""), "test.tgz": b""})
+    assert list(webdataset.read(tmp_path).splits) == ["train"]
+    warned = f"{tmp_path}: left out 2 compressed shards such as"
+    assert warned in capsys.readouterr().err
+    (tmp_path / "train.tar").write_bytes(gzip.compress((tmp_path / "train.tar").read_bytes()))
+    with pytest.raises(InputError, match=r"train\.tar: is compressed; decompress it"):
+        webdataset.read(tmp_path)
+    (tmp_path / "train.tar").unlink()
+    with pytest.raises(InputError, match=r"holds no shards \(\*\.tar\), but 2 compressed shards such as"):
+        webdataset.read(tmp_path)
+
+
 def write_links(path, links, kind):
     with tarfile.open(path, "a") as tar:
         for name, target in links.items():
@@ -212,11 +227,15 @@ def test_shards_may_be_links_and_folders_of_links(tmp_path, jpeg):
         webdataset.read(tmp_path / "in")
 
 
-@pytest.mark.parametrize("name", ["train", "valid", "test"])
-def test_a_split_within_a_folder_of_its_name_is_refused(tmp_path, jpeg, name):
+@pytest.mark.parametrize("names", [["train"], ["Test"], ["train", "valid"]])
+@pytest.mark.parametrize("stray", [False, True])
+def test_splits_within_the_folder_of_one_are_refused(tmp_path, jpeg, names, stray):
+    put(tmp_path, {f"val/{name}/{label}/1.jpg": jpeg(0) for name in names for label in "ab"})
     put(tmp_path, {"train/a/1.jpg": jpeg(0), "train/b/1.jpg": jpeg(0)})
-    put(tmp_path, {f"val/{name}/a/1.jpg": jpeg(0), f"val/{name}/b/1.jpg": jpeg(0)})
-    with pytest.raises(InputError, match=rf"val/{name}: is the only class of the split and named as one; move its"):
+    if stray:
+        put(tmp_path, {f"val/{names[0]}/1.jpg": jpeg(0)})
+    words = f"val/{names[0]}: is named as a split, and holds folders; move the folders of classes up to"
+    with pytest.raises(InputError, match=f"{words} {tmp_path}/val"):
         image_folder.read(tmp_path)
 
 
