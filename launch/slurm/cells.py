@@ -39,7 +39,7 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
     cells = [Cell(recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
     names = [cell.name for cell in cells]
     if duplicates := [cell for cell in cells if names.count(cell.name) > 1]:
-        values = ", ".join(f"{key}={text}" for key, text in duplicates[0].varied)
+        values = ", ".join(f"{key}={text}" for key, text in duplicates[0].own)
         raise InputError(f"--vary: two cells have {values}")
     return cells
 
@@ -77,9 +77,9 @@ def merge(folder: Path, cells: Sequence[Cell]) -> list[str]:
 
 
 def unfinished(folder: Path, lines: Sequence[str], cells: Sequence[Cell]) -> list[int]:
-    """Return the line numbers, from 1, of the cells that are not done."""
+    """Return the line numbers, from 1, of the cells that have not ended."""
     numbers = {line.partition("\t")[0]: number for number, line in enumerate(lines, 1)}
-    return sorted(numbers[cell.name] for cell in cells if not cell.is_done(folder))
+    return sorted(numbers[cell.name] for cell in cells if not cell.has_ended(folder))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,8 @@ from pipeline.recipe.files import find_study
 
 if TYPE_CHECKING:
     from pipeline.studies.cell import Cell
-    from pipeline.studies.runner import Runner
-    from pipeline.studies.study import Study
+    from pipeline.studies.plan import Plan, Run
+    from pipeline.studies.protocol import Search
 
 
 def add_study(commands) -> None:
@@ -32,15 +32,16 @@ def add_study(commands) -> None:
             "run",
             _run,
             " --only 'rp-*' --at-once 2",
-            "train the cells that are neither done nor being trained by another process; the same command continues, "
-            "and may run on several machines at once if they share the folder",
+            "run the study's search, if it has one, then train the cells that have no row in its table and are not "
+            "being trained by another process; the same command continues, and may run on several machines at once "
+            "if they share the folder",
         ),
         (
             "search",
             _search,
             " --key optim.lr --low 1e-4 --high 1e-2",
-            "search the value of a key, such as the learning rate, with the best top-1 (mean over the seeds) at each "
-            "point of the study, by Optuna; the same command continues",
+            "search the value of a key, such as the learning rate, with the best top-1 on a held-out split at each "
+            "point of the study; the same command continues, with more --trials too",
         ),
         ("report", _report, "", "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
     ):
@@ -56,6 +57,11 @@ def add_study(commands) -> None:
         verb.add_argument(
             "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<study>)"
         )
+        table = (
+            "folder of the study's table STUDY.jsonl and of its report, such as recipes/studies/results (default: "
+            "that of the run folders); a run that ends is added to the table, and not trained again"
+        )
+        verb.add_argument("--report", type=Path, metavar="DIR", help=table)
         verb.add_argument(
             "--only", default="*", metavar="PATTERN", help="only cells whose name matches, such as 'cifar10-*'"
         )
@@ -84,70 +90,61 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         gpu = "also print hours on one GPU of this kind, by a roofline, and the size of the checkpoints"
         verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
     if name == "search":
-        verb.add_argument("--key", default="optim.lr", metavar="KEY", help="recipe key to search (default: optim.lr)")
-        verb.add_argument("--low", type=float, required=True, metavar="X", help="least value")
-        verb.add_argument("--high", type=float, required=True, metavar="X", help="greatest value")
-        verb.add_argument("--linear", action="store_true", help="not on a logarithmic axis")
-        verb.add_argument("--trials", type=int, default=10, metavar="N", help="values at each point (default: 10)")
-        seed = "seed of the sampler, Optuna's tree-structured Parzen estimator (default: 0)"
-        verb.add_argument("--sampler-seed", type=int, default=0, metavar="N", help=seed)
+        add = verb.add_argument
+        add("--key", metavar="KEY", help="recipe key to search, of a study without a section search")
+        add("--low", type=float, metavar="X", help="least value")
+        add("--high", type=float, metavar="X", help="greatest value")
+        add("--linear", action="store_true", help="not on a logarithmic axis")
+        add("--split", default="holdout", help="split that chooses (default: holdout)")
+        add("--trials", type=int, metavar="N", help="values at each point (default: the study's, or 7)")
     if name in ("run", "search"):
         at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
         verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
         verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
-    if name == "run":
-        known = (
-            "folder of an earlier report, such as recipes/studies/results: train only cells without a result in it"
-        )
-        verb.add_argument("--report", type=Path, metavar="DIR", help=known)
-    if name == "report":
-        where = (
-            "folder for the report (default: that of the run folders); a report that is there keeps the results of "
-            "cells that were trained elsewhere"
-        )
-        verb.add_argument("--report", type=Path, metavar="DIR", help=where)
 
 
-def _read(arguments: argparse.Namespace) -> tuple["Study", "list[Cell]", Path]:
-    """The study, its cells, and the folder of their runs."""
-    from pipeline.studies.study import read_study, study_cells
+def _read(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
+    """The study with its table, and the folder of its runs."""
+    from pipeline.studies.plan import make_plan
+    from pipeline.studies.rows import Table
+    from pipeline.studies.study import read_study
 
     study = read_study(arguments.recipe)
-    cells = study_cells(arguments.recipe, study, arguments.overrides, arguments.only)
-    return study, cells, arguments.to or Path("runs") / arguments.recipe.stem
+    folder = arguments.to or Path("runs") / arguments.recipe.stem
+    table = Table((arguments.report or folder) / f"{arguments.recipe.stem}.jsonl")
+    return make_plan(arguments.recipe, study, table, arguments.overrides, arguments.only), folder
 
 
-def _trained(arguments: argparse.Namespace) -> tuple["Study", "list[Cell]", Path]:
-    """The study, the cells to train, each once, and the folder of their runs."""
-    from pipeline.studies.cell import unique
-
-    study, cells, folder = _read(arguments)
-    if not study.measured:
+def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
+    """The same of a study that needs runs."""
+    plan, folder = _read(arguments)
+    if not plan.study.measured:
         raise InputError(f"{arguments.recipe}: shows sizes of networks alone; `widemix study report` draws it")
-    return study, unique(cells), folder
-
-
-def _earlier(arguments: argparse.Namespace) -> Path | None:
-    """The table of the report that --report names."""
-    return arguments.report / f"{arguments.recipe.stem}.csv" if arguments.report else None
+    return plan, folder
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
     from pipeline.run.lease import Leases
+    from pipeline.studies.cell import unique
     from pipeline.studies.status import requirements, state
 
-    _, cells, folder = _trained(arguments)
+    plan, folder = _trained(arguments)
     leases = Leases(folder)
-    states = {cell.name: state(cell, folder, leases) for cell in cells}
-    needs = requirements(cells, arguments.gpu) if arguments.gpu else {}
-    for cell in cells:
+    plan.add_finished(folder)
+    trials, cells = plan.trials_to_run(), unique(plan.runs())
+    states = {cell.name: state(cell, folder, leases, plan.table) for cell in (*trials, *cells)}
+    needs = requirements([*trials, *cells], arguments.gpu) if arguments.gpu else {}
+    for cell in (*trials, *cells):
         need = needs.get(cell.name)
         hours = f"{need.hours:8.2f} h  " if need and need.hours is not None else "       ? h  " if need else ""
-        print(f"{states[cell.name]:8}  {hours}{cell.name}")
-    done = [cell for cell in cells if states[cell.name] == "done"]
-    print(f"{folder}: {len(done)} of {len(cells)} cells are done")
+        note = "trial  " if cell in trials else "run    " if trials else ""
+        print(f"{states[cell.name]:8}  {hours}{note}{cell.name}")
+    ended = [cell for cell in cells if states[cell.name] in ("done", "diverged")]
+    print(f"{folder}: {len(ended)} of {len(cells)} cells have ended")
+    if trials:
+        print(f"{len(trials)} trials of the search come first; what widens it, and the values of the runs, follow")
     if needs:
-        rest = [needs[cell.name] for cell in cells if cell not in done]
+        rest = [needs[cell.name] for cell in (*trials, *cells) if cell not in ended]
         total = sum(need.hours or 0 for need in rest)
         size = sum(need.bytes for need in rest)
         print(f"the others take {total:.1f} hours on one {arguments.gpu}, {size / 1e9:.2f} GB of checkpoints")
@@ -155,70 +152,86 @@ def _plan(arguments: argparse.Namespace) -> Exit:
 
 
 def _run(arguments: argparse.Namespace) -> Exit:
-    study, cells, folder = _trained(arguments)
-    if table := _earlier(arguments):
-        cells = _without_known(cells, study, table)
-    missing = [cell for cell in cells if not cell.is_done(folder)]
-    runner = _runner(arguments, cells, missing, folder)
-    print(f"{folder}: {len(cells) - len(missing)} of {len(cells)} cells are done", flush=True)
-    return runner().run(cells)
+    from pipeline.studies.cell import unique
+
+    plan, folder = _trained(arguments)
+    run = _runner(arguments, plan, folder)
+    ended = plan.search(run)
+    return run(unique(plan.runs())) if ended == Exit.DONE else ended
 
 
 def _search(arguments: argparse.Namespace) -> Exit:
     from pipeline.files import atomic_write
-    from pipeline.run.lease import hold
-    from pipeline.studies.search import Range, as_csv, best, search
+    from pipeline.studies.search import as_csv, best
+
+    plan, folder = _trained(arguments)
+    search = _search_section(arguments, plan)
+    ended = plan.search(_runner(arguments, plan, folder, search), search)
+    searched = plan.searched(search)
+    for arm, trials in searched:
+        winner = best(trials)
+        values = ", ".join(f"{name} {value:g}" for name, value in winner.values.items()) if winner else "all diverged"
+        edge = ", at the edge of what was tried" if arm.at_edge(trials) else ""
+        print(f"{arm.name}: {values}" + (f", top-1 {winner.top1:.2f} % on {search.split}{edge}" if winner else ""))
+    table = plan.table.path.with_name(f"{plan.path.stem}_search.csv")
+    atomic_write(table, as_csv(searched))
+    print(f"all {sum(len(trials) for _, trials in searched)} trials are in {table}")
+    return ended
+
+
+def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
+    """What is searched: what the study says, or the options."""
+    from pydantic import ValidationError
+
+    from pipeline.studies.protocol import Range, Search
 
     check_least(arguments, 1, "trials")
-    check_least(arguments, 0, "sampler_seed")
+    given = [name for name in ("key", "low", "high") if getattr(arguments, name) is not None]
+    if plan.study.search is not None:
+        if given:
+            raise InputError(f"--{given[0]}: {plan.path} has a section search, which says what is searched")
+        more = {} if arguments.trials is None else {"trials": arguments.trials}
+        return plan.study.search.model_copy(update=more)
+    if arguments.key is None or arguments.low is None or arguments.high is None:
+        raise InputError(f"{plan.path} has no section search: give --key, --low and --high")
     if arguments.key not in keys():
         raise InputError(f"--key {arguments.key}: no such key{suggest(arguments.key, keys())}")
-    _, cells, folder = _trained(arguments)
-    span = Range(arguments.key, arguments.low, arguments.high, log=not arguments.linear)
-    runner = _runner(arguments, cells, cells, folder)
-    journal = folder / "search"
-    journal.mkdir(exist_ok=True)
-    with hold(journal):
-        trials = search(cells, span, arguments.trials, folder, lambda own: runner().run(own), arguments.sampler_seed)
-    if trials is None:
-        return Exit.REQUEUE
-    table = journal / f"{span.key}.csv"
-    atomic_write(table, as_csv(trials, span))
-    for point, trial in best(trials).items():
-        print(
-            f"{point}: best {span.key} {trial.value:g}, top-1 {trial.mean:.2f} +- {trial.std:.2f} % ({trial.seeds})"
-        )
-    print(f"all {len(trials)} trials are in {table}")
-    return Exit.DONE
+    try:
+        span = Range(low=arguments.low, high=arguments.high, log=not arguments.linear)
+    except ValidationError as error:
+        raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    held = {"eval.every_epochs": max(cell.recipe.train.epochs for cell in plan.cells)}
+    return Search(keys={arguments.key: span}, trials=arguments.trials or 7, split=arguments.split, set=held)
 
 
-def _runner(
-    arguments: argparse.Namespace, cells: "list[Cell]", missing: "list[Cell]", folder: Path
-) -> "Callable[[], Runner]":
-    """Check what the cells need, and the data of those that are missing; returns what makes a runner."""
+def _runner(arguments: argparse.Namespace, plan: "Plan", folder: Path, search: "Search | None" = None) -> "Run":
+    """Check what the cells need, and the data of those that are missing; returns what trains cells."""
     from pipeline.formats.manifest import read_manifest
     from pipeline.recipe import check_world
     from pipeline.studies.runner import Runner
 
     check_least(arguments, 1, "at_once", "ranks")
-    for cell in cells:
+    for cell in plan.cells:
         check_world(cell.recipe, arguments.ranks)
-    for path in {cell.recipe.data.path for cell in missing}:
-        read_manifest(Path(path))
+    known = plan.table.missing([*plan.trials_to_run(search), *plan.runs()])
+    for path, split in dict.fromkeys((cell.recipe.data.path, cell.recipe.data.eval_split) for cell in known):
+        splits = read_manifest(Path(path)).splits
+        if split not in splits:
+            hint = "; `widemix prep --holdout 10%` makes one" if split == "holdout" else ""
+            raise InputError(f"{path}: has no split {split}, it has {', '.join(splits)}{hint}")
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda: Runner(folder, arguments.at_once, arguments.ranks, _gpus())
 
+    def run(cells: "Sequence[Cell]") -> Exit:
+        plan.table.add_finished(cells, folder)
+        missing = plan.table.missing(cells)
+        print(f"{plan.table.path}: {len(cells) - len(missing)} of {len(cells)} cells have ended", flush=True)
 
-def _without_known(cells: "list[Cell]", study: "Study", table: Path) -> "list[Cell]":
-    """The cells that have no result in the table of an earlier report."""
-    from pipeline.studies.results import known_rows
+        def ended(cell: "Cell") -> None:
+            plan.table.add_finished([cell], folder)
 
-    if not table.is_file():
-        raise InputError(f"--report {table.parent}: has no {table.name}; name the folder of an earlier report")
-    known = known_rows(table, study)
-    rest = [cell for cell in cells if cell.name not in known]
-    print(f"{table}: has the results of {len(cells) - len(rest)} of {len(cells)} cells", flush=True)
-    return rest
+        return Runner(folder, arguments.at_once, arguments.ranks, _gpus(), ended=ended).run(missing)
+
+    return run
 
 
 def _gpus() -> list[str]:
@@ -234,13 +247,20 @@ def _report(arguments: argparse.Namespace) -> Exit:
     from pipeline.studies.page import write_report
     from pipeline.studies.results import collect
 
-    study, cells, folder = _read(arguments)
-    results = collect(cells, folder, study, _earlier(arguments))
-    done = sum(result.done for result in results)
-    if not done:
-        raise InputError(f"{folder}: none of the study's {len(cells)} cells is done there; `widemix study run` first")
-    files = write_report(results, study, arguments.recipe, arguments.report or folder)
-    print(f"{done} of {len(cells)} cells are done: {', '.join(map(str, files))}")
+    plan, folder = _read(arguments)
+    if plan.study.measured:
+        plan.add_finished(folder)
+    cells = plan.runs()
+    results = collect(cells, plan.table, plan.study)
+    ended = sum(result.row is not None for result in results)
+    if plan.study.measured and not ended:
+        raise InputError(
+            f"{plan.table.path}: has none of the study's {len(cells)} cells, and {folder} neither; "
+            "`widemix study run` first"
+        )
+    files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
+    done = f"{ended} of {len(cells)} cells have ended: " if plan.study.measured else ""
+    print(f"{done}{', '.join(map(str, files))}")
     return Exit.DONE
 
 

@@ -78,9 +78,9 @@ def dump_recipe(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
 
 
-def flat_recipe(recipe: Recipe) -> dict[str, Any]:
-    """All `section.key` of a recipe with their values, defaults included."""
-    dump = recipe.model_dump(mode="json", exclude={"plugins"})
+def flat_recipe(recipe: Recipe, exclude_defaults: bool = False) -> dict[str, Any]:
+    """All `section.key` of a recipe with their values; with `exclude_defaults` only those that are changed."""
+    dump = recipe.model_dump(mode="json", exclude={"plugins"}, exclude_defaults=exclude_defaults)
     return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 
-from pipeline.recipe.files import differences
+from pipeline.recipe.files import differences, flat_recipe
 from pipeline.recipe.schema import Recipe
 
 # Keys that may differ between two starts of one run: they change no loss by more than rounding.
@@ -31,8 +31,9 @@ def experiment_hash(recipe: Recipe) -> str:
     """
     values = {
         name: value
-        for section, keys in recipe.model_dump(mode="json", exclude_defaults=True).items()
-        for leaf, value in keys.items()
-        if not _CHANGEABLE.match(name := f"{section}.{leaf}") or name in _RESULT_DEPENDS
+        for name, value in flat_recipe(recipe, exclude_defaults=True).items()
+        if not _CHANGEABLE.match(name) or name in _RESULT_DEPENDS
     }
+    if recipe.plugins:
+        values["plugins"] = list(recipe.plugins)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

@@ -59,6 +59,10 @@ class RunLog:
         self._append(event)
         self._warn(describe_event(event))
 
+    def record(self, event: dict[str, Any]) -> None:
+        """Write a line with split event, and print nothing: the run ends with an error that says it."""
+        self._append(event)
+
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Show recipe and environment in TensorBoard."""
         if self.writer:
@@ -93,4 +97,6 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"the evaluation at step {step} failed: {bad}"
         case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
             return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
+        case {"event": "diverged", "step": step, "reason": reason}:
+            return f"the run diverged at step {step}: {reason}"
     raise ValueError(f"no such event: {event}")

@@ -18,10 +18,11 @@ class Cell:
     """One run of a study.
 
     path: the recipe that it starts from.
-    varied: the keys that tell it from other cells, as `("section.key", "YAML value")`.
+    varied: the keys that tell its point from others, as `("section.key", "YAML value")`.
     shared: overrides that all cells have, applied before `varied`.
     panel, line: where its result is drawn.
-    seed: its seed; None if the study has none.
+    seed: its seed; None if the study has none. seeded: the keys that are set to it.
+    chosen: the values that a search has chosen for its point, applied after `varied`. group: its entry of the study.
     """
 
     path: Path
@@ -30,11 +31,24 @@ class Cell:
     panel: str = ""
     line: str = ""
     seed: int | None = None
+    seeded: tuple[str, ...] = ()
+    chosen: tuple[tuple[str, str], ...] = ()
+    group: int = 0
+
+    @property
+    def own(self) -> tuple[tuple[str, str], ...]:
+        """What tells it from other cells: the values of its point, those chosen for it, and its seed."""
+        return (*self.varied, *self.chosen, *((key, str(self.seed)) for key in self.seeded))
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
         """All changes of the recipe, those shared by all cells first."""
-        return (*self.shared, *self.varied)
+        return (*self.shared, *self.own)
+
+    @property
+    def point(self) -> tuple:
+        """What cells that differ in their seed alone have in common."""
+        return (self.group, self.path, self.varied, self.panel, self.line)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -49,13 +63,13 @@ class Cell:
         recipes therefore have other folders, whatever they were started with.
         """
         words = [f"{self.path.resolve().parent.name}-{self.path.stem}"]
-        for key, text in self.varied:
+        for key, text in self.own:
             words.append(f"{key.partition('.')[2]}-{re.sub(r'[^A-Za-z0-9.+-]+', '_', text).strip('_.')}")
         return f"{'_'.join(words)[:_LONGEST]}_{experiment_hash(self.recipe)}"
 
-    def is_done(self, folder: Path) -> bool:
-        """Whether the study's folder has a complete run of this recipe."""
-        return self.result(folder) is not None
+    def has_ended(self, folder: Path) -> bool:
+        """Whether the study's folder has a run of this recipe that is complete, or has diverged for good."""
+        return self.result(folder) is not None or self.has_diverged(folder)
 
     def result(self, folder: Path) -> dict | None:
         """Return the content of the run's done.json; None if there is none, or the folder has another recipe's run.
@@ -67,10 +81,22 @@ class Cell:
             return None
         try:
             done = json.loads((run / "done.json").read_text())
-            same = not run_differences(load_recipe(run / "recipe.yaml"), self.recipe)
+            same = self._is_own(run)
         except (OSError, ValueError) as error:
             raise InputError(f"{run}: is not a finished run ({error})") from None
         return done if same else None
+
+    def has_diverged(self, folder: Path) -> bool:
+        """Whether the run ended because its loss was not finite, and no rollback was left: it would end so again."""
+        run = folder / self.name
+        try:
+            *_, last = (run / "metrics.jsonl").read_bytes().splitlines()
+            return json.loads(last).get("event") == "diverged" and self._is_own(run)
+        except (OSError, ValueError, AttributeError):  # no run, no line, or one that a kill has cut off
+            return False
+
+    def _is_own(self, run: Path) -> bool:
+        return not run_differences(load_recipe(run / "recipe.yaml"), self.recipe)
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:

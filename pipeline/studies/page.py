@@ -1,31 +1,44 @@
 """The report of a study: a CSV file, the figure as PNG and SVG, and a Markdown page about them."""
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.files import atomic_write
+from pipeline.studies.claims import Verdict, verdicts
 from pipeline.studies.figure import draw
 from pipeline.studies.quantity import is_number, label_of
 from pipeline.studies.results import Point, Result, as_csv, lines_of
+from pipeline.studies.search import Arm, Trial, best
+from pipeline.studies.search import as_csv as trials_as_csv
 from pipeline.studies.study import Study
 
+Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
-def write_report(results: Sequence[Result], study: Study, path: Path, folder: Path) -> list[Path]:
-    """Write NAME.csv, NAME.png, NAME.svg and NAME.md into a folder, NAME being the study file's; returns their paths.
+
+def write_report(
+    results: Sequence[Result], study: Study, path: Path, folder: Path, searched: Searched = ()
+) -> list[Path]:
+    """Write NAME.csv, NAME.png, NAME.svg and NAME.md into a folder, NAME being the study file's, and the trials of
+    its search, if it has one, into NAME_search.csv; returns their paths.
 
     path: of the study file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    table, png, svg, page = (folder / f"{path.stem}.{suffix}" for suffix in ("csv", "png", "svg", "md"))
+    table, png, svg, page, trials = (
+        folder / f"{path.stem}{suffix}" for suffix in (".csv", ".png", ".svg", ".md", "_search.csv")
+    )
     atomic_write(table, as_csv(results, study))
     draw(results, study, [png, svg])
-    atomic_write(page, as_page(results, study, path.name))
-    return [table, png, svg, page]
+    atomic_write(page, as_page(results, study, path.name, searched))
+    if searched:
+        atomic_write(trials, trials_as_csv(searched))
+    return [table, png, svg, page, *([trials] if searched else [])]
 
 
-def as_page(results: Sequence[Result], study: Study, name: str) -> str:
+def as_page(results: Sequence[Result], study: Study, name: str, searched: Searched = ()) -> str:
     """Return the Markdown page; the figure and the CSV file lie next to it.
 
     name: of the study file.
@@ -33,16 +46,67 @@ def as_page(results: Sequence[Result], study: Study, name: str) -> str:
     stem = name.removesuffix(".yaml")
     claim = f" The paper's claim: {study.claim}" if study.claim else ""
     parts = [f"# {study.title}", f"{study.source}.{claim}"]
-    if study.verdict:
-        parts.append(f"**Here:** {study.verdict}")
+    if study.claims:
+        parts.append(_claims(verdicts(results, study)))
     parts += [f"![{study.title}]({stem}.png)", *_tables(results, study)]
     if study.published:
         parts.append(_published(study))
-    missing = [result for result in results if not result.done]
-    if missing:
-        parts.append(f"Missing: {len(missing)} of {len(results)} cells, among them `{missing[0].cell.name}`.")
-    parts.append(_conditions(results, study, name))
+    if searched:
+        parts.append(_search(searched, study, stem))
+    missing = [result for result in results if result.row is None]
+    if missing and study.measured:
+        parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].cell.name}`.")
+    parts.append(_conditions(results, study, name, searched))
     return "\n\n".join(parts) + "\n"
+
+
+def _claims(found: Sequence[Verdict]) -> str:
+    """A row for each claim, with what the runs say of it."""
+    rows = [
+        "| claim | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for verdict in found:
+        claim, estimate = verdict.claim, verdict.estimate
+        expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
+        if estimate is None:
+            rows.append(f"| {_escaped(claim.text)} | {expected} | | | | | {verdict.word} |")
+            continue
+        low, high = verdict.interval
+        word = verdict.word
+        if word == "undecided":
+            word = f"undecided at this size: {verdict.detectable:.2g} could have been seen"
+        seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
+        numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"
+        rows.append(f"| {_escaped(claim.text)} | {expected} | {numbers} | **{word}** |")
+    return "\n".join(rows)
+
+
+def _search(searched: Searched, study: Study, stem: str) -> str:
+    """What was chosen for each point, from how many trials, and whether it lies at the edge of what was tried."""
+    assert study.search is not None
+    names = list(dict.fromkeys(name for arm, _ in searched for name in arm.ranges))
+    rows = [
+        f"Values with the best top-1 on the split `{study.search.split}`, of single runs with seed "
+        f"{study.search.seed} that are no results ([{stem}_search.csv]({stem}_search.csv)):",
+        "",
+        f"| point | {' | '.join(names)} | top-1 (%) | trials | diverged | |",
+        f"|---|{'---:|' * (len(names) + 3)}---|",
+    ]
+    for arm, trials in searched:
+        winner = best(trials)
+        values = [f"{winner.values[name]:g}" if winner and name in winner.values else "" for name in names]
+        top1 = f"{winner.top1:.2f}" if winner and winner.top1 is not None else ""
+        ended = [trial for trial in trials if trial.top1 is not None]
+        diverged = sum(math.isnan(trial.top1) for trial in ended if trial.top1 is not None)
+        note = "not complete" if len(ended) < len(trials) else "at the edge" if arm.at_edge(trials) else ""
+        rows.append(f"| {_escaped(arm.name)} | {' | '.join(values)} | {top1} | {len(ended)} | {diverged} | {note} |")
+    return "\n".join(rows)
+
+
+def _escaped(text: str) -> str:
+    """A text that Markdown shows as it is, within a table too."""
+    return re.sub(r"([\\`*_|<])", r"\\\1", text)
 
 
 def _tables(results: Sequence[Result], study: Study) -> list[str]:
@@ -51,10 +115,11 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
     for panel in dict.fromkeys(result.cell.panel for result in results):
         for name in study.figure.y:
             lines = lines_of(results, panel, name, study.figure)
-            head = f"{panel}: {label_of(name)}" + (", mean ± standard deviation (seeds)" if study.measured else "")
+            spread = ", mean ± standard deviation (seeds)" if study.measured else ""
+            head = f"{_escaped(panel)}: {label_of(name)}{spread}"
             rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines)
             first = "last epoch" if study.figure.x == "epoch" else label_of(study.figure.x)
-            table = [f"| {first} | {' | '.join(lines)} |", f"|---:|{'---:|' * len(lines)}", *rows]
+            table = [f"| {first} | {' | '.join(map(_escaped, lines))} |", f"|---:|{'---:|' * len(lines)}", *rows]
             tables.append("\n".join([head, "", *table]))
     return tables
 
@@ -70,7 +135,7 @@ def _rows(lines: dict[str, list[Point]]) -> list[str]:
     numeric = all(is_number(x) for x, _ in keyed)
     order = sorted(keyed) if numeric else list(keyed)
     return [
-        f"| {f'{key[0]:,.5g}' if numeric else key[0]} | "
+        f"| {f'{key[0]:,.5g}' if numeric else _escaped(str(key[0]))} | "
         + " | ".join(_text(keyed[key].get(line)) for line in lines)
         + " |"
         for key in order
@@ -86,12 +151,13 @@ def _end_rows(lines: dict[str, list[Point]]) -> list[str]:
 def _text(point: Point | None) -> str:
     if point is None:
         return ""
+    lost = f", {point.diverged} diverged" if point.diverged else ""
     if not point.count:
-        return "missing"
+        return f"missing{lost}"
     value = f"{point.mean:,.4g}"
     if point.std > 0:  # not of one seed, nor of a size that has none
         value = f"{point.mean:.2f} ± {point.std:.2f}"
-    short = f" ({point.count} of {point.wanted})" if point.count < point.wanted else f" ({point.count})"
+    short = f" ({point.count} of {point.wanted}{lost})" if point.count < point.wanted else f" ({point.count})"
     return value + (short if point.wanted > 1 else "")
 
 
@@ -106,24 +172,29 @@ def _published(study: Study) -> str:
     return "\n".join(rows)
 
 
-def _conditions(results: Sequence[Result], study: Study, name: str) -> str:
+def _conditions(results: Sequence[Result], study: Study, name: str, searched: Searched) -> str:
     """Date, number of runs, commits, machines, hours, and the command."""
-    date = time.strftime("%Y-%m-%d")
+    date, stem = time.strftime("%Y-%m-%d"), name.removesuffix(".yaml")
     if not study.measured:
         return f"Computed on {date} with `widemix study report recipes/studies/{name}`, without training."
-    done = [result for result in results if result.done]
-    runs = list({result.cell.name: result for result in done}.values())
-    commits = sorted({(result.environment.get("commit") or "unknown")[:12] for result in runs})
-    machines = sorted({result.environment.get("machine") or "unknown device" for result in runs})
-    hours = sum(result.seconds for result in runs) / 3600
+    rows = {result.row.run: result.row for result in results if result.row}
+    wanted = {result.cell.name for result in results}
+    commits = sorted({row.commit for row in rows.values()})
+    machines = sorted({row.machine for row in rows.values()})
+    hours = sum(row.seconds or 0 for row in rows.values()) / 3600
+    cores = [row.core_seconds for row in rows.values() if row.core_seconds is not None]
+    speeds = [row.images_per_s for row in rows.values() if row.images_per_s is not None]
     epochs = sorted({result.cell.recipe.train.epochs for result in results})
     data = sorted({Path(result.cell.recipe.data.path).name for result in results})
-    return "\n".join(
-        [
-            f"Drawn on {date}: {len(runs)} of {len({result.cell.name for result in results})} runs are done, "
-            f"of {', '.join(map(str, epochs))} epochs on {', '.join(f'`{path}`' for path in data)}; "
-            f"{hours:.2f} hours of training in all (wall clock) on {', '.join(machines) or 'no machine'}, "
-            f"commit {', '.join(commits) or 'none'}. Every run is a row of [{name.removesuffix('.yaml')}.csv]"
-            f"({name.removesuffix('.yaml')}.csv).",
-        ]
+    diverged = sum(row.state == "diverged" for row in rows.values())
+    trials = sum(trial.top1 is not None for _, trials in searched for trial in trials)
+    return (
+        f"Drawn on {date}: {len(rows)} of {len(wanted)} runs have ended, {diverged} of them diverged, "
+        f"of {', '.join(map(str, epochs))} epochs on {', '.join(f'`{path}`' for path in data)}; "
+        + (f"{trials} trials of the search; " if searched else "")
+        + f"{hours:.2f} hours of training (wall clock) on {', '.join(machines) or 'no machine'}"
+        + (f", {sum(cores) / 3600:.2f} core hours of {len(cores)} runs" if cores else "")
+        + (f", {min(speeds):,.0f} to {max(speeds):,.0f} images/s" if speeds else "")
+        + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({stem}.csv)"
+        + f" and a line of [{stem}.jsonl]({stem}.jsonl); `widemix study run {stem}` trains those that are missing."
     )

@@ -62,6 +62,8 @@ MEASURED = {
     "epoch_seconds": "seconds an epoch",
 }
 
+CURVES = ("error", "top1", "loss", "train_loss")  # of these, what has a value for each epoch
+
 
 def value_of(name: str, recipe: Recipe) -> float | str:
     """Return a computed quantity or the value of a recipe key."""

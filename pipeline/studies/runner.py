@@ -2,11 +2,12 @@
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline.distributed.launchers import without_launcher
 from pipeline.errors import RunError
 from pipeline.run.lease import RENEWAL_S, Leases
 from pipeline.studies.cell import Cell
+from pipeline.studies.rows import add_core_seconds
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for cells that others have given back
@@ -42,7 +44,8 @@ class Runner:
 
     folder: of the study. at_once: cells at the same time. ranks: of each cell. gpus: those of this machine, by the
     names that CUDA_VISIBLE_DEVICES takes; the cells that run at once share them, and the CPUs. program: what trains a
-    cell, with the arguments of `widemix train`.
+    cell, with the arguments of `widemix train`. ended: called with each cell whose run has ended here, also one that
+    has diverged: that is a result too.
     """
 
     def __init__(
@@ -52,9 +55,10 @@ class Runner:
         ranks: int = 1,
         gpus: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "pipeline.cli", "train"),
+        ended: Callable[[Cell], None] = lambda _: None,
     ):
         self._folder, self._at_once, self._ranks, self._gpus = folder, at_once, ranks, list(gpus)
-        self._program = program
+        self._program, self._ended = program, ended
         self._leases = Leases(folder)
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}  # why, by cell
@@ -62,7 +66,7 @@ class Runner:
         self._next_look = 0.0  # when to look for open cells again
 
     def run(self, cells: Sequence[Cell]) -> Exit:
-        """Train all cells that are not done and that no other process has; raises `RunError` if some have failed.
+        """Train all cells that have not ended and that no other process has; raises `RunError` if some have failed.
 
         Returns REQUEUE after SIGINT, SIGTERM or SIGUSR1, which the cells get too: they save a checkpoint and end.
         """
@@ -90,10 +94,10 @@ class Runner:
         for cell in list(waiting):
             if self._stopped or len(self._running) >= self._at_once:
                 return
-            if not cell.is_done(self._folder):
+            if not cell.has_ended(self._folder):
                 if not self._leases.take(cell.name):
                     continue
-                if not cell.is_done(self._folder):  # by another process, since it was looked at
+                if not cell.has_ended(self._folder):  # by another process, since it was looked at
                     self._start(cell)
                 else:
                     self._leases.release(cell.name)
@@ -143,18 +147,27 @@ class Runner:
                 if not self._leases.renew(name) and not running.taken_over:
                     running.taken_over = True
                     os.killpg(running.process.pid, signal.SIGKILL)
+            before = _cpu_seconds_of_children()
             code = running.process.poll()
             if code is None:
                 continue
+            add_core_seconds(self._folder, running.cell, _cpu_seconds_of_children() - before)
             self._running.remove(running)
             self._next_look = 0.0
             running.log.close()
+            state = "done" if code == Exit.DONE else "stopped"
             if running.taken_over:
-                self._failed[name] = "another process has taken it, since this one was suspended"
-            elif code != Exit.DONE and not (self._stopped and code in _AFTER_STOP):
-                self._failed[name] = _last_line(Path(running.log.name), code)
+                state = self._failed[name] = "another process has taken it, since this one was suspended"
+            elif code not in (Exit.DONE, *(_AFTER_STOP if self._stopped else ())):
+                state = _last_line(Path(running.log.name), code)
+                if running.cell.has_diverged(self._folder):
+                    state = f"diverged: {state}"
+                else:
+                    self._failed[name] = state
+            if not running.taken_over and running.cell.has_ended(self._folder):
+                self._ended(running.cell)
             self._leases.release(name)
-            print(f"{name}: {self._failed.get(name) or ('done' if code == Exit.DONE else 'stopped')}", flush=True)
+            print(f"{name}: {state}", flush=True)
 
     def _stop(self, _number: int, _frame) -> None:
         self._stopped = True
@@ -162,9 +175,9 @@ class Runner:
             running.process.send_signal(signal.SIGTERM)
 
     def _conclude(self, cells: Sequence[Cell]) -> Exit:
-        done = sum(cell.is_done(self._folder) for cell in cells)
-        others = [cell for cell in cells if cell.name not in self._failed and not cell.is_done(self._folder)]
-        print(f"{self._folder}: {done} of {len(cells)} cells are done", flush=True)
+        open_cells = [cell for cell in cells if not cell.has_ended(self._folder)]
+        others = [cell for cell in open_cells if cell.name not in self._failed]
+        print(f"{self._folder}: {len(cells) - len(open_cells)} of {len(cells)} cells have ended", flush=True)
         if self._stopped:
             return Exit.REQUEUE
         for cell in others:
@@ -186,6 +199,12 @@ def _end_with_parent(parent: int, cpus: Sequence[int], libc: ctypes.CDLL) -> Non
     if os.getppid() != parent:
         os._exit(Exit.REQUEUE)
     os.sched_setaffinity(0, cpus)
+
+
+def _cpu_seconds_of_children() -> float:
+    """CPU time of the children that were waited for, and of theirs: it grows when one is found to have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _libc() -> ctypes.CDLL:

@@ -1,169 +1,157 @@
-"""Searches the value of one recipe key, at each point of a study, with the best mean top-1 over the seeds, by Optuna.
+"""The search before a study's runs: for each point the values of some keys with the best top-1 on a held-out split.
 
-The cells of a trial are ordinary cells of the study with the key set to the trial's value: they have run folders of
-their own, are trained by the study's runner, and continue where they were stopped.
+What is tried next follows from the results so far alone, so that a search that was stopped, killed or given more
+trials is the one that was never interrupted.
 """
 
 import csv
 import io
 import math
-import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import InputError, RunError
-from pipeline.studies.cell import Cell
-from pipeline.studies.results import without_seed
+from pipeline.errors import InputError
+from pipeline.studies.cell import Cell, yaml_text
+from pipeline.studies.protocol import Range, Search
 
-_JOURNAL = "trials.journal"
-_FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Range:
-    """Where a key is searched: from `low` to `high`, evenly or, with `log`, evenly on a logarithmic axis."""
-
-    key: str
-    low: float
-    high: float
-    log: bool
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise InputError(f"--low {self.low:g} --high {self.high:g}: the first must be smaller than the second")
-        if self.log and self.low <= 0:
-            raise InputError(f"--low {self.low:g}: must be above 0 on a logarithmic axis; or add --linear")
-
-    def cell(self, cell: Cell, value: float) -> Cell:
-        """A cell with the key at a value of three digits, before the keys that have the value of the seed."""
-        if self.key in dict(cell.varied):
-            raise InputError(f"--key {self.key}: the study varies it")
-        place = len(without_seed(cell)[1])
-        own = (self.key, f"{value:.3g}")
-        return replace(cell, varied=(*cell.varied[:place], own, *cell.varied[place:]))
+_PRIMES = (2, 3, 5, 7, 11, 13)
+Outcome = Callable[[Cell], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One value at one point: mean and standard deviation of top-1 over `seeds` runs, %; nan if it failed."""
+    """Values that are tried, the run that tries them, and its top-1, %: nan if it diverged, None before it ends."""
 
-    point: str
-    value: float
-    mean: float
-    std: float
-    seeds: int
+    values: Mapping[str, float]
+    cell: Cell
+    top1: float | None
 
 
-def search(
-    cells: Iterable[Cell],
-    span: Range,
-    trials: int,
-    folder: Path,
-    run: Callable[[Sequence[Cell]], Exit],
-    seed: int = 0,
-) -> list[Trial] | None:
-    """Try `trials` values at each point; returns all trials, or None if `run` was stopped.
+@dataclass(frozen=True)
+class Arm:
+    """A point of the figure whose values are searched. cells: its runs, one for each seed. ranges: of its keys."""
 
-    folder: of the study; its search/trials.journal has the trials; the same call adds those that are missing.
-    run: trains cells that are not done, and raises `RunError` if one fails, which the search then avoids.
-    """
-    optuna = _optuna()
-    state = optuna.trial.TrialState
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(folder / "search" / _JOURNAL))
-    )
+    name: str
+    cells: tuple[Cell, ...]
+    ranges: Mapping[str, Range]
+    search: Search
+
+    def trial(self, values: Mapping[str, float]) -> Cell:
+        """The run that tries the values; raises `InputError` if its recipe is invalid."""
+        search, cell = self.search, self.cells[0]
+        if taken := {name for name, _ in cell.varied} & {*search.set, *self.ranges, "data.eval_split"}:
+            raise InputError(f"search: the study varies {min(taken)}")
+        held = {"data.eval_split": search.split, **search.set}
+        shared = (*cell.shared, *((name, yaml_text(value)) for name, value in held.items()))
+        seeded = cell.seeded or ("train.seed",)
+        return replace(cell, shared=shared, seed=search.seed, seeded=seeded, chosen=_as_chosen(values))
+
+    def trials(self, outcome: Outcome) -> list[Trial]:
+        """All trials in their order; while one has not ended, those that can be run beside it and none after."""
+        found = [self._trial(_halton(self.ranges, number), outcome) for number in range(1, self.search.trials + 1)]
+        while len(found) < self.search.trials + self.search.widen and all(one.top1 is not None for one in found):
+            values = self._beyond(found)
+            if values is None:
+                break
+            found.append(self._trial(values, outcome))
+        return found
+
+    def at_edge(self, trials: Sequence[Trial]) -> bool:
+        """Whether the best value is the least or the greatest of those tried, and so a better one may lie beyond."""
+        return self._beyond(trials) is not None
+
+    def _trial(self, values: Mapping[str, float], outcome: Outcome) -> Trial:
+        cell = self.trial(values)
+        return Trial(values, cell, outcome(cell))
+
+    def _beyond(self, trials: Sequence[Trial]) -> dict[str, float] | None:
+        """The best values with one of them moved out of what was tried; None if the best lies within it."""
+        winner = best(trials)
+        if winner is None:
+            return None
+        tried = [trial.values for trial in trials]
+        step = 1 / (round(self.search.trials ** (1 / len(self.ranges))) + 1)
+        for name, span in self.ranges.items():
+            value = winner.values[name]
+            column = [values[name] for values in tried]
+            for end, sign in ((min(column), -1), (max(column), 1)):
+                moved = {**winner.values, name: span.at(span.fraction(value) + sign * step)}
+                if value == end and moved not in tried and self._is_valid(moved):
+                    return moved
+        return None
+
+    def _is_valid(self, values: Mapping[str, float]) -> bool:
+        try:
+            _ = self.trial(values).recipe
+        except InputError:
+            return False
+        return True
+
+
+def arms(cells: Iterable[Cell], search: Search, own: Sequence[Mapping[str, Range]]) -> list[Arm]:
+    """The points of a study. own: the ranges that each of its entries has besides those of `search`."""
+    points: dict[tuple, list[Cell]] = {}
+    for cell in cells:
+        points.setdefault(cell.point, []).append(cell)
     found = []
-    for point, own in _points(cells).items():
-        for end in (span.low, span.high):
-            _ = span.cell(own[0], end).recipe  # refused now, not in the first trial
-        study = optuna.create_study(
-            storage=storage,
-            study_name=f"{span.key} {span.low:g} to {span.high:g}{' log' * span.log} {own[0].name}",
-            load_if_exists=True,
-            direction="maximize",
-            sampler=optuna.samplers.TPESampler(seed=seed),
-        )
-        for trial in study.get_trials(states=[state.RUNNING]):  # of a search that was stopped: once more
-            study.tell(trial.number, state=state.FAIL)
-            if trial.params:
-                study.enqueue_trial(trial.params, skip_if_exists=False)
-        while (number := len(_ended(study))) < trials:
-            trial = study.ask()
-            value = trial.suggest_float(span.key, span.low, span.high, log=span.log)
-            print(f"{point}, {span.key} {value:.3g}: trial {number + 1} of {trials}", flush=True)
-            tried = [span.cell(cell, value) for cell in own]
-            try:
-                if run(tried) != Exit.DONE:
-                    return None
-                study.tell(trial, statistics.fmean(_top1(tried, folder)))
-            except RunError as error:
-                print(f"{point}, {span.key} {value:.3g}: failed ({error})", flush=True)
-                trial.set_user_attr(_FAILED, True)
-                study.tell(trial, 0.0)  # a trial without a value would not keep the sampler away
-        for trial in _ended(study):
-            value = trial.params[span.key]
-            top1 = [] if _FAILED in trial.user_attrs else _top1([span.cell(cell, value) for cell in own], folder)
-            mean = statistics.fmean(top1) if top1 else math.nan
-            std = statistics.stdev(top1) if len(top1) > 1 else math.nan
-            found.append(Trial(point, float(f"{value:.3g}"), mean, std, len(top1)))
+    for group in points.values():
+        first = group[0]
+        name = ", ".join(filter(None, [first.panel, first.line, *(f"{key} {text}" for key, text in first.varied)]))
+        ranges = {**search.keys, **own[first.group]}
+        if len(ranges) > len(_PRIMES):
+            raise InputError(f"search: {len(ranges)} keys for {name}; at most {len(_PRIMES)} can be searched at once")
+        arm = Arm(name, tuple(group), ranges, search)
+        for end in (0.0, 1.0):  # refused now, not in the first trial
+            _ = arm.trial({key: span.at(end) for key, span in ranges.items()}).recipe
+        found.append(arm)
     return found
 
 
-def best(trials: Iterable[Trial]) -> dict[str, Trial]:
-    """Return the trial with the highest mean of each point; points without one that ended well are left out."""
-    found: dict[str, Trial] = {}
-    for trial in trials:
-        if math.isfinite(trial.mean) and (trial.point not in found or trial.mean > found[trial.point].mean):
-            found[trial.point] = trial
-    return found
+def best(trials: Iterable[Trial]) -> Trial | None:
+    """The trial with the highest top-1, of equals the first; None if none has ended without diverging."""
+    ended = [trial for trial in trials if trial.top1 is not None and math.isfinite(trial.top1)]
+    return max(ended, key=lambda trial: trial.top1 or 0.0, default=None)
 
 
-def as_csv(trials: Iterable[Trial], span: Range) -> str:
-    """Return the table of the trials; those that failed have no mean."""
+def chosen_cells(arm: Arm, trials: Sequence[Trial]) -> list[Cell]:
+    """The runs of a point with the values that its trials have chosen; raises `InputError` if all diverged."""
+    winner = best(trials)
+    if winner is None:
+        raise InputError(f"{arm.name}: all {len(trials)} trials diverged; give search.keys lower ranges")
+    return [replace(cell, chosen=_as_chosen(winner.values)) for cell in arm.cells]
+
+
+def as_csv(searched: Iterable[tuple[Arm, Sequence[Trial]]]) -> str:
+    """Return the table of all trials; those that diverged or have not ended have no top-1."""
+    rows = [(arm, trial) for arm, trials in searched for trial in trials]
+    names = list(dict.fromkeys(name for _, trial in rows for name in trial.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["point", span.key, "top1", "std", "seeds"])
-    for trial in trials:
-        numbers = ["" if math.isnan(number) else f"{number:.6g}" for number in (trial.mean, trial.std)]
-        writer.writerow([trial.point, f"{trial.value:g}", *numbers, trial.seeds])
+    writer.writerow(["point", *names, "top1", "state", "run"])
+    for arm, trial in rows:
+        state = "missing" if trial.top1 is None else "done" if math.isfinite(trial.top1) else "diverged"
+        numbers = [trial.values.get(name, "") for name in names]
+        writer.writerow([arm.name, *numbers, trial.top1 if state == "done" else "", state, trial.cell.name])
     return text.getvalue()
 
 
-def _points(cells: Iterable[Cell]) -> dict[str, list[Cell]]:
-    """The cells of each point, which differ in their seed alone, by what tells the point from others."""
-    points: dict[tuple, list[Cell]] = {}
-    for cell in cells:
-        points.setdefault(without_seed(cell), []).append(cell)
-    names = {}
-    for own in points.values():
-        varied = [f"{key} {text}" for key, text in without_seed(own[0])[1]]
-        names[", ".join([*filter(None, [own[0].panel, own[0].line]), *varied])] = own
-    return names
+def _as_chosen(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, f"{value:g}") for name, value in values.items())
 
 
-def _ended(study: Any) -> list[Any]:
-    """The trials with a value: not those that were stopped."""
-    return [trial for trial in study.get_trials() if trial.value is not None]
+def _halton(ranges: Mapping[str, Range], number: int) -> dict[str, float]:
+    """The values at a point, from 1, of the Halton sequence: one prime base for each key."""
+    return {
+        name: span.at(_radical_inverse(number, base))
+        for (name, span), base in zip(ranges.items(), _PRIMES, strict=False)
+    }
 
 
-def _top1(cells: Iterable[Cell], folder: Path) -> list[float]:
-    """Of finished runs; raises `RunError` if one is not finished, or its last evaluation was not finite."""
-    found = []
-    for cell in cells:
-        result = cell.result(folder)
-        if result is None or result["top1"] is None:
-            raise RunError(f"{cell.name}: {'is not done' if result is None else 'its top-1 is not finite'}")
-        found.append(float(result["top1"]))
-    return found
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ModuleNotFoundError:
-        raise InputError("the search is Optuna's: pip install 'widemix[search]'") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+def _radical_inverse(number: int, base: int) -> float:
+    """The digits of a number mirrored at the point: in base 2, the numbers 1, 2, 3 give 1/2, 1/4, 3/4."""
+    result, place = 0.0, 1.0
+    while number:
+        place /= base
+        number, digit = divmod(number, base)
+        result += digit * place
+    return result

@@ -12,6 +12,7 @@ from pipeline.models.cost import FLOAT, model_cost
 from pipeline.recipe import Recipe
 from pipeline.run.lease import Leases
 from pipeline.studies.cell import Cell
+from pipeline.studies.rows import Table, finished_row
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,11 @@ class Requirements:
     bytes: int
 
 
-def state(cell: Cell, folder: Path, leases: Leases) -> str:
-    """Return `done`, `running on HOST`, `begun` (stopped or failed, with a run folder) or `open`."""
-    if cell.is_done(folder):
-        return "done"
+def state(cell: Cell, folder: Path, leases: Leases, table: Table) -> str:
+    """Return `done`, `diverged`, `running on HOST`, `begun` (stopped or failed, with a run folder) or `open`."""
+    row = table.row(cell) or finished_row(cell, folder)
+    if row is not None:
+        return row.state
     holder = leases.holder(cell.name)
     if holder is not None and holder.alive:
         return f"running on {holder.host}"

@@ -16,9 +16,11 @@ from pipeline.recipe.files import SHIPPED
 from pipeline.recipe.yaml_text import read_yaml, yaml_complaint
 from pipeline.section import Section, key
 from pipeline.studies.cell import Cell, yaml_text
-from pipeline.studies.quantity import COMPUTED, MEASURED
+from pipeline.studies.protocol import Claim, Place, Range, Search
+from pipeline.studies.quantity import COMPUTED, CURVES, MEASURED
 from pipeline.studies.solve import CONSTRAINTS, solve
 
+LEAST_SEEDS = 3  # of a study that searches first
 Solve = dict[Literal["omega", "weights"], float | list[float]]
 
 
@@ -36,6 +38,7 @@ class Group(Section):
     )
     lines: list[str] = key([], "axes that have a line for each value; the others run along the line")
     seeded: list[str] = key([], "keys that are set to the seed too, such as model.permutation_seed")
+    search: dict[str, Range] = key({}, "keys that only this entry has to search, with their ranges")
 
     @model_validator(mode="after")
     def axes_are_consistent(self):
@@ -77,6 +80,12 @@ class Figure(Section):
                 raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
         if self.x in MEASURED:
             raise ValueError(f"x: {self.x} is a result; x is a key of the recipe, epoch or a size of the network")
+        if self.x == "epoch" and (others := [name for name in self.y if name not in CURVES]):
+            raise ValueError(
+                f"y: {others[0]} has no value for each epoch; of learning curves y is {', '.join(CURVES)}"
+            )
+        if self.x == "epoch" and self.max_std is not None:
+            raise ValueError("max_std leaves out points, and learning curves have none; set it to null")
         return self
 
 
@@ -99,17 +108,44 @@ class Study(Section):
     title: str = key(..., "what is compared")
     source: str = key(..., "paper, figure or table, and the section with its settings")
     claim: str = key("", "the trend that the paper reports, in one sentence, if it does")
-    verdict: str = key("", "what our results show of it: seen, not seen, or not to be seen at this size; and why")
     seeds: list[Annotated[int, Field(ge=0)]] = key([], "values of train.seed; empty: that of the recipe, once")
     set: dict[str, Any] = key({}, "section.key names with the value that all cells have")
+    search: Search | None = key(None, "what is searched for each point before its runs; null: nothing")
     cells: Annotated[list[Group], Field(min_length=1)] = key(..., "lines of the figure")
     figure: Figure
+    claims: list[Claim] = key([], "comparisons that the runs decide")
     published: list[Published] = key([], "published numbers and statements")
+
+    @model_validator(mode="after")
+    def protocol_is_kept(self):
+        """A search is followed by runs with seeds of their own, at least three, and claims compare results."""
+        if self.search is not None:
+            if len(set(self.seeds)) < LEAST_SEEDS:
+                raise ValueError(f"seeds: a study with a search has at least {LEAST_SEEDS}, each once")
+            if self.search.seed in self.seeds:
+                raise ValueError(f"search.seed {self.search.seed} is one of seeds: what is searched is no result")
+        known = {*self.figure.y, *MEASURED}
+        if unknown := [claim for claim in self.claims if (claim.y or self.figure.y[0]) not in known]:
+            raise ValueError(f"claims: {unknown[0].text}: y is one of {', '.join(sorted(known))}")
+        return self
 
     @property
     def measured(self) -> bool:
         """Whether the figure needs runs; False if it shows sizes of networks alone."""
         return self.figure.x == "epoch" or any(name in MEASURED for name in self.figure.y)
+
+
+_SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for the names of their keys
+    "figure": Figure,
+    "cells": Group,
+    "published": Published,
+    "search": Search,
+    "keys": Range,
+    "claims": Claim,
+    "left": Place,
+    "right": Place,
+    "slope": Place,
+}
 
 
 def is_study(path: Path) -> bool:
@@ -142,7 +178,8 @@ def read_study(path: Path) -> Study:
         where = ".".join(map(str, first["loc"]))
         hint = ""
         if first["type"] == "extra_forbidden":
-            section: type[Section] = (Study, Figure, Group)[min(len(first["loc"]) - 1, 2)]
+            within = [part for part in first["loc"][:-1] if part in _SECTIONS]
+            section = _SECTIONS[str(within[-1])] if within else Study
             hint = suggest(str(first["loc"][-1]), section.model_fields)
         message = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
         raise InputError(f"{path}: {f'{where}: ' if where else ''}{message}{hint}") from None
@@ -158,7 +195,7 @@ def study_cells(path: Path, study: Study, overrides: Sequence[tuple[str, str]] =
     """
     cells = []
     for number, group in enumerate(study.cells):
-        own = list(_group_cells(path, study, group, overrides))
+        own = list(_group_cells(path, study, number, overrides))
         names = [cell.name for cell in own]
         if duplicates := {name for name in names if names.count(name) > 1}:
             raise InputError(f"{path}: cells.{number} ({group.label}): the cell {min(duplicates)} is duplicated")
@@ -170,7 +207,8 @@ def study_cells(path: Path, study: Study, overrides: Sequence[tuple[str, str]] =
     return chosen
 
 
-def _group_cells(path: Path, study: Study, group: Group, overrides: Sequence[tuple[str, str]]) -> Iterator[Cell]:
+def _group_cells(path: Path, study: Study, number: int, overrides: Sequence[tuple[str, str]]) -> Iterator[Cell]:
+    group = study.cells[number]
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
     if conflicts := [name for name, _ in overrides if name in varies]:
@@ -181,8 +219,8 @@ def _group_cells(path: Path, study: Study, group: Group, overrides: Sequence[tup
         for varied, line in _combinations(path.parent / recipe, group, shared):
             seeds: list[int | None] = [*study.seeds] or [None]
             for seed in seeds:
-                seeded = [] if seed is None else [(name, str(seed)) for name in ("train.seed", *group.seeded)]
-                yield Cell(path.parent / recipe, (*varied, *seeded), shared, panel, line, seed)
+                seeded = () if seed is None else ("train.seed", *group.seeded)
+                yield Cell(path.parent / recipe, varied, shared, panel, line, seed, seeded, group=number)
 
 
 def _combinations(

@@ -241,7 +241,11 @@ class Loop:
         """Resume from the last checkpoint, and skip the data of the steps that failed."""
         context, last_step = self.context, self.step
         self._report_save_failure(context.saver.finish())
-        origin = context.rollback.exclude(diverged)
+        try:
+            origin = context.rollback.exclude(diverged)
+        except Diverged as final:
+            context.log.record({"step": last_step, "split": "event", "event": "diverged", "reason": str(final)})
+            raise
         self.engine.load(origin.load(verify=False))
         self.step, self.data_step = origin.position.step, context.rollback.next_used(origin.position.data_step)
         self._interval, self._result = LogInterval(origin.position.unlogged), None

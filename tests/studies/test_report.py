@@ -15,6 +15,7 @@ from pipeline.recipe import dump_recipe, load_recipe, recipe_hash
 from pipeline.run.lease import Leases
 from pipeline.studies.page import as_page, write_report
 from pipeline.studies.results import as_csv, collect, lines_of
+from pipeline.studies.rows import Table
 from pipeline.studies.status import requirements, state
 from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
@@ -61,7 +62,10 @@ def pretend(cell, folder, top1, recipe=None):
 def results_of(path, folder, **figure):
     parsed = read_study(path)
     parsed = parsed.model_copy(update={"figure": parsed.figure.model_copy(update=figure)})
-    return collect(study_cells(path, parsed), folder, parsed), parsed
+    cells = study_cells(path, parsed)
+    table = Table(folder / f"{path.stem}.jsonl")
+    table.add_finished(cells, folder)
+    return collect(cells, table, parsed), parsed
 
 
 def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missing(study, tmp_path):
@@ -84,9 +88,9 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     page = as_page(results, parsed, "widths.yaml")
     assert "| 128 | 38.00 ± 2.65 (3) | missing |" in page
     assert "(2 of 3)" in page
-    assert "Missing: 7 of 12 cells" in page
+    assert "Missing: 7 of 12 runs" in page
     assert "Normal: 128: 30 ± 1.5 [figure 1 (digitised)]" in page
-    assert "5 of 12 runs are done" in page
+    assert "5 of 12 runs have ended, 0 of them diverged" in page
     assert "a paper, figure 1. The paper's claim: Wider is better.\n" in page
     ours = parsed.model_copy(update={"claim": ""})
     assert "a paper, figure 1.\n" in as_page(results, ours, "widths.yaml")
@@ -96,11 +100,11 @@ def test_another_recipes_run_is_no_result(study, tmp_path):
     cell = study_cells(study, read_study(study))[0]
     pretend(cell, tmp_path, 60.0, load_recipe(cell.path, [*cell.overrides, ("optim.lr", "0.7")]))
     results, _ = results_of(study, tmp_path)
-    assert not results[0].done
-    assert not cell.is_done(tmp_path)
+    assert results[0].row is None
+    assert not cell.has_ended(tmp_path)
     moved = load_recipe(cell.path, [*cell.overrides, ("data.path", "/scratch/digits")])  # staged to a node's disk
     (tmp_path / cell.name / "recipe.yaml").write_text(dump_recipe(moved))
-    assert cell.is_done(tmp_path)
+    assert cell.has_ended(tmp_path)
 
 
 def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, tmp_path, monkeypatch, capsys):
@@ -116,7 +120,7 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
     for number, cell in enumerate(cells[:5]):
         pretend(cell, there if number < 3 else here, 60.0 + number)
         pretend(cell, both, 60.0 + number)
-    pretend(cells[3], there, 10.0)  # trained twice: the run folder that is at hand counts
+    pretend(cells[0], here, 10.0)  # trained twice: the row that is there counts
     assert widemix("study", "report", study, "--to", there, "--report", report)[0] == 0
     assert widemix("study", "report", study, "--to", here, "--report", report)[0] == 0
     assert widemix("study", "report", study, "--to", both, "--report", tmp_path / "whole")[0] == 0
@@ -125,11 +129,11 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
     first = ("--to", tmp_path / "new", "--only", "*-s_mixer_channels-8_*")
     code, output = widemix("study", "run", study, "--report", report, *first)  # trains none
     assert code == 0
-    assert "has the results of 3 of 3 cells" in output
-    (report / "widths.csv").write_text("run,state\nx,done\n")
+    assert "3 of 3 cells have ended" in output
+    (report / "widths.jsonl").write_text('{"run": "x"}\n')
     code, output = widemix("study", "report", study, "--to", here, "--report", report)
     assert code == 2
-    assert "widths.csv: is not the table of a report" in output
+    assert "widths.jsonl, line 1: is not the line of a run; remove it" in output
 
 
 def test_values_and_names_share_an_axis(study, tmp_path):
@@ -189,9 +193,9 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
     pretend(done, tmp_path, 50.0)
     (tmp_path / begun.name).mkdir()
     (tmp_path / begun.name / "recipe.yaml").touch()
-    leases = Leases(tmp_path)
+    leases, table = Leases(tmp_path), Table(tmp_path / "widths.jsonl")
     assert leases.take(running.name)
-    states = [state(cell, tmp_path, leases) for cell in cells[:4]]
+    states = [state(cell, tmp_path, leases, table) for cell in cells[:4]]
     assert states[:2] == ["done", "begun"]
     assert states[2].startswith("running on ")
     assert states[3] == "open"

@@ -92,7 +92,7 @@ class Study:
         return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def done(self) -> int:
-        return sum(cell.is_done(self.folder) for cell in self.cells)
+        return sum(cell.has_ended(self.folder) for cell in self.cells)
 
     def held(self) -> int:
         """How many cells stand in their middle, and their leases name their process."""
@@ -152,7 +152,7 @@ def test_a_runner_that_is_stopped_while_it_starts_a_cell_stops_that_too_and_star
     monkeypatch.setattr(Leases, "add_process", stopped_here)
     runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", "import time; time.sleep(600)"))
     assert runner.run(study.cells) == Exit.REQUEUE
-    assert len(list((study.folder / "logs").iterdir())) == 1
+    assert len(list((study.folder / "logs").glob("*.log"))) == 1
     assert study.done() == 0
     assert not list(study.folder.glob("leases/*"))
 
@@ -206,7 +206,7 @@ def test_the_command_trains_a_study(tmp_path, digits):
     code, output = Command(*command).wait()
     assert code == 1
     assert f"1 of 2 cells failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
-    assert other.is_done(study.folder)
+    assert other.has_ended(study.folder)
 
 
 def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):

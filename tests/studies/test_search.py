@@ -1,109 +1,197 @@
-"""The search of a key's best value: resumed without losing a trial, and equal to the best of all that was tried."""
+"""The search before a study's runs: a function of the results so far, widened at its edge, on a held-out split."""
 
 import csv
 import json
 import math
-import statistics
+from dataclasses import replace
 
 import pytest
-
-pytest.importorskip("optuna", reason="needs Optuna: pip install 'widemix[search]'")
+from scipy.stats import qmc
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import InputError, RunError
 from pipeline.recipe import dump_recipe
-from pipeline.studies.search import Range, as_csv, best, search
-from pipeline.studies.study import read_study, study_cells
+from pipeline.studies.plan import make_plan
+from pipeline.studies.protocol import Range, Search
+from pipeline.studies.rows import Table
+from pipeline.studies.search import as_csv, best, chosen_cells
+from pipeline.studies.study import read_study
 from tests.conftest import ROOT
 
 STUDY = """
 title: t
 source: s
-claim: c
-seeds: [0, 1]
+seeds: [0, 1, 2]
+set: {eval.every_epochs: 1000}
+search: {keys: {optim.lr: {low: 0.001, high: 0.256}}, trials: 3, widen: 3, set: {train.epochs: 3}}
 cells:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.channels: [8, 16]}
+- label: RP
+  recipes: {Digits: ROOT/recipes/digits/rp_s_mixer.yaml}
+  seeded: [model.permutation_seed]
 figure: {x: width}
 """
-SPAN = Range("optim.lr", 1e-4, 1.0, log=True)
+PEAKS = {("Normal", 8): 0.016, ("Normal", 16): 0.2, ("RP", 64): 1e-9}  # RP: beyond all that may be tried
 
 
 @pytest.fixture
-def cells(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text(STUDY.replace("ROOT", str(ROOT)))
-    (tmp_path / "search").mkdir()
-    return study_cells(path, read_study(path))
+def plan(tmp_path):
+    return plan_of(tmp_path, STUDY)
+
+
+def plan_of(folder, text, table="study.jsonl"):
+    path = folder / "study.yaml"
+    path.write_text(text.replace("ROOT", str(ROOT)))
+    return make_plan(path, read_study(path), Table(folder / table))
 
 
 class Trainer:
-    """Ends runs at once: the top-1 has its peak at a rate of 0.01 for 8 channels and 0.1 for 16."""
+    """Ends runs at once: the top-1 has its peak at the rate of `PEAKS`; from a rate of 1 on runs diverge."""
 
-    def __init__(self, folder, stop_at=None):
-        self.folder, self.stop_at, self.tried = folder, stop_at, []
+    def __init__(self, plan, folder, stop_at=None, kill=None):
+        self.plan, self.folder, self.stop_at, self.kill, self.tried = plan, folder, stop_at, kill, []
 
     def __call__(self, cells):
-        values = [dict(cell.varied) for cell in cells]
-        self.tried.append((values[0]["model.channels"], float(values[0]["optim.lr"])))
-        assert [each["train.seed"] for each in values] == ["0", "1"]
-        if len(self.tried) == self.stop_at:
-            return Exit.REQUEUE
         for cell in cells:
+            if len(self.tried) == self.stop_at:
+                return Exit.REQUEUE
             recipe = cell.recipe
-            if recipe.optim.lr > 0.5:
-                raise RunError("the loss is not finite")
-            peak = {8: 0.01, 16: 0.1}[recipe.model.channels]
+            self.tried.append(cell.name)
+            if self.kill == len(self.tried):
+                raise RunError("killed by SIGKILL")
             run = self.folder / cell.name
-            run.mkdir(exist_ok=True)
+            run.mkdir(exist_ok=True, parents=True)
             (run / "recipe.yaml").write_text(dump_recipe(recipe))
-            top1 = 90 - 10 * abs(math.log10(recipe.optim.lr / peak)) + recipe.train.seed
-            (run / "done.json").write_text(json.dumps({"top1": top1}))
+            (run / "environment.json").write_text("{}")
+            (run / "metrics.jsonl").write_text("")
+            peak = PEAKS[cell.line, recipe.model.channels]
+            top1 = None if recipe.optim.lr > 0.9 else 90 - 10 * abs(math.log10(recipe.optim.lr / peak))
+            (run / "done.json").write_text(json.dumps({"top1": top1, "loss": 1.0, "seconds": 1.0}))
+            self.plan.table.add_finished([cell], self.folder)
         return Exit.DONE
 
 
-def test_the_best_of_all_trials_near_the_peak_of_each_point(cells, tmp_path):
-    trainer = Trainer(tmp_path)
-    trials = search(cells, SPAN, 20, tmp_path, trainer)
-    assert len(trials) == len(trainer.tried) == 40
-    found = best(trials)
-    for (point, trial), peak in zip(found.items(), (0.01, 0.1), strict=True):
-        own = [each for each in trials if each.point == point]
-        assert trial.mean == max(each.mean for each in own if math.isfinite(each.mean))
-        assert trial.mean == pytest.approx(90.5 - 10 * abs(math.log10(trial.value / peak)))
-        assert trial.std == pytest.approx(statistics.stdev([0, 1]))
-        assert 0.6 < trial.value / peak < 1.6
-    rows = list(csv.DictReader(as_csv(trials, SPAN).splitlines()))
-    assert [float(row["optim.lr"]) for row in rows] == [trial.value for trial in trials]
-    failed = [row for row in rows if float(row["optim.lr"]) > 0.5]
-    assert failed
-    assert all(row["top1"] == "" for row in failed)
+def outcomes(plan):
+    return {arm.name: [(trial.values["optim.lr"], trial.top1) for trial in trials] for arm, trials in plan.searched()}
 
 
-def test_a_stopped_search_takes_up_the_trial_that_it_was_at(cells, tmp_path):
-    first = Trainer(tmp_path, stop_at=4)
-    assert search(cells, SPAN, 5, tmp_path, first) is None
-    second = Trainer(tmp_path)
-    trials = search(cells, SPAN, 5, tmp_path, second)
-    assert second.tried[0] == first.tried[-1]
-    assert len(trials) == 10
-    assert [trial.value for trial in trials] == [value for _, value in (*first.tried[:-1], *second.tried)]
-    again = Trainer(tmp_path)
-    assert search(cells, SPAN, 5, tmp_path, again) == trials
+def test_trials_are_even_and_those_at_an_edge_are_widened(plan, tmp_path):
+    assert plan.search(Trainer(plan, tmp_path / "runs")) == Exit.DONE
+    normal8, normal16, rp = outcomes(plan).values()
+    assert [rate for rate, _ in normal8] == [0.016, 0.004, 0.064]  # the middle first, a factor of 4 apart
+    assert [rate for rate, _ in normal16] == [0.016, 0.004, 0.064, 0.256, 1.02]  # 0.064 was best, then 0.256
+    assert [rate for rate, _ in rp] == [0.016, 0.004, 0.064, 0.001, 0.00025, 6.25e-05]
+    edges = [arm.at_edge(trials) for arm, trials in plan.searched()]
+    assert edges == [False, False, True]  # three more than planned, and still at the edge: it says so
+    winner = best(plan.searched()[1][1])
+    assert winner.values == {"optim.lr": 0.256}
+    assert winner.top1 == pytest.approx(90 - 10 * math.log10(0.256 / 0.2), abs=1e-3)
+
+
+def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_value(plan, tmp_path):
+    assert {cell.recipe.optim.lr for cell in plan.runs()} == {0.004}  # the recipe's, before the search
+    plan.search(Trainer(plan, tmp_path / "runs"))
+    for arm, trials in plan.searched():
+        for trial in trials:
+            recipe = trial.cell.recipe
+            assert (recipe.data.eval_split, recipe.train.epochs, recipe.train.seed) == ("holdout", 3, 1000)
+        assert {cell.name for cell in arm.cells}.isdisjoint(trial.cell.name for trial in trials)
+    runs = plan.runs()
+    assert [(cell.line, cell.recipe.optim.lr, cell.recipe.train.seed) for cell in runs] == [
+        *[("Normal", 0.016, seed) for seed in (0, 1, 2)],
+        *[("Normal", 0.256, seed) for seed in (0, 1, 2)],
+        *[("RP", 6.25e-05, seed) for seed in (0, 1, 2)],
+    ]
+    assert {cell.recipe.data.eval_split for cell in runs} == {"test"}
+    assert [cell.recipe.model.permutation_seed for cell in runs[6:]] == [0, 1, 2]
+    assert plan.searched()[2][1][0].cell.recipe.model.permutation_seed == 1000
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 11])
+def test_a_search_that_was_stopped_or_killed_is_the_one_that_was_not(plan, tmp_path, stop_at):
+    plan.search(Trainer(plan, tmp_path / "runs"))
+    (tmp_path / "second").mkdir()
+    stopped = plan_of(tmp_path / "second", STUDY)
+    assert stopped.search(Trainer(stopped, tmp_path / "second" / "runs", stop_at=stop_at)) == Exit.REQUEUE
+    again = plan_of(tmp_path / "second", STUDY)  # the table alone is left
+    with pytest.raises(RunError):
+        again.search(Trainer(again, tmp_path / "second" / "runs", kill=1))
+    last = plan_of(tmp_path / "second", STUDY)
+    trainer = Trainer(last, tmp_path / "second" / "runs")
+    assert last.search(trainer) == Exit.DONE
+    assert outcomes(last) == outcomes(plan)
+    assert len(trainer.tried) == len(set(trainer.tried)) == 14 - stop_at  # a trial that was killed is tried again
+    more = Trainer(last, tmp_path / "second" / "runs")
+    assert last.search(more) == Exit.DONE
+    assert more.tried == []
+
+
+def test_more_trials_repeat_none_and_are_those_of_a_longer_search(tmp_path):
+    """The values are a Halton sequence, as scipy computes it."""
+    few = Search(keys={"optim.lr": Range(low=1e-4, high=1.0)}, trials=4, widen=0)
+    for count in (4, 8):
+        plan = plan_of(tmp_path, STUDY.replace("trials: 3, widen: 3", f"trials: {count}, widen: 0"))
+        values = [trial.values["optim.lr"] for trial in plan.searched(few.model_copy(update={"trials": count}))[0][1]]
+        unit = qmc.Halton(1, scramble=False).random(count + 1)[1:, 0]
+        assert values == pytest.approx([10 ** (-4 + 4 * u) for u in unit], rel=6e-3)  # three digits
+        assert len(set(values)) == count
+    two = Search(
+        keys={"optim.lr": Range(low=1e-4, high=1.0), "optim.momentum": Range(low=0, high=0.9, log=False)}, trials=6
+    )
+    values = [tuple(trial.values.values()) for trial in plan.searched(two)[0][1]]
+    unit = qmc.Halton(2, scramble=False).random(7)[1:]
+    for (rate, momentum), (u, v) in zip(values, unit, strict=True):
+        assert rate == pytest.approx(10 ** (-4 + 4 * u), rel=6e-3)
+        assert momentum == pytest.approx(0.9 * v, abs=6e-3)
+
+
+def test_only_a_result_that_is_not_finite_is_final(tmp_path):
+    text = STUDY.replace("high: 0.256", "high: 256").replace("0.001", "0.01")
+    plan = plan_of(tmp_path, text)
+    trainer = Trainer(plan, tmp_path / "runs")
+    plan.search(trainer)
+    (_, trials), *_ = plan.searched()
+    assert [math.isnan(trial.top1) for trial in trials[:3]] == [True, False, True]  # 1.6, 0.126, 20.2
+    rows = list(csv.DictReader(as_csv(plan.searched()).splitlines()))
+    assert [row["state"] for row in rows[:3]] == ["diverged", "done", "diverged"]
+    assert rows[0]["top1"] == ""
+    again = Trainer(plan_of(tmp_path, text), tmp_path / "runs")
+    assert again.plan.search(again) == Exit.DONE
     assert again.tried == []
+    arm = plan.searched()[0][0]
+    with pytest.raises(InputError, match="all 1 trials diverged"):
+        chosen_cells(arm, [replace(trials[0], top1=math.nan)])
+
+
+def test_an_entry_may_search_keys_of_its_own(tmp_path):
+    text = STUDY.replace(
+        "  seeded: [model.permutation_seed]\n",
+        "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded: [model.permutation_seed]\n",
+    )
+    arms = [(arm.cells[0].line, list(arm.ranges), len(trials)) for arm, trials in plan_of(tmp_path, text).searched()]
+    assert arms == [
+        ("Normal", ["optim.lr"], 3),
+        ("Normal", ["optim.lr"], 3),
+        ("RP", ["optim.lr", "optim.weight_decay"], 3),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("key", "low", "high", "message"),
+    ("old", "new", "message"),
     [
-        ("optim.lr", 1.0, 0.1, "the first must be smaller"),
-        ("optim.lr", 0.0, 0.1, "must be above 0"),
-        ("model.channels", 8.0, 16.0, "the study varies it"),
-        ("optim.rate", 0.1, 0.2, "optim.rate"),
-        ("train.seed", 1.0, 2.0, "the study varies it"),
+        ("low: 0.001, high: 0.256", "low: 1.0, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
+        ("low: 0.001", "low: 0.0", "must be above 0 on a logarithmic axis"),
+        ("optim.lr: {", "model.channels: {", "search: the study varies model.channels"),
+        ("optim.lr: {", "optim.rate: {", "optim.rate"),
+        ("set: {train.epochs: 3}", "set: {train.epochs: 0}", "train.epochs"),
+        ("set: {train.epochs: 3}", "seed: 1", "search.seed 1 is one of seeds"),
+        ("seeds: [0, 1, 2]", "seeds: [0, 1]", "at least 3"),
+        ("eval.every_epochs: 1000", "eval.every_epochs: 1", "reads the test split before the end"),
+        ("trials: 3", "trails: 3", "did you mean trials"),
     ],
 )
-def test_what_cannot_be_searched(cells, tmp_path, key, low, high, message):
+def test_what_cannot_be_searched(tmp_path, old, new, message):
     with pytest.raises(InputError, match=message):
-        search(cells, Range(key, low, high, log=True), 2, tmp_path, Trainer(tmp_path))
+        plan_of(tmp_path, STUDY.replace(old, new)).searched()

@@ -148,7 +148,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("[8, 16]", "[8, 8]", [], "*", r"cells.0 \(Normal\): the cell digits-s_mixer_channels-8_.* is duplicated"),
         ("[8, 16]", "[]", [], "*", "cells.0: axes: model.channels: has no values"),
         ("axes", "axis", [], "*", "cells.0.axis: .*did you mean axes"),
-        ("claim", "claims", [], "*", "claims: .*did you mean claim"),
+        ("claim", "clam", [], "*", "clam: .*did you mean claim"),
         ("model.channels", "model.chanels", [], "*", "model.chanels.*channels"),
         ("[8, 16]", "[8, 0]", [], "*", "model.channels"),
         ("x: width", "x: wdith", [], "*", "wdith: no such quantity; did you mean width"),

@@ -1,0 +1,194 @@
+"""What the runs say of a study's claims: difference, interval, and one of three words.
+
+A claim compares a contrast with 0: a difference of two means over points, or a slope. It has a value for each seed,
+as the runs of a seed share the order of the data, its augmentation and their start; the mean of these is compared by
+Student's t (paired). Where no two seeds are shared, each side has values of its own seeds (Welch). With a margin d
+that counts as equal,
+
+    greater   is supported where the contrast is significantly above 0, and contradicted where it is below d;
+    less      is the same with the sign turned;
+    equal     is supported where the contrast is between -d and d (two one-sided tests), and contradicted where it is
+              beyond them.
+
+Significant means two-sided p below 0.05 after Holm's correction over the claims of a study. All else is undecided.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import InputError
+from pipeline.studies.protocol import Claim, Place
+from pipeline.studies.quantity import is_number, value_of
+from pipeline.studies.results import Result
+from pipeline.studies.study import Study
+
+_LEVEL, _POWER = 0.05, 0.8
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Mean of a contrast, its standard error and the degrees of freedom, from `count` seeds of each side."""
+
+    mean: float
+    error: float
+    freedom: float
+    count: int
+    paired: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a claim's runs say. interval: 95 %, of this claim alone. p: Holm's, over all claims of the study.
+
+    detectable: the difference from the border of the claim that this many seeds would have found in 80 % of cases.
+    word: supported, contradicted, undecided, or missing runs, with nan for all numbers.
+    """
+
+    claim: Claim
+    word: str
+    estimate: Estimate | None = None
+    interval: tuple[float, float] = (math.nan, math.nan)
+    p: float = math.nan
+    detectable: float = math.nan
+
+
+def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
+    """What the results say of each claim of the study; raises `InputError` for one about no point of the figure."""
+    estimates = [_estimate(claim, results, study) for claim in study.claims]
+    tests = {
+        number: _test(claim, estimate)
+        for number, (claim, estimate) in enumerate(zip(study.claims, estimates, strict=True))
+        if estimate is not None
+    }
+    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(study.claims))
+    found = []
+    for number, (claim, estimate) in enumerate(zip(study.claims, estimates, strict=True)):
+        if estimate is None:
+            found.append(Verdict(claim, "missing runs"))
+            continue
+        word = tests[number][1] if adjusted[number] < _LEVEL else "undecided"
+        half = _quantile(1 - _LEVEL / 2, estimate.freedom) * estimate.error
+        interval = (estimate.mean - half, estimate.mean + half)
+        detectable = half + _quantile(_POWER, estimate.freedom) * estimate.error
+        found.append(Verdict(claim, word, estimate, interval, adjusted[number], detectable))
+    return found
+
+
+def holm(p_values: dict[int, float], total: int) -> dict[int, float]:
+    """Holm's adjusted p values, of `total` tests of which some may not have been made yet."""
+    adjusted, greatest = {}, 0.0
+    for rank, (number, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        greatest = max(greatest, min(1.0, (total - rank) * p))
+        adjusted[number] = greatest
+    return adjusted
+
+
+def _test(claim: Claim, estimate: Estimate) -> tuple[float, str]:
+    """The p value of what the contrast tends to, and that word."""
+    sign = -1 if claim.expect == "less" else 1
+    mean, margin = sign * estimate.mean, claim.margin
+    if claim.expect == "equal":
+        support = max(_above(mean + margin, estimate), _above(margin - mean, estimate))
+        against = _above(abs(mean) - margin, estimate)
+    else:
+        support, against = _above(mean, estimate), _above(margin - mean, estimate)
+        if support < _LEVEL / 2 and against < _LEVEL / 2:  # above 0, and by so little that it counts as equal
+            support = 1.0
+    p, word = min((support, "supported"), (against, "contradicted"))
+    return min(1.0, 2 * p), word
+
+
+def _above(value: float, estimate: Estimate) -> float:
+    """The one-sided p value of a mean above 0."""
+    from scipy import stats
+
+    if estimate.error == 0:
+        return 0.0 if value > 0 else 1.0
+    return float(stats.t.sf(value / estimate.error, estimate.freedom))
+
+
+def _quantile(probability: float, freedom: float) -> float:
+    from scipy import stats
+
+    return float(stats.t.ppf(probability, freedom))
+
+
+def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate | None:
+    """The contrast's mean over seeds; None while runs are missing, or too few for an error."""
+    own = _of_panel(claim, results)
+    sides = [_values(place, claim, own, study) for place in claim.places]
+    if any(side is None for side in sides):
+        return None
+    if claim.slope is not None:
+        return _paired(list(_known(sides[0]).values()))
+    left, right = map(_known, sides)
+    both = [left[seed] - right[seed] for seed in left if seed in right]
+    if len(both) >= 2:
+        return _paired(both)
+    return _welch(list(left.values()), list(right.values()))
+
+
+def _known(side: dict[int, float] | None) -> dict[int, float]:
+    return side or {}
+
+
+def _paired(values: Sequence[float]) -> Estimate | None:
+    if len(values) < 2:
+        return None
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(statistics.fmean(values), error, len(values) - 1, len(values), paired=True)
+
+
+def _welch(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
+    if min(len(left), len(right)) < 2:
+        return None
+    parts = [statistics.variance(side) / len(side) for side in (left, right)]
+    error = math.sqrt(sum(parts))
+    bottom = sum(part**2 / (len(side) - 1) for part, side in zip(parts, (left, right), strict=True))
+    freedom = error**4 / bottom if bottom else len(left) + len(right) - 2
+    mean = statistics.fmean(left) - statistics.fmean(right)
+    return Estimate(mean, error, freedom, min(len(left), len(right)), paired=False)
+
+
+def _of_panel(claim: Claim, results: Sequence[Result]) -> list[Result]:
+    panels = list(dict.fromkeys(result.cell.panel for result in results))
+    if claim.panel not in (*panels, "") or (not claim.panel and len(panels) > 1):
+        raise InputError(f"claims: {claim.text}: panel is one of {', '.join(panels)}")
+    return [result for result in results if claim.panel in ("", result.cell.panel)]
+
+
+def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study) -> dict[int, float] | None:
+    """The mean, or slope, over a place's points for each seed; None while runs are missing or where one diverged."""
+    name = claim.y or study.figure.y[0]
+    own = [result for result in results if result.cell.line == place.line and _is_at(place, result)]
+    if not own:
+        raise InputError(
+            f"claims: {claim.text}: no point of the figure has line {place.line} {_where(place)}".rstrip()
+        )
+    by_seed: dict[int, list[tuple[float, float]]] = {}
+    for result in own:
+        value = result.y.get(name, math.nan)
+        if math.isnan(value):
+            return None
+        x = float(result.x) if claim.slope is not None and is_number(result.x) else 0.0
+        by_seed.setdefault(result.cell.recipe.train.seed, []).append((x, value))
+    if claim.slope is None:
+        return {seed: statistics.fmean(y for _, y in points) for seed, points in by_seed.items()}
+    return {seed: _slope(points, claim, study.figure.log_x) for seed, points in by_seed.items()}
+
+
+def _slope(points: Sequence[tuple[float, float]], claim: Claim, log: bool) -> float:
+    x = [math.log10(at) if log else at for at, _ in points]
+    if len(set(x)) < 2:
+        raise InputError(f"claims: {claim.text}: a slope takes points at two or more x, numbers")
+    return statistics.linear_regression(x, [y for _, y in points]).slope
+
+
+def _is_at(place: Place, result: Result) -> bool:
+    return all(value_of(name, result.cell.recipe) == value for name, value in place.at.items())
+
+
+def _where(place: Place) -> str:
+    return " and ".join(f"{name} {value}" for name, value in place.at.items())

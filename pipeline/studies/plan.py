@@ -1,0 +1,94 @@
+"""A study with its table: its trials and runs, what is chosen for them, and what is still to be trained."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.cli.commands import Exit
+from pipeline.errors import InputError
+from pipeline.studies.cell import Cell, unique
+from pipeline.studies.claims import verdicts
+from pipeline.studies.protocol import Search
+from pipeline.studies.results import Result
+from pipeline.studies.rows import Table
+from pipeline.studies.search import Arm, Trial, arms, chosen_cells
+from pipeline.studies.study import Study, study_cells
+
+Run = Callable[[Sequence[Cell]], Exit]  # trains cells that have not ended, and puts their rows into the table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a study. path: of its file. cells: of the figure, in the order of its lines."""
+
+    path: Path
+    study: Study
+    table: Table
+    cells: list[Cell]
+
+    def searched(self, search: Search | None = None) -> list[tuple[Arm, list[Trial]]]:
+        """Each point with its trials so far, by the study's search or another; none where it has no search."""
+        search = search or self.study.search
+        if search is None:
+            return []
+        own = [group.search for group in self.study.cells]
+        return [(arm, arm.trials(self._top1)) for arm in arms(self.cells, search, own)]
+
+    def runs(self) -> list[Cell]:
+        """The cells as they are to be trained: with what was chosen for their points, once all their trials ended."""
+        searched = self.searched()
+        if not searched:
+            return self.cells
+        chosen = ((arm.cells if open_trials(trials) else chosen_cells(arm, trials)) for arm, trials in searched)
+        return [cell for cells in chosen for cell in cells]
+
+    def trials_to_run(self, search: Search | None = None) -> list[Cell]:
+        """The trials that can be run now, each once; none when the search is complete."""
+        return unique(cell for _, trials in self.searched(search) for cell in open_trials(trials))
+
+    def add_finished(self, folder: Path) -> None:
+        """Add the rows of what was trained in the folder without the table, as by a job array."""
+        count = -1
+        while count != len(self.table.rows):
+            count = len(self.table.rows)
+            self.table.add_finished([*self.trials_to_run(), *self.runs()], folder)
+
+    def search(self, run: Run, search: Search | None = None) -> Exit:
+        """Run trials until none is left. Returns REQUEUE if it was stopped, or other processes have what is left."""
+        while missing := self.trials_to_run(search):
+            ended = run(missing)
+            if ended != Exit.DONE:
+                return ended
+            if len(self.table.missing(missing)) == len(missing):
+                print(f"{len(missing)} trials are left to other processes; the same command continues", flush=True)
+                return Exit.REQUEUE
+        return Exit.DONE
+
+    def _top1(self, cell: Cell) -> float | None:
+        row = self.table.row(cell)
+        if row is None:
+            return None
+        return math.nan if row.state == "diverged" else row.metric("top1")
+
+
+def make_plan(
+    path: Path, study: Study, table: Table, overrides: Sequence[tuple[str, str]] = (), only: str = "*"
+) -> Plan:
+    """The plan of a study file; overrides and only as for `study_cells`. Raises `InputError`."""
+    cells = study_cells(path, study, overrides, only)
+    if only == "*":
+        verdicts([Result(cell, math.nan, {}) for cell in cells], study)  # claims about points that are not there
+    for cell in cells if study.search else []:
+        every, epochs = cell.recipe.eval.every_epochs, cell.recipe.train.epochs
+        if every < epochs:
+            raise InputError(
+                f"{path}: eval.every_epochs {every} reads the test split before the end of {epochs} epochs; after a "
+                f"search it is read once: set eval.every_epochs to {epochs}"
+            )
+    return Plan(path, study, table, cells)
+
+
+def open_trials(trials: Sequence[Trial]) -> list[Cell]:
+    """The runs of the trials that have not ended."""
+    return [trial.cell for trial in trials if trial.top1 is None]

@@ -1,0 +1,102 @@
+"""The protocol of a study, as sections of its file: what is searched before the runs, and what they are to show.
+
+docs/explanation/protocol.md has the rules and their reasons.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.section import Positive, Section, key
+
+
+class Range(Section):
+    """The values of a key that are searched: from `low` to `high`."""
+
+    low: float = key(..., "least value")
+    high: float = key(..., "greatest value")
+    log: bool = key(True, "evenly on a logarithmic axis; false: evenly")
+
+    @model_validator(mode="after")
+    def is_a_range(self):
+        """The ends are in order and have a logarithm where one is taken."""
+        if not self.low < self.high:
+            raise ValueError(f"low {self.low:g}, high {self.high:g}: the first must be smaller than the second")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low {self.low:g}: must be above 0 on a logarithmic axis; or set log to false")
+        return self
+
+    def at(self, fraction: float) -> float:
+        """The value at a fraction of the way from `low` to `high`, which may be beyond both ends; three digits."""
+        if self.log:
+            value = self.low * (self.high / self.low) ** fraction
+        else:
+            value = self.low + (self.high - self.low) * fraction
+        return float(f"{value:.3g}")
+
+    def fraction(self, value: float) -> float:
+        """How far a value is on the way from `low` to `high`."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+class Search(Section):
+    """What is searched for each point of the figure, before its runs: the values with the best top-1 on a split that
+    is held out of the training set.
+
+    The test split takes no part in it. Every point has the same space and the same number of trials; trials that
+    widen the space come on top where the best value is the least or the greatest that was tried.
+    """
+
+    keys: Annotated[dict[str, Range], Field(min_length=1)] = key(..., "section.key names with their ranges")
+    trials: Positive = key(
+        ..., "values of a point: those of a Halton sequence, evenly spaced where there are 3, 7, 15 ... of one key"
+    )
+    widen: Annotated[int, Field(ge=0)] = key(4, "most trials of a point beyond these")
+    split: str = key("holdout", "split that chooses: `widemix prep --holdout 10%` makes one")
+    set: dict[str, Any] = key({}, "section.key names with the values that trials have, such as fewer train.epochs")
+    seed: Annotated[int, Field(ge=0)] = key(1000, "train.seed of the trials, which no run of the study has")
+
+
+class Place(Section):
+    """Points of the figure whose results a claim compares: their mean, for each seed."""
+
+    line: str = key(..., "label of the line")
+    at: dict[str, Any] = key({}, "section.key names with the values that its points have; empty: all points")
+
+
+class Claim(Section):
+    """A comparison that is written before the runs, and that they decide: see `pipeline.studies.claims`.
+
+    Either `left` and `right`, whose difference is left - right, or `slope`, the least-squares slope of the points of
+    a line by x (by log10 x on a logarithmic axis).
+    """
+
+    text: str = key(..., "what is claimed, in words")
+    source: str = key("", "where it is printed")
+    left: Place | None = key(None, "points whose mean is compared")
+    right: Place | None = key(None, "points whose mean is subtracted")
+    slope: Place | None = key(None, "points whose slope is compared with 0")
+    expect: Literal["greater", "less", "equal"] = key(..., "what the difference or slope is, if the claim holds")
+    margin: Annotated[float, Field(ge=0)] = key(
+        0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
+    )
+    y: str = key("", "result that is compared; empty: the figure's first y")
+    panel: str = key("", "panel of the figure; may be empty if there is one")
+
+    @model_validator(mode="after")
+    def compares(self):
+        """There is one comparison, and equality has a margin."""
+        two = self.left is not None and self.right is not None
+        if two == (self.slope is not None) or (self.left is None) != (self.right is None):
+            raise ValueError("give left and right, or slope")
+        if self.expect == "equal" and self.margin == 0:
+            raise ValueError("margin: nothing is equal without one; give the difference that counts as none")
+        return self
+
+    @property
+    def places(self) -> list[Place]:
+        """The points that it compares, by line."""
+        return [place for place in (self.left, self.right, self.slope) if place is not None]

@@ -1,0 +1,206 @@
+"""The table of a study's finished runs: STUDY.jsonl, a JSON line for each run, only ever appended to.
+
+It is kept in a repository, so that a study can be spread over days and over machines that share nothing else: a run
+that has a line is not trained again. Two tables are merged by putting their lines together.
+"""
+
+import json
+import math
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import InputError
+from pipeline.run.listing import metrics
+from pipeline.studies.cell import Cell
+
+_DIGITS = 6  # of measured numbers
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run.
+
+    run: its name, which has a hash of the recipe. state: done, or diverged: it ended since its loss was not finite,
+    and ends so whenever it is trained. split: that it was evaluated on. metrics: of the last evaluation, and
+    train_loss, the mean of the last epoch's lines. seconds: of training, wall clock. core_seconds: of all its
+    processes, starts and evaluations included; None if it was not trained by `widemix study`. curve: a line for each
+    epoch of each split.
+    """
+
+    run: str
+    recipe: str  # the study's recipe that it started from, and its overrides
+    state: str
+    seed: int
+    split: str
+    epochs: int
+    metrics: dict[str, float | None]
+    seconds: float | None
+    core_seconds: float | None
+    images_per_s: float | None
+    commit: str
+    machine: str
+    host: str
+    date: str
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+    def metric(self, name: str) -> float:
+        """A metric, nan where it is not finite or was not measured."""
+        value = self.metrics.get(name)
+        return math.nan if value is None else float(value)
+
+
+class Table:
+    """The rows of a study, by the names of the runs. path: of STUDY.jsonl, which need not be there yet.
+
+    A last line that was cut off, as by a full disk, is left out with a warning; any other that is no row raises
+    `InputError`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.rows: dict[str, Row] = {}
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        *lines, rest = text.split("\n")
+        self._torn = bool(rest)
+        for number, line in enumerate(lines, start=1):
+            if line:
+                row = _parse(line)
+                if row is None:
+                    raise InputError(f"{path}, line {number}: is not the line of a run; remove it")
+                self.rows.setdefault(row.run, row)
+        if self._torn:
+            print(f"warning: {path}: its last line was cut off, and is left out", file=sys.stderr)
+
+    def append(self, row: Row) -> None:
+        """Add a row, on disk when this returns."""
+        if row.run in self.rows:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(asdict(row), separators=(",", ":")) + "\n"
+        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
+            whole = file.read()
+            file.truncate(whole.rfind(b"\n") + 1)  # what was cut off
+            file.seek(0, os.SEEK_END)
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self._torn = False
+        self.rows[row.run] = row
+
+    def add_finished(self, cells: Iterable[Cell], folder: Path) -> None:
+        """Add the rows of the cells that have a finished run in the folder, and none in the table."""
+        for cell in cells:
+            if cell.name not in self.rows and (row := finished_row(cell, folder)) is not None:
+                self.append(row)
+
+    def row(self, cell: Cell) -> Row | None:
+        """The row of a cell; None if it has not ended."""
+        return self.rows.get(cell.name)
+
+    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
+        """The cells without a row."""
+        return [cell for cell in cells if cell.name not in self.rows]
+
+
+def finished_row(cell: Cell, folder: Path) -> Row | None:
+    """Return the row of a cell's run folder; None if its run has not ended. Raises `InputError`."""
+    run = folder / cell.name
+    done = cell.result(folder)
+    diverged = done is None and cell.has_diverged(folder)
+    if done is None and not diverged:
+        return None
+    try:
+        lines = metrics(run)
+        environment = json.loads((run / "environment.json").read_text())
+        curve = _curve(lines)
+        measured = {
+            name: value
+            for name, value in (done or {}).items()
+            if name not in ("step", "seconds", "recipe") and (value is None or isinstance(value, (int, float)))
+        }
+        finite = done is not None and None not in measured.values()
+        measured["train_loss"] = next((line["loss"] for line in reversed(curve) if line["split"] == "train"), None)
+        speeds = [line["images_per_s"] for line in lines if "images_per_s" in line]
+        return Row(
+            run=cell.name,
+            recipe=shlex.join([_place(cell.path), *(f"--{name}={value}" for name, value in cell.overrides)]),
+            state="done" if finite else "diverged",
+            seed=cell.recipe.train.seed,
+            split=cell.recipe.data.eval_split,
+            epochs=cell.recipe.train.epochs,
+            metrics={name: None if value is None else _rounded(value) for name, value in measured.items()},
+            seconds=float(done["seconds"]) if done else None,
+            core_seconds=_core_seconds(folder, cell),
+            images_per_s=_rounded(statistics.median(speeds)) if speeds else None,
+            commit=(environment.get("commit") or "unknown")[:12],
+            machine=_machine(environment),
+            host=str(environment.get("host", "unknown")),
+            date=time.strftime("%Y-%m-%d"),
+            curve=curve,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{run}: is not a finished run ({error})") from None
+
+
+def add_core_seconds(folder: Path, cell: Cell, seconds: float) -> None:
+    """Note the CPU time that one start of a cell's run took."""
+    with _times(folder, cell).open("a") as file:
+        file.write(f"{seconds:.1f}\n")
+
+
+def _core_seconds(folder: Path, cell: Cell) -> float | None:
+    times = _times(folder, cell)
+    return round(sum(map(float, times.read_text().split())), 1) if times.exists() else None
+
+
+def _times(folder: Path, cell: Cell) -> Path:
+    return folder / "logs" / f"{cell.name}.core_seconds"
+
+
+def _curve(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each epoch of each split: of training the mean loss; of a step that was repeated, the last."""
+    last = {(line["split"], line["step"]): line for line in lines if line.get("split") in ("train", "eval")}
+    epochs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for (split, _), line in sorted(last.items(), key=lambda item: item[0][1]):
+        epochs.setdefault((split, math.ceil(line["epoch"])), []).append(line)
+    curve = []
+    for (split, epoch), own in epochs.items():
+        if split == "train":
+            point = {"epoch": epoch, "loss": statistics.fmean(line["loss"] for line in own)}
+        else:
+            point = {name: own[-1][name] for name in ("epoch", "loss", "top1") if name in own[-1]}
+        curve.append({"split": split, **{name: _rounded(value) for name, value in point.items()}})
+    return curve
+
+
+def _machine(environment: dict) -> str:
+    """What trained a run, in words."""
+    device = environment.get("device", "unknown device")
+    cpus = environment.get("usable_cpus", 1)
+    return f"{cpus} CPU core{'s' * (cpus != 1)}" if device.startswith("cpu") else device
+
+
+def _place(path: Path) -> str:
+    """A recipe's path, from the folder of the recipes on where it lies in one."""
+    parts = path.resolve().parts
+    return "/".join(parts[parts.index("recipes") :]) if "recipes" in parts else str(path)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _parse(line: str) -> Row | None:
+    try:
+        row = Row(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    numbers = [value for value in (*row.metrics.values(), row.seconds, row.core_seconds) if value is not None]
+    return row if all(isinstance(value, (int, float)) for value in numbers) else None

@@ -1,0 +1,156 @@
+"""The words of claims: from data that are known, against scipy's tests, and with data swapped."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pipeline.cli.commands import run_command
+from pipeline.cli.parser import make_parser
+from pipeline.studies.claims import holm, verdicts
+from pipeline.studies.page import as_page
+from pipeline.studies.results import collect
+from pipeline.studies.rows import Row, Table
+from pipeline.studies.study import read_study, study_cells
+from tests.conftest import ROOT
+
+STUDY = """
+title: t
+source: s
+seeds: [0, 1, 2, 3]
+cells:
+- label: Normal
+  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+  axes: {model.depth: [2, 4]}
+- label: RP
+  recipes: {Digits: ROOT/recipes/digits/rp_s_mixer.yaml}
+  axes: {model.depth: [2, 4]}
+figure: {x: model.depth}
+claims:
+- text: RP has a higher error at depth 2
+  left: {line: RP, at: {model.depth: 2}}
+  right: {line: Normal, at: {model.depth: 2}}
+  expect: greater
+  margin: 0.5
+- {text: as good on average, left: {line: RP}, right: {line: Normal}, expect: equal, margin: 1.5}
+- {text: deeper is better, slope: {line: Normal}, expect: less}
+"""
+NORMAL2, NORMAL4 = (60.0, 61.0, 60.5, 61.5), (70.0, 71.5, 70.2, 71.0)
+RP2, RP4 = (57.0, 57.8, 57.2, 58.6), (70.5, 71.0, 71.2, 71.4)
+
+
+def row(cell, top1):
+    return Row(
+        cell.name, "", "done", cell.seed, "val", 1, {"top1": top1, "loss": 1.0}, 1.0, 1.0, 1.0, "c", "m", "h", "d"
+    )
+
+
+def study_of(folder, top1s, text=STUDY):
+    path = folder / "study.yaml"
+    path.write_text(text.replace("ROOT", str(ROOT)))
+    study = read_study(path)
+    cells = study_cells(path, study)
+    table = Table(folder / "study.jsonl")
+    for cell, top1 in zip(cells, (value for group in top1s for value in group), strict=False):
+        if top1 is not None:
+            table.append(row(cell, top1))
+    return collect(cells, table, study), study
+
+
+def test_differences_of_seeds_are_tested_in_pairs(tmp_path):
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4))
+    first, second, third = verdicts(results, study)
+    expected = stats.ttest_rel(NORMAL2, RP2)  # errors are 100 - top1: RP - Normal in errors is Normal - RP in top-1
+    interval = expected.confidence_interval(0.95)
+    assert first.interval == pytest.approx((interval.low, interval.high))
+    assert first.estimate.mean == pytest.approx(np.mean(NORMAL2) - np.mean(RP2))
+    assert (first.estimate.count, first.estimate.paired, first.estimate.freedom) == (4, True, 3)
+    means = (np.add(NORMAL2, NORMAL4) - np.add(RP2, RP4)) / 2
+    assert second.estimate.mean == pytest.approx(means.mean())
+    slopes = -(np.subtract(NORMAL4, NORMAL2)) / 2  # of the error, by block
+    slope = stats.ttest_1samp(slopes, 0)
+    assert third.estimate.mean == pytest.approx(slopes.mean())
+    least = min((expected.pvalue, slope.pvalue))
+    assert min(verdict.p for verdict in (first, second, third)) == pytest.approx(3 * least)
+    assert [verdict.word for verdict in (first, second, third)] == ["supported", "undecided", "supported"]
+    half = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
+    assert first.detectable == pytest.approx(half * first.estimate.error)
+
+
+def test_swapped_data_contradict(tmp_path):
+    results, study = study_of(tmp_path, (RP2, NORMAL4, NORMAL2, RP4))
+    first, _, third = verdicts(results, study)
+    assert (first.word, third.word) == ("contradicted", "supported")
+    page = as_page(results, study, "study.yaml")
+    assert "| RP has a higher error at depth 2 | greater (± 0.5) | -3.1" in page
+    assert "**contradicted**" in page
+
+
+def test_a_margin_decides_what_is_equal(tmp_path):
+    tight = tuple(value + 0.1 for value in NORMAL2)
+    more = (tight[0], tight[1] + 0.01, tight[2], tight[3] - 0.01)
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, more, NORMAL4))
+    first, second, _ = verdicts(results, study)
+    assert first.estimate.mean == pytest.approx(-0.1)
+    assert first.word == "contradicted"  # it is below the margin
+    assert second.word == "supported"
+    apart = study_of(tmp_path / "..", (NORMAL2, NORMAL4, [v - 9 for v in more], [v - 9 for v in NORMAL4]))
+    assert verdicts(*apart)[1].word == "contradicted"
+
+
+def test_sides_without_shared_seeds_are_welchs(tmp_path):
+    text = STUDY.replace("seeds: [0, 1, 2, 3]\n", "").replace(
+        "axes: {model.depth: [2, 4]}", "axes: {train.seed: [SEEDS], model.depth: [2, 4]}"
+    )
+    text = text.replace("SEEDS", "0, 1, 2", 1).replace("SEEDS", "3, 4, 5, 6", 1)
+    path = tmp_path / "study.yaml"
+    path.write_text(text.replace("ROOT", str(ROOT)))
+    study = read_study(path)
+    cells = study_cells(path, study)
+    values = {"Normal": iter([60.0, 70.0, 61.0, 71.0, 60.5, 70.5]), "RP": iter([58.0, 0, 57.0, 0, 58.5, 0, 57.7, 0])}
+    table = Table(tmp_path / "study.jsonl")
+    for cell in cells:
+        entry = row(cell, next(values[cell.line]))
+        table.append(Row(**{**asdict(entry), "seed": cell.recipe.train.seed}))
+    first, *_ = verdicts(collect(cells, table, study), study)
+    expected = stats.ttest_ind([42.0, 43.0, 41.5, 42.3], [40.0, 39.0, 39.5], equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert first.interval == pytest.approx((interval.low, interval.high))
+    assert first.estimate.freedom == pytest.approx(expected.df)
+    assert not first.estimate.paired
+
+
+def test_missing_and_diverged_runs_decide_nothing(tmp_path):
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, (57.0, None, 57.0, 57.0), RP4))
+    words = [verdict.word for verdict in verdicts(results, study)]
+    assert words == ["missing runs", "missing runs", "supported"]
+    assert "**supported**" in as_page(results, study, "study.yaml")
+
+
+def test_holm_by_hand():
+    """Holm 1979: the k-th smallest of m p values is multiplied by m - k + 1, and none is below one before it."""
+    assert holm({0: 0.01, 1: 0.04, 2: 0.03, 3: 0.005}, 4) == pytest.approx({3: 0.02, 0: 0.03, 2: 0.06, 1: 0.06})
+    assert holm({0: 0.4, 1: 0.9}, 3) == pytest.approx({0: 1.0, 1: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("line: RP, at: {model.depth: 2}", "line: RO, at: {model.depth: 2}", "has line RO model.depth 2"),
+        ("line: RP, at: {model.depth: 2}", "line: RP, at: {model.depth: 3}", "has line RP model.depth 3"),
+        ("expect: less}", "expect: less, panel: Digit}", "panel is one of Digits"),
+        ("slope: {line: Normal}, expect", "expect", "give left and right, or slope"),
+        ("expect: equal, margin: 1.5", "expect: equal", "nothing is equal without one"),
+        ("expect: less}", "expect: less, y: speed}", "y is one of"),
+        ("expect: less}", "expects: less}", "did you mean expect"),
+    ],
+)
+def test_claims_about_nothing_are_refused_before_anything_is_trained(
+    tmp_path, monkeypatch, capsys, old, new, message
+):
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY.replace(old, new).replace("ROOT", str(ROOT)))
+    monkeypatch.setattr("sys.argv", ["widemix", "study", "plan", str(path)])
+    assert run_command(make_parser()) == 2
+    assert message in capsys.readouterr().err
