@@ -91,7 +91,7 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
     if name == "search":
         add = verb.add_argument
-        add("--key", metavar="KEY", help="recipe key to search, of a study without a section search")
+        add("--key", metavar="KEY", help="recipe key to search, of a study without a section search (default: optim.lr)")
         add("--low", type=float, metavar="X", help="least value")
         add("--high", type=float, metavar="X", help="greatest value")
         add("--linear", action="store_true", help="not on a logarithmic axis")
@@ -181,27 +181,27 @@ def _search(arguments: argparse.Namespace) -> Exit:
 
 def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
     """What is searched: what the study says, or the options."""
-    from pydantic import ValidationError
-
     from pipeline.studies.protocol import Range, Search
 
     check_least(arguments, 1, "trials")
-    given = [name for name in ("key", "low", "high") if getattr(arguments, name) is not None]
+    name, low, high = arguments.key or "optim.lr", arguments.low, arguments.high
+    given = [option for option in ("key", "low", "high") if getattr(arguments, option) is not None]
     if plan.study.search is not None:
         if given:
             raise InputError(f"--{given[0]}: {plan.path} has a section search, which says what is searched")
         more = {} if arguments.trials is None else {"trials": arguments.trials}
         return plan.study.search.model_copy(update=more)
-    if arguments.key is None or arguments.low is None or arguments.high is None:
-        raise InputError(f"{plan.path} has no section search: give --key, --low and --high")
-    if arguments.key not in keys():
-        raise InputError(f"--key {arguments.key}: no such key{suggest(arguments.key, keys())}")
-    try:
-        span = Range(low=arguments.low, high=arguments.high, log=not arguments.linear)
-    except ValidationError as error:
-        raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from None
+    if low is None or high is None:
+        raise InputError(f"{plan.path} has no section search: give --low and --high")
+    if name not in keys():
+        raise InputError(f"--key {name}: no such key{suggest(name, keys())}")
+    if not low < high:
+        raise InputError(f"--low {low:g}, --high {high:g}: the first must be smaller than the second")
+    if low <= 0 and not arguments.linear:
+        raise InputError(f"--low {low:g}: must be above 0 on a logarithmic axis; or add --linear")
+    span = Range(low=low, high=high, log=not arguments.linear)
     held = {"eval.every_epochs": max(cell.recipe.train.epochs for cell in plan.cells)}
-    return Search(keys={arguments.key: span}, trials=arguments.trials or 7, split=arguments.split, set=held)
+    return Search(keys={name: span}, trials=arguments.trials or 7, split=arguments.split, set=held)
 
 
 def _runner(arguments: argparse.Namespace, plan: "Plan", folder: Path, search: "Search | None" = None) -> "Run":
