@@ -91,7 +91,11 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
     if name == "search":
         add = verb.add_argument
-        add("--key", metavar="KEY", help="recipe key to search, of a study without a section search (default: optim.lr)")
+        add(
+            "--key",
+            metavar="KEY",
+            help="key to search, of a study without a section search (default: optim.lr)",
+        )
         add("--low", type=float, metavar="X", help="least value")
         add("--high", type=float, metavar="X", help="greatest value")
         add("--linear", action="store_true", help="not on a logarithmic axis")

@@ -37,7 +37,7 @@ def draw(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
             _draw_panel(ax, lines_of(results, panel, name, study.figure), study)
             if row == 0:
                 _draw_published(ax, panel, study)
-            ax.set(title=panel if row == 0 else "", xlabel=label_of(study.figure.x), ylabel=label_of(name))
+            ax.set(title=_shown(panel) if row == 0 else "", xlabel=label_of(study.figure.x), ylabel=label_of(name))
     _add_legend(figure, axes)
     save(figure, paths)
     plt.close(figure)
@@ -64,7 +64,7 @@ def _draw_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
         if curve:
             low = [p.mean - bar for (_, p), bar in zip(done, bars, strict=True)]
             high = [p.mean + bar for (_, p), bar in zip(done, bars, strict=True)]
-            ax.plot([at for at, _ in done], [p.mean for _, p in done], color=color, label=line)
+            ax.plot([at for at, _ in done], [p.mean for _, p in done], color=color, label=_shown(line))
             ax.fill_between([at for at, _ in done], low, high, color=color, alpha=0.2, linewidth=0)
         else:
             ax.errorbar(
@@ -78,13 +78,13 @@ def _draw_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
                 linestyle="none",
             )
             joined = "none" if names else "-"
-            ax.plot(*_through(done), linestyle=joined, color=color, marker=marker, markersize=5, label=line)
+            ax.plot(*_through(done), linestyle=joined, color=color, marker=marker, markersize=5, label=_shown(line))
         missing = [at for at, p in zip(x, points, strict=True) if not p.count]
         if missing:  # on the axis
             transform = ax.get_xaxis_transform()
             ax.plot(missing, [0.02 + 0.03 * number] * len(missing), "x", color=color, transform=transform, alpha=0.6)
     if names:
-        ax.set_xticks(range(len(names)), names)
+        ax.set_xticks(range(len(names)), map(_shown, names))
     elif study.figure.log_x:
         ax.set_xscale("log")
     else:
@@ -92,6 +92,11 @@ def _draw_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
     if study.figure.log_y:
         ax.set_yscale("log")
     ax.grid(alpha=0.25)
+
+
+def _shown(text: str) -> str:
+    """A text as matplotlib shows it: no dollar begins a formula, and no underscore hides it from the legend."""
+    return f" {text}".replace("$", r"\$") if text else ""
 
 
 def _through(done: Sequence[tuple[float, Point]]) -> tuple[list[float], list[float]]:
@@ -114,7 +119,7 @@ def _draw_published(ax: Any, panel: str, study: Study) -> None:
         if published.points and published.panel in ("", panel):
             how = ", digitised" if published.digitised else ""
             x, y, *std = zip(*published.points, strict=True)
-            label = f"{published.line} ({published.source}{how})".strip()
+            label = _shown(f"{published.line} ({published.source}{how})".strip())
             ax.errorbar(x, y, yerr=std[0] if std else None, color="0.45", linestyle="--", marker="_", label=label)
 
 

@@ -53,11 +53,20 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
         parts.append(_published(study))
     if searched:
         parts.append(_search(searched, study, stem))
+    parts += _not_drawn(results, study)
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].cell.name}`.")
     parts.append(_conditions(results, study, name, searched))
     return "\n\n".join(parts) + "\n"
+
+
+def _not_drawn(results: Sequence[Result], study: Study) -> list[str]:
+    """A line for each result that has no place on a logarithmic axis."""
+    if not study.figure.log_y:
+        return []
+    lost = [(result.cell.name, name) for result in results for name in study.figure.y if result.y.get(name, 1) <= 0]
+    return [f"Not drawn, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
 def _claims(found: Sequence[Verdict]) -> str:

@@ -10,6 +10,7 @@ from pipeline.errors import InputError
 from pipeline.studies.cell import Cell, unique
 from pipeline.studies.claims import verdicts
 from pipeline.studies.protocol import Search
+from pipeline.studies.quantity import COMPUTED, is_number, value_of
 from pipeline.studies.results import Result
 from pipeline.studies.rows import Table
 from pipeline.studies.search import Arm, Trial, arms, chosen_cells
@@ -79,6 +80,13 @@ def make_plan(
     cells = study_cells(path, study, overrides, only)
     if only == "*":
         verdicts([Result(cell, math.nan, {}) for cell in cells], study)  # claims about points that are not there
+    for cell in cells if study.figure.log_x and study.figure.x not in (*COMPUTED, "epoch") else []:
+        x = value_of(study.figure.x, cell.recipe)
+        if is_number(x) and float(x) <= 0:
+            raise InputError(
+                f"{path}: figure.x: {study.figure.x} is {x} at {cell.name}, which a logarithmic axis does not have; "
+                "set figure.log_x to false"
+            )
     for cell in cells if study.search else []:
         every, epochs = cell.recipe.eval.every_epochs, cell.recipe.train.epochs
         if every < epochs:

@@ -55,7 +55,7 @@ def pretend(cell, folder, top1, recipe=None):
     done = {"top1": top1, "top5": 90.0, "loss": 1.0, "step": 1, "seconds": 2.0, "recipe": recipe_hash(recipe)}
     (run / "done.json").write_text(json.dumps(done))
     (run / "environment.json").write_text(json.dumps({"host": "n1", "device": "cpu", "commit": 40 * "c"}))
-    lines = [{"split": "eval", "step": s, "epoch": s, "loss": 1.0, "top1": top1 - 3 + s} for s in (1, 2, 3)]
+    lines = [{"split": "eval", "step": s, "epoch": s, "loss": 1.0, "top1": (top1 or 0) - 3 + s} for s in (1, 2, 3)]
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -206,3 +206,89 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
     kept = done.recipe.train.keep_last * (1 + done.recipe.optim.spec.states)
     assert needs[done.name].bytes == 4 * weights * kept
     assert needs[done.name].hours > 0
+
+
+def test_any_label_is_drawn_and_stays_in_its_cell(study, tmp_path):
+    label = "_a|b $c_d$ *e* 50 %"
+    text = study.read_text().replace("label: RP", f"label: '{label}'").replace("{Digits:", "{'$x|_y':")
+    study.write_text(text)
+    cells = study_cells(study, read_study(study))
+    for cell in cells:
+        pretend(cell, tmp_path, 60.0)
+    results, parsed = results_of(study, tmp_path)
+    write_report(results, parsed, study, tmp_path / "report")
+    page = (tmp_path / "report" / "widths.md").read_text()
+    assert r"| Normal | \_a\|b $c\_d$ \*e\* 50 % |" in page
+    drawn = (tmp_path / "report" / "widths.svg").read_text()
+    assert f"<!--  {label} -->" in drawn  # the text of the legend, which matplotlib draws as outlines
+    assert "<!--  $x|_y -->" in drawn
+
+
+def test_a_table_has_each_column_once_and_whole_numbers_whole(tmp_path):
+    path = tmp_path / "sizes.yaml"
+    path.write_text(
+        f"""
+title: t
+source: s
+cells:
+- label: B/16
+  recipes: {{ImageNet: {ROOT}/recipes/imagenet/mixer_b16.yaml}}
+figure: {{x: parameters, y: [parameters, width]}}
+"""
+    )
+    results, parsed = results_of(path, tmp_path)
+    (row,) = csv.DictReader(as_csv(results, parsed).splitlines())
+    head = as_csv(results, parsed).splitlines()[0].split(",")
+    assert len(head) == len(set(head))
+    cost = model_cost(results[0].cell.recipe.model, 224, 1000)
+    assert row["parameters"] == str(cost.parameters) == "59880472"
+
+
+def test_a_seed_that_diverged_is_told_from_one_that_is_missing(study, tmp_path):
+    first, second, third, *_ = study_cells(study, read_study(study))
+    pretend(first, tmp_path, 60.0)
+    pretend(second, tmp_path, None)  # its last evaluation was not finite
+    results, parsed = results_of(study, tmp_path)
+    page = as_page(results, parsed, "widths.yaml")
+    assert "| 128 | 40 (1 of 3, 1 diverged) |" in page
+    assert "2 of 12 runs have ended, 1 of them diverged" in page
+    assert third.name in page  # missing
+
+
+def widemix(monkeypatch, capsys, *words):
+    monkeypatch.setattr("sys.argv", ["widemix", *map(str, words)])
+    code = run_command(make_parser())
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def test_what_cannot_be_drawn_is_refused_when_the_study_is_read(study, monkeypatch, capsys):
+    text = study.read_text()
+    for old, new, message in (
+        ("{x: width}", "{x: epoch, y: [parameters]}", "parameters has no value for each epoch"),
+        ("{x: width}", "{x: epoch, y: [epoch_seconds]}", "epoch_seconds has no value for each epoch"),
+        ("{x: width}", "{x: epoch, max_std: 2}", "max_std leaves out points"),
+        (
+            "axes: {model.channels: [8, 16]}\nfigure: {x: width}",
+            "axes: {optim.weight_decay: [0, 0.1]}\nfigure: {x: optim.weight_decay, log_x: true}",
+            "optim.weight_decay is 0.0 at",
+        ),
+    ):
+        study.write_text(text.replace("  seeded: [model.permutation_seed]\n", "").replace(old, new, 1))
+        code, output = widemix(monkeypatch, capsys, "study", "plan", study)
+        assert (code, message in output) == (2, True), output
+
+
+def test_a_study_of_a_recipe_with_plugins_is_planned(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_parts.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = set()
+    for plugins in ("", "plugins: [own_parts]\n"):
+        (tmp_path / "own.yaml").write_text(f"extends: {ROOT}/recipes/digits/mixer.yaml\n{plugins}")
+        (tmp_path / "study.yaml").write_text(
+            "title: t\nsource: s\ncells:\n- {label: a, recipes: {Digits: own.yaml}}\nfigure: {x: width}\n"
+        )
+        code, output = widemix(monkeypatch, capsys, "study", "plan", tmp_path / "study.yaml")
+        assert code == 0, output
+        names.add(output)
+    assert len(names) == 2  # another experiment: the plug-in may change any number
