@@ -44,7 +44,7 @@ from pipeline.data.augment.batch import build_augmentation
 from pipeline.data.augment.erase import draw_erasing, erase
 from pipeline.data.compiled import jit, native_symbol
 from pipeline.data.decode import draw_random_box
-from pipeline.data.normalise import normalise
+from pipeline.data.normalise import normalise, per_channel
 from pipeline.data.order import RandomOrder, rank_slices, steps_per_epoch
 from pipeline.data.random import INTERPOLATION, key, uniform
 from pipeline.errors import InputError
@@ -283,7 +283,7 @@ class Normalize(Operation):
         super().__init__()
         self.device = torch.device(device)
         # Multiplied on the host: on the device FFCV's streams would not wait for it.
-        self.mean, self.std = ((255 * torch.tensor(rgb)[:, None, None]).to(device) for rgb in (mean, std))
+        self.mean, self.std = (per_channel(rgb).to(device) for rgb in (mean, std))
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
         """Memory on the device."""

@@ -11,7 +11,7 @@ from data_prep.from_python import Pairs, collect
 from data_prep.prepare import prepare as prepare_folder
 from data_prep.settings import PrepSettings
 from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.distributed.topology import read_topology
+from pipeline.distributed.topology import read_topology, usual_defaults
 from pipeline.engine.kernels import choose_kernels as select_kernels
 from pipeline.engine.kernels import use_kernels
 from pipeline.errors import InputError
@@ -89,6 +89,7 @@ def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp
     return chosen
 
 
+@usual_defaults()
 def train(recipe: AnyRecipe, run_dir: str | Path, *, resume: str = "auto") -> dict[str, Any] | None:
     """Train a recipe in this process and return the figures of done.json; as `widemix train --ranks 1`.
 

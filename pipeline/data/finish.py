@@ -13,7 +13,7 @@ import torch
 
 from pipeline.data.augment.erase import Erasing, erase
 from pipeline.data.mixing import Mixture
-from pipeline.data.normalise import normalise
+from pipeline.data.normalise import normalise, per_channel
 from pipeline.recipe.data import DataSection
 
 
@@ -27,9 +27,7 @@ class Finish:
     def __init__(self, section: DataSection, device: torch.device):
         self._made_of = section, device
         # Multiplied on the host: on the device it would be in the stream of this thread, for which no other waits.
-        self._mean, self._std = (
-            (255 * torch.tensor(of)[:, None, None]).to(device) for of in (section.mean, section.std)
-        )
+        self._mean, self._std = (per_channel(of).to(device) for of in (section.mean, section.std))
         self._kernel = by_triton() if device.type == "cuda" else None
         self._checked = False
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from pipeline.data.batches import Batch
+from pipeline.data.normalise import per_channel
 from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.data import DataSection
 
@@ -33,8 +34,8 @@ def _target_caption(target: torch.Tensor, classes: Sequence[str]) -> str:
 
 def denormalise(images: torch.Tensor, section: DataSection) -> np.ndarray:
     """Normalised pictures [B, 3, H, W] as uint8 [B, H, W, 3]; the noise of random erasing is clipped."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
-    values = (images.float().cpu() * std + mean).clamp(0, 1) * 255
+    mean, std = (per_channel(values) for values in (section.mean, section.std))
+    values = (images.float().cpu() * std + mean).clamp(0, 255)
     return values.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
 
 

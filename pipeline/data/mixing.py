@@ -61,7 +61,7 @@ def draw_mixture(count: int, side: int, section: AugmentSection, seed: int, step
 def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.Tensor:
     """Labels int64 [B] to probabilities [B, classes], with label smoothing spread over all classes."""
     off = smoothing / classes
-    targets = torch.full((len(labels), classes), off, device=labels.device)
+    targets = torch.full((len(labels), classes), off, dtype=torch.float32, device=labels.device)
     return targets.scatter_(1, labels[:, None], 1.0 - smoothing + off)
 
 

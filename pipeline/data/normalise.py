@@ -1,6 +1,7 @@
 """Normalisation of uint8 pictures to the model's float32 inputs."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +12,14 @@ from pipeline.data.compiled import jit, jit_noalias
 def empty_host(shape: tuple[int, ...], kind: type[np.generic]) -> torch.Tensor:
     """`torch.empty` on the host, by NumPy, which asks for huge pages: allocating them takes a quarter of the time."""
     return torch.from_numpy(np.empty(math.prod(shape), kind)).view(shape)
+
+
+def per_channel(values: Sequence[float]) -> torch.Tensor:
+    """Values of the channels on a scale of 0 to 1 as float32 [3, 1, 1] on the host, on a scale of 0 to 255.
+
+    By NumPy, as torch's default type and device, which a program may have changed, do not reach it.
+    """
+    return torch.from_numpy(255 * np.array(values, np.float32))[:, None, None]
 
 
 def normalise(

@@ -90,7 +90,7 @@ class Pictures:
     def empty(self, *shape: int) -> torch.Tensor:
         """Host memory, uint8, pinned where there is a GPU."""
         if self.device.type == "cuda":
-            return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(shape, dtype=torch.uint8, device="cpu", pin_memory=True)
         return empty_host(shape, np.uint8)
 
     def _empty(self, count: int) -> torch.Tensor:

@@ -16,7 +16,7 @@ def bf16_slowdown(size: int = 256, rounds: int = 5) -> float:
     threads, seconds = torch.get_num_threads(), {}
     torch.set_num_threads(1)  # on a busy machine several wait for each other
     for dtype in (torch.float32, torch.bfloat16):
-        matrix, times = torch.ones(size, size, dtype=dtype), []
+        matrix, times = torch.ones(size, size, dtype=dtype, device="cpu"), []
         for _ in range(rounds):
             start = time.perf_counter()
             torch.nn.functional.linear(matrix, matrix)

@@ -51,7 +51,8 @@ class Tokens:
         T is the width of the whole step, see `width`.
         """
         width, samples = self.width(step_view_ids), view_ids % len(self.file)
-        ids = torch.empty((len(samples), width), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        shape, pinned = (len(samples), width), self.device.type == "cuda"
+        ids = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
         ids.numpy()[:] = self._pairs(samples)[:, :width]
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]

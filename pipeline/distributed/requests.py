@@ -35,7 +35,7 @@ class SharedRequests:
         self._is_main, self._world, self._store = topology.is_main, topology.world, store
         self._stop = False  # of another rank, on rank 0; of this one on the others
         self._next_check = 0.0
-        self._message = torch.zeros(1, dtype=torch.uint8)
+        self._message = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._work: dist.Work | None = None
 
     def poll(self, requests: Request) -> Request:
@@ -48,7 +48,7 @@ class SharedRequests:
             self._leave_stop(requests)
         elif self._world > 1 and self._stop_left():
             requests |= Request.STOP
-        self._message = torch.tensor([requests], dtype=torch.uint8)
+        self._message = torch.tensor([requests], dtype=torch.uint8, device="cpu")
         self._work = dist.broadcast(self._message, src=0, async_op=True)
         return previous
 

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,7 +112,9 @@ def _create_group(topology: Topology, store: dist.Store, limit: datetime.timedel
     if topology.device.type == "cuda":
         torch.cuda.set_device(topology.device)  # in this thread
     dist.init_process_group(backend, store=store, rank=topology.rank, world_size=topology.world, timeout=limit)
-    dist.all_reduce(torch.zeros(1))  # no rank may fail, and close its connections, while another still opens its own
+    dist.all_reduce(
+        torch.zeros(1, device="cpu")
+    )  # no rank may fail, and close its connections, while another still opens its own
 
 
 def set_gloo_interface(environ: MutableMapping[str, str]) -> None:
@@ -225,3 +227,15 @@ def on_main(topology: Topology, action: Callable[[], Value]) -> Value:
     if shared[1] is not None:
         raise InputError(shared[1])
     return shared[0]
+
+
+@contextmanager
+def usual_defaults() -> Iterator[None]:
+    """Within it new tensors are float32 on the host, whatever the program that calls us has set in torch."""
+    dtype, moved = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.device("cpu") if moved else nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)

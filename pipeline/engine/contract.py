@@ -248,7 +248,9 @@ class Engine(ABC):
         masters, frozen = self._masters(), {n for n, p in self.module.named_parameters() if not p.requires_grad}
         slots = [slot for slot in self.param_slots() if slot[0] not in frozen]
         shards = (self.local_shard(name, masters[index])[1] for name, index in slots)
-        total = sum((shard.double().square().sum() for shard in shards), torch.zeros((), dtype=torch.float64))
+        total = sum(
+            (shard.double().square().sum() for shard in shards), torch.zeros((), dtype=torch.float64, device="cpu")
+        )
         total = torch.as_tensor(total, device=self.device)
         dist.all_reduce(total)
         return total.sqrt().item()

@@ -61,7 +61,7 @@ class DeepSpeedEngine(Engine):
         self.zero: Any = self.engine.optimizer
         self.slices = {name: self._slice(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
-        self.norm = torch.zeros((), device=topology.device)  # of the last gradient
+        self.norm = torch.zeros((), dtype=torch.float32, device=topology.device)  # of the last gradient
         if self.stage == 0:  # stages 1 to 3 skip such a step themselves
             optimizer.step = partial(self._step_if_finite, optimizer.step)  # type: ignore[assignment]
         super().__init__(module, optimizer, optim, train, topology)
@@ -90,7 +90,7 @@ class DeepSpeedEngine(Engine):
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
         if not self.module.training:
             self.engine.train()
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), dtype=torch.float32, device=self.device)
         for batch in batches:
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
             self.set_sample_keys(batch)
@@ -132,7 +132,7 @@ class DeepSpeedEngine(Engine):
         if self.stage == 0:
             return local
         mine = self.slices[name]
-        whole = torch.zeros(self.shapes[name], device=self.device)
+        whole = torch.zeros(self.shapes[name], dtype=torch.float32, device=self.device)
         whole.view(-1)[mine.values] = local[mine.place].to(self.device)
         dist.all_reduce(whole)
         return whole

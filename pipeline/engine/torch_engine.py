@@ -38,7 +38,7 @@ class TorchEngine(Engine):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=train.precision == "fp16")
         # Its scale stays where it is first used: beside the gradients. torch copies it elsewhere without waiting, and
         # on the host, where offloaded weights have theirs, a copy would be read before it has arrived.
-        self.scaler.scale(torch.zeros((), device=next(iter(self.parameters.values())).device))
+        self.scaler.scale(torch.zeros((), dtype=torch.float32, device=next(iter(self.parameters.values())).device))
 
     @abstractmethod
     def accumulate(self, last: bool) -> AbstractContextManager:
@@ -48,7 +48,7 @@ class TorchEngine(Engine):
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
         if not self.module.training:  # after an evaluation; walking all modules each step takes a third of a ms
             self.model.train()
-        loss = torch.zeros((), device=self.device)
+        loss = torch.zeros((), dtype=torch.float32, device=self.device)
         for number, batch in enumerate(batches):
             self.set_sample_keys(batch)
             with self.accumulate(last=number == len(batches) - 1):

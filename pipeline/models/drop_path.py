@@ -35,7 +35,7 @@ class DropPath(nn.Module):
         if self.drop_prob == 0.0 or not self.training:
             return x
         if self.keys is None:
-            kept = torch.rand(len(x), device=x.device) >= self.drop_prob
+            kept = torch.rand(len(x), dtype=torch.float32, device=x.device) >= self.drop_prob
         else:
             kept = keeps(self.keys, self.number * _MOST_CALLS + self.calls, self.drop_prob)
             if self.counts_calls:

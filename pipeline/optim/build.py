@@ -37,4 +37,4 @@ def set_group_scalars(optimizer: torch.optim.Optimizer, counters: Iterable[str],
             value = scalars.get(f"group{number}/{name}")
             if value is not None:
                 kind = type(group.get(name))
-                group[name] = kind(value) if kind in (int, float) else torch.tensor(value)
+                group[name] = kind(value) if kind in (int, float) else torch.tensor(value, dtype=torch.float32)

@@ -52,10 +52,10 @@ def _kept_shape(slot: str, weight: torch.Tensor) -> torch.Size:
 
 def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
     """Return the optimizer of eight weights in parameters of these shapes, after some steps."""
-    numbers, groups = torch.Generator().manual_seed(0), _groups(shapes)
+    numbers, groups = torch.Generator("cpu").manual_seed(0), _groups(shapes)
     optimizer = _build(name, groups, {"lr": 0.1})
     for _ in range(_STEPS):
-        gradients = torch.randn(8, generator=numbers).split(8 // len(shapes))
+        gradients = torch.randn(8, generator=numbers, dtype=torch.float32, device="cpu").split(8 // len(shapes))
         for parameter, gradient in zip(groups[0]["params"], gradients, strict=True):
             parameter.grad = gradient.view(parameter.shape)
         optimizer.step()
@@ -63,7 +63,7 @@ def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> Groups:
-    weights = torch.arange(1.0, 9.0).split(8 // len(shapes))
+    weights = torch.arange(1.0, 9.0, dtype=torch.float32, device="cpu").split(8 // len(shapes))
     parts = zip(weights, shapes, strict=True)
     return [{"params": [torch.nn.Parameter(part.clone().view(shape)) for part, shape in parts], "weight_decay": 0.1}]
 

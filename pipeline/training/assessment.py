@@ -14,7 +14,13 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader, check_model
 from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import process_group, read_topology, set_matmul_precision, set_torch_threads
+from pipeline.distributed.topology import (
+    process_group,
+    read_topology,
+    set_matmul_precision,
+    set_torch_threads,
+    usual_defaults,
+)
 from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.figures import all_figures
@@ -130,6 +136,7 @@ def match_classes(network: Network, folder: Path) -> list[int] | None:
     return [place[name] for name in classes]
 
 
+@usual_defaults()
 def assess(
     name: str,
     data: Path | None = None,
@@ -146,6 +153,7 @@ def assess(
     return assess_network(load_network(name, ema), data, split, batch, details, real)
 
 
+@usual_defaults()
 def assess_network(
     network: Network,
     data: Path | None = None,

@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from pipeline.data.batches import Batch
 from pipeline.data.loader import EvalLoader
+from pipeline.distributed.topology import usual_defaults
 from pipeline.engine import Engine
 from pipeline.errors import InputError
 from pipeline.figures import FIGURES, MEASURED, PERCENT
@@ -48,6 +49,7 @@ def evaluate_engine(
     return result
 
 
+@usual_defaults()  # torchmetrics makes its states with torch's
 @torch.no_grad()  # not inference_mode: training uses the tensors that ZeRO 3 gathers here
 def evaluate(
     module: nn.Module,
@@ -70,9 +72,7 @@ def evaluate(
     batch. One sample whose loss is not finite makes the mean so too.
     """
     device, kind = loader.topology.device, loader.data.targets
-    loss = (
-        MeanMetric(nan_strategy="disable").set_dtype(torch.float32).to(device)
-    )  # the default leaves NaN out; this ignores weights
+    loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
     metrics = _metrics(kind, classes, len(loader))
     metrics |= {name: build(classes) for name in MEASURED[kind] if (build := FIGURES[name].build)}
     metrics = {name: metric.to(device) for name, metric in metrics.items()}

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from pipeline.data.decode import centre_boxes
-from pipeline.data.normalise import normalise
+from pipeline.data.normalise import normalise, per_channel
 from pipeline.data.pixel_order import permute_pixels, pixel_permutation
 from pipeline.data.precision import DTYPES
 from pipeline.data.with_pillow import resized_box
@@ -35,8 +35,7 @@ class Predictor:
         self.sigmoid = train is not None and "sigmoid" in (train.loss, self.section.targets)
         self.module = network.module.eval().to(self.device)
         self._mean, self._std = (
-            255 * torch.tensor(values, device=self.device)[:, None, None]
-            for values in (self.section.mean, self.section.std)
+            per_channel(values).to(self.device) for values in (self.section.mean, self.section.std)
         )
         self._pixels = pixel_permutation(self.section, self.device)
 

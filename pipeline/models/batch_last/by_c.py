@@ -85,7 +85,7 @@ def _sums(*shape: int) -> Tensor:
     """Partial sums of gradients, zeros, in as many places as a vector of this machine has."""
     library = _library()
     assert library is not None
-    return torch.zeros(*shape, library.batch_last_folded(), dtype=torch.float32)
+    return torch.zeros(*shape, library.batch_last_folded(), dtype=torch.float32, device="cpu")
 
 
 def _call(name: str, like: Tensor, *arguments) -> None:
