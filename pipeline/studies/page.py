@@ -15,6 +15,10 @@ from pipeline.studies.search import Arm, Trial, best
 from pipeline.studies.search import as_csv as trials_as_csv
 from pipeline.studies.study import Study
 
+_NOT_SEARCHED = (
+    "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "
+    "like a difference of networks may be one of settings."
+)
 Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
 
@@ -57,6 +61,8 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].cell.name}`.")
+    if study.measured and study.search is None:
+        parts.append(_NOT_SEARCHED)
     parts.append(_conditions(results, study, name, searched))
     return "\n\n".join(parts) + "\n"
 
