@@ -10,6 +10,7 @@ Memory does not depend on the number of samples. One mini-batch of all samples g
 Shapes: n samples of a mini-batch, N samples in all, F features (any further axes are flattened).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ def centered_kernel(features: Tensor) -> Tensor:
     The sum of the product of two such matrices is n (n - 3) times the unbiased estimate of HSIC.
     """
     x = features.flatten(1).float()
+    x = x - x[0]  # what is constant is exactly 0 then, which it less its rounded mean need not be
     x = x - x.mean(0)  # changes nothing in exact arithmetic, and keeps the digits of features far from zero
     kernel = (x @ x.T).double()
     n = len(kernel)
@@ -80,8 +82,15 @@ def cka(rows: Mapping[str, ArrayLike], columns: Mapping[str, ArrayLike], batch: 
 
 
 def diagonal_mean(values: np.ndarray) -> float | None:
-    """Return the mean of the diagonal (figure 2a of Hayase & Karakida 2024); None unless the matrix is square."""
-    return float(np.mean(np.diag(values))) if values.shape[0] == values.shape[1] else None
+    """Return the mean of the diagonal (figure 2a of Hayase & Karakida 2024), without layers that are constant.
+
+    None unless the matrix is square; nan where all are constant.
+    """
+    if values.shape[0] != values.shape[1]:
+        return None
+    diagonal = np.diag(values)
+    known = diagonal[~np.isnan(diagonal)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def random_samples(count: int, most: int | None, batch: int, seed: int) -> np.ndarray:

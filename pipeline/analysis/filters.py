@@ -4,6 +4,7 @@ As in figure 5 of Tolstikhin et al. 2021, filters are sorted by frequency, and t
 each other. Shapes: n filters of h x w positions, with or without 3 colours.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,12 +27,20 @@ class Filters:
     values: np.ndarray  # float32 [n, h, w] or [n, h, w, 3]
     order: np.ndarray  # int64 [n]: opposites next to each other, lowest frequency first
     frequency: np.ndarray  # float64 [n]: `mean_frequency`, in the order of the layer
-    opposition: np.ndarray  # float64 [n // 2]: cosine of each successive pair of `order`; -1 is exactly opposite
+    opposition: np.ndarray  # float64 [n // 2]: cosine of each successive pair of `order`; -1 is exactly opposite,
+    # nan where a filter of the pair is all zeros
+
+    @property
+    def median_opposition(self) -> float:
+        """The median of `opposition`; nan where no pair has one."""
+        known = self.opposition[~np.isnan(self.opposition)]
+        return float(np.median(known)) if len(known) else math.nan
 
     def as_json(self) -> dict[str, Any]:
-        """Return what --json writes, without the values."""
-        arrays = {name: getattr(self, name).tolist() for name in ("order", "frequency", "opposition")}
-        return {"layer": self.layer, "shape": list(self.values.shape), **arrays}
+        """Return what --json writes, without the values; nan becomes null."""
+        arrays = {name: getattr(self, name).tolist() for name in ("order", "frequency")}
+        opposition = [None if math.isnan(cosine) else cosine for cosine in self.opposition.tolist()]
+        return {"layer": self.layer, "shape": list(self.values.shape), **arrays, "opposition": opposition}
 
 
 def patch_filters(module: nn.Module) -> tuple[str, np.ndarray]:
@@ -89,7 +98,8 @@ def sort_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     """
     frequency = mean_frequency(filters)
     flat = np.asarray(filters, np.float64).reshape(len(filters), -1)
-    unit = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-30)
+    norms = np.linalg.norm(flat, axis=1, keepdims=True)
+    unit = flat / np.where(norms > 0, norms, 1)
     cosine = unit @ unit.T
     first, second = np.triu_indices(len(flat), 1)
     free, pairs = np.ones(len(flat), bool), []
@@ -102,7 +112,8 @@ def sort_filters(filters: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
                 break
     pairs.sort(key=lambda pair: frequency[list(pair)].mean())
     order = np.array([*(each for pair in pairs for each in pair), *np.flatnonzero(free)], np.int64)
-    return order, frequency, np.array([cosine[pair] for pair in pairs])
+    opposition = [cosine[a, b] if norms[a] > 0 < norms[b] else np.nan for a, b in pairs]
+    return order, frequency, np.array(opposition)
 
 
 def layer_filters(module: nn.Module, blocks: Sequence[int] | None = None) -> list[Filters]:
@@ -139,6 +150,6 @@ def draw_filters(network: str, filters: Filters):
     figure, axes = new_figure(7.5, 7.5 * height / width + 0.4)
     axes.imshow(sheet, interpolation="nearest")
     axes.axis("off")
-    pair = f"median cosine of pairs {np.median(filters.opposition):.2f}" if n > 1 else ""
+    pair = f"median cosine of pairs {filters.median_opposition:.2f}" if n > 1 else ""
     axes.set_title(f"{label(network)}, {filters.layer}: by frequency, {pair}", loc="left")
     return figure

@@ -172,7 +172,8 @@ def mean_diagonals(similarities: Sequence[Similarity]) -> list[dict[str, Any]]:
         mean = diagonal_mean(each.values)
         if mean is None or each.sparsity is None:
             return []
-        groups.setdefault(each.sparsity, []).append(mean)
+        if not math.isnan(mean):
+            groups.setdefault(each.sparsity, []).append(mean)
     return [
         {
             "inverse_density": sparsity,

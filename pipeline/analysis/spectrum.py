@@ -58,6 +58,8 @@ def singular_values(matrix: np.ndarray | scipy.sparse.sparray | scipy.sparse.lin
             matrix = matrix @ np.eye(matrix.shape[1])
         dense = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
         return np.linalg.svd(dense, compute_uv=False)
+    if not isinstance(matrix, scipy.sparse.linalg.LinearOperator) and not abs(matrix).max():
+        return np.zeros(LANCZOS)  # from which Lanczos cannot start
     start = np.random.default_rng(0).normal(size=min(matrix.shape))  # so that results are the same in every call
     return np.sort(scipy.sparse.linalg.svds(matrix, k=LANCZOS, v0=start, return_singular_vectors=False))[::-1]
 

@@ -78,11 +78,9 @@ def _filters(arguments: argparse.Namespace) -> Exit:
     for each in filters:
         low, high = np.percentile(each.frequency, [5, 95])
         size = " x ".join(map(str, each.values.shape[1:3]))
-        median = np.median(each.opposition) if len(each.opposition) else float("nan")
         frequencies = f"frequencies {low:.3f} to {high:.3f} cycles a position"
-        print(
-            f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, median cosine of pairs {median:.3f}"
-        )
+        pairs = f"median cosine of pairs {each.median_opposition:.3f}"
+        print(f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, {pairs}")
     figures = {f"{each.layer}.png": partial(draw_filters, arguments.network, each) for each in filters}
     numbers = {"network": arguments.network, "layers": [each.as_json() for each in filters]}
     return write_outputs(arguments, numbers, figures)

@@ -9,7 +9,8 @@ from pipeline.recipe.schema import Recipe
 
 # Keys that may differ between two starts of one run: they change no loss by more than rounding.
 _CHANGEABLE = re.compile(
-    r"engine\.|faults\.|log\.|eval\.|data\.(path|workers|prefetch_batches|prefetch_mib|on_corrupt)$"
+    r"engine\.(?!reduce_dtype$)|faults\.|log\.|eval\."
+    r"|data\.(path|workers|checksums|prefetch_batches|prefetch_mib|on_corrupt)$"
     r"|train\.(max_steps|profile|save_every_steps|save_minutes|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
     r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
 )

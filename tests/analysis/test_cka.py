@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from pipeline.analysis.similarity import Samples, compare
+from pipeline.analysis.similarity import Samples, Similarity, compare, mean_diagonals
 from pipeline.cli.commands import run_command
 from pipeline.cli.parser import make_parser
 from pipeline.errors import InputError
@@ -194,3 +194,24 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
 
 def main_with(words: list[str]) -> int:
     return run_command(make_parser(), argv=words)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, np.pi, -1e6, 1e-30])
+@pytest.mark.parametrize("batch", [None, 16])
+def test_a_constant_layer_has_no_cka_and_enters_no_mean(features, value, batch):
+    """Its float32 mean is not the constant itself, and what was left had a CKA of 1 with itself."""
+    x, y = features
+    constant = np.full((48, 7), value)
+    values = cka({"x": x, "constant": constant}, {"y": y, "constant": constant}, batch)
+    assert np.isnan(values).tolist() == [[False, True], [True, True]]
+    assert diagonal_mean(values) == pytest.approx(cka({"x": x}, {"y": y}, batch).item())
+    assert np.isnan(diagonal_mean(cka({"constant": constant}, {"constant": constant}, batch)))
+
+
+def test_pairs_without_a_mean_enter_no_curve():
+    def pair(value: float) -> Similarity:
+        return Similarity("a", "b", ["1"], ["1"], np.full((1, 1), value), 48, 16, 2.0, 1.0)
+
+    (point,) = mean_diagonals([pair(0.25), pair(np.nan), pair(0.75)])
+    assert (point["mean"], point["pairs"]) == (0.5, 2)
+    assert mean_diagonals([pair(np.nan)]) == []

@@ -122,3 +122,17 @@ def test_the_command(tmp_path, capsys):
     assert sorted(found["layers"][1]["order"]) == list(range(32))
     assert "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in capsys.readouterr().out
     assert run_command(make_parser(), argv=[*words[:3], "--blocks", "4"]) == 2
+
+
+def test_a_filter_of_zeros_is_opposite_to_none_and_enters_no_median():
+    values = np.random.default_rng(0).normal(size=(5, 4, 4)).astype(np.float32)
+    values[1] = -values[0]
+    values[3] = 0
+    found = Filters("layer", values, *sort_filters(values))
+    paired = dict(zip(map(tuple, np.sort(found.order[:4].reshape(2, 2))), found.opposition, strict=True))
+    assert paired.pop((0, 1)) == pytest.approx(-1)
+    ((pair, cosine),) = paired.items()
+    assert np.isnan(cosine) == (3 in pair)
+    zeros = Filters("zeros", 0 * values, *sort_filters(0 * values))
+    assert np.isnan(zeros.median_opposition)
+    assert zeros.as_json()["opposition"] == [None, None]

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from pipeline.analysis import spectrum
@@ -152,3 +153,13 @@ def test_a_run_from_its_start_on(train, tmp_path, capsys):
     assert (tmp_path / "spectrum.png").exists()
     assert run_command(make_parser(), argv=[*words[:3], "--layers", "nothing"]) == 2
     assert "matches none of the linear layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("side", [6, 40])
+def test_a_matrix_of_zeros_has_singular_values_of_zero(side, monkeypatch):
+    """Lanczos, which larger matrices take, cannot start from them."""
+    monkeypatch.setattr(spectrum, "DENSE", 20)
+    for zeros in (np.zeros((side, side)), scipy.sparse.csr_array((side, side))):
+        found = singular_values(zeros)
+        assert len(found) == 6
+        assert not found.any()
