@@ -18,7 +18,7 @@ from pipeline.cli.commands import (
     tune_garbage_collector,
 )
 from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.distributed.rank_status import has_rank_status, write_rank_status
+from pipeline.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from pipeline.distributed.signals import Stopped, StopRequest
 from pipeline.distributed.start_times import StartTimes, note_process
 from pipeline.errors import InputError, command
@@ -309,6 +309,7 @@ def train_from_arguments(arguments: argparse.Namespace) -> Exit:
     """Train as one rank, with the variables of the launcher that started this process."""
     export_torchrun_env()
     note_process(restarted=has_rank_status())
+    remove_earlier_statuses()
     write_rank_status(None)
     recipe = load_from_arguments(arguments)
     return train(

@@ -153,7 +153,6 @@ def add_doctor(commands) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    export_torchrun_env()
     if not arguments.cluster:
         for name in ("data", "network", "exclude"):
             if getattr(arguments, name) is not None:
@@ -161,6 +160,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from pipeline.doctor import run_doctor
 
         return run_doctor()
+    export_torchrun_env()
     if not 0 < arguments.timeout < 3600:
         raise InputError(f"--timeout {arguments.timeout:g}: must be above 0 and under 3600")
     from pipeline.doctor.cluster import run_cluster_doctor

@@ -11,6 +11,7 @@ import socket
 import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from pipeline.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
 from pipeline.errors import LauncherError
@@ -160,8 +161,17 @@ def _check_sizes(environ: Mapping[str, str]) -> None:
                 )
 
 
-def read_place(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Return rank, world size, local rank and local world size of this process, by torchrun's variables.
+class Place(NamedTuple):
+    """`rank` of `world` processes, `local_rank` of `local_world` on its node."""
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """Return the place of this process, by torchrun's variables.
 
     `LauncherError` if they contradict each other.
     """
@@ -172,7 +182,7 @@ def read_place(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
             f"the launcher's variables do not fit: RANK {rank} of WORLD_SIZE {world}, LOCAL_RANK {local_rank} of "
             f"LOCAL_WORLD_SIZE {local_world}; unset those that are left over, or start the ranks by torchrun"
         )
-    return rank, world, local_rank, local_world
+    return Place(rank, world, local_rank, local_world)
 
 
 def number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -14,6 +14,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeline.distributed.launchers import read_place
 from pipeline.files import atomic_write
 
 STATUS_DIR_VARIABLE = "WIDEMIX_RANK_STATUS_DIR"
@@ -51,6 +52,17 @@ def write_rank_status(code: int | None, message: str = "") -> int:
     except OSError:  # then the exit code itself has to tell the launcher
         return code or 0
     return 0 if code in _NO_RESTART else code or 0
+
+
+def remove_earlier_statuses() -> None:
+    """Remove what this node's ranks wrote in an attempt before, in which they had other numbers; on local rank 0."""
+    path, place = _own_path(), read_place(os.environ)
+    if path is None or place.local_rank:
+        return
+    own = range(place.rank, place.rank + place.local_world)
+    for status in read_rank_statuses(path.parent):
+        if status.host == node_name() and status.rank not in own:
+            path.with_name(f"rank-{status.rank}.json").unlink(missing_ok=True)
 
 
 def has_rank_status() -> bool:

@@ -78,15 +78,15 @@ class Rendezvous:
         return values[0]
 
     def join(self) -> dist.Store:
-        """Wait for all ranks; return the store with the keys of this attempt. To be called within `run`."""
+        """Wait for all ranks; return the store with the keys of this attempt. To be called in `run`."""
         try:
-            store = self._connect()
+            store = self.connect()
             return self._lead(store) if self._rank == 0 else self._follow(store)
         except dist.DistNetworkError as error:
             raise RunError(f"{self._name}: rank 0 has ended, at {self._place}: {_reason(error)}") from None
 
-    def _connect(self) -> dist.Store:
-        """Return torchrun's own store, or that which rank 0 opens."""
+    def connect(self) -> dist.Store:
+        """Return torchrun's own store, or that which rank 0 opens, as soon as it is open. To be called in `run`."""
         own = self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         if own and not self._is_local():
             self.waits_for(f"an answer from itself at {self._place}, which is not this machine: is it left over?")

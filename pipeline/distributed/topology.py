@@ -49,17 +49,19 @@ class Topology:
 
 def read_topology(environ: Mapping[str, str] = os.environ) -> Topology:
     """Read rank and device from the launcher's variables; `LauncherError` if they contradict each other."""
-    rank, world, local_rank, local_world = read_place(environ)
+    place = read_place(environ)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
-        if local_rank >= gpus:
+        if place.local_rank >= gpus:
             cure = "start as many processes as there are GPUs"
             if gpus == 1:  # the same, or for each process another: a number does not tell
                 cure += ", and let each see all of the node's: with srun --gpus-per-node instead of --gpus-per-task"
-            raise LauncherError(f"LOCAL_RANK {local_rank} has no GPU of its own: this process sees {gpus}; {cure}")
-        device = torch.device("cuda", local_rank)
-    return Topology(rank, world, local_rank, local_world, device)
+            raise LauncherError(
+                f"LOCAL_RANK {place.local_rank} has no GPU of its own: this process sees {gpus}; {cure}"
+            )
+        device = torch.device("cuda", place.local_rank)
+    return Topology(*place, device)
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from pipeline.distributed.rank_status import node_name
+from pipeline.distributed.rendezvous import Rendezvous
 from pipeline.distributed.topology import Topology, read_topology, set_gloo_interface
 from pipeline.doctor.compare import Problem, Survey, compare_nodes
 from pipeline.doctor.links import measure_links
 from pipeline.doctor.survey import disk_name, read_rate, survey
-from pipeline.errors import InputError, RunError
+from pipeline.errors import InputError
 
 EXPECTED = 0.5  # share of the network's rated bandwidth; an all-reduce below it gets a remark
 
@@ -82,16 +83,10 @@ def _judge(store: dist.Store, topology: Topology, silent: Sequence[int], rated: 
 
 def _connect_store(topology: Topology, timeout_s: float) -> dist.Store:
     """Return torchrun's own store, or one that rank 0 hosts; does not wait for other ranks."""
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "0"))
     if topology.world == 1:
         return dist.HashStore()
-    is_server = topology.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    limit = datetime.timedelta(seconds=3 * timeout_s)
-    try:
-        store = dist.TCPStore(address, port, None, is_server, limit, wait_for_workers=False)
-    except dist.DistError as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}: {reason}") from None
+    rendezvous = Rendezvous(topology.rank, topology.world, 3 * timeout_s)
+    store = rendezvous.run(rendezvous.connect)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"doctor/{restart}", store)
 

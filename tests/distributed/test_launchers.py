@@ -11,7 +11,12 @@ import pytest
 
 from pipeline.distributed import topology
 from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
-from pipeline.distributed.rank_status import RankStatus, read_rank_statuses, write_rank_status
+from pipeline.distributed.rank_status import (
+    RankStatus,
+    read_rank_statuses,
+    remove_earlier_statuses,
+    write_rank_status,
+)
 from pipeline.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
 from pipeline.errors import InputError
 from tests.conftest import ROOT, Command
@@ -180,6 +185,25 @@ def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path
     assert write_rank_status(75) == 75
     monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR")
     assert write_rank_status(75) == 75
+
+
+def test_statuses_of_an_attempt_in_which_the_nodes_ranks_had_other_numbers_are_removed(tmp_path, monkeypatch):
+    """As in an elastic job that has lost a node: there were 3 nodes of 2 ranks, and this one is now the second."""
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    for node, name in enumerate(("n1", "n2", "n3")):
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        for rank in (2 * node, 2 * node + 1):
+            monkeypatch.setenv("RANK", str(rank))
+            write_rank_status(None)
+    for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "3", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    remove_earlier_statuses()
+    assert len(read_rank_statuses(tmp_path)) == 6  # left to local rank 0
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    remove_earlier_statuses()
+    assert [status.rank for status in read_rank_statuses(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):

@@ -105,7 +105,7 @@ def test_the_time_limit_ends_the_waiting_and_names_the_missing(places, rank):
 
 def attempt(store: dist.Store, ranks: Sequence[int], monkeypatch, world: int = WORLD) -> list[dist.Store]:
     """The stores that these ranks, each with its own thread, get from one another."""
-    monkeypatch.setattr(Rendezvous, "_connect", lambda self: store)
+    monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
     meetings = [Rendezvous(rank, world, 60) for rank in ranks]
     found: dict[int, dist.Store] = {}
     threads = [
@@ -138,7 +138,7 @@ def test_tickets_of_ranks_that_were_killed_before_all_had_met_do_not_count(place
 
 
 def test_a_rank_is_told_that_another_has_its_number_or_another_world(places, monkeypatch):
-    monkeypatch.setattr(Rendezvous, "_connect", lambda self: store)
+    monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
     for answer, message in (
         ("1 2", "another process has joined as this rank"),
         ("1 5", "rank 0 .* has WORLD_SIZE=5"),

@@ -82,12 +82,15 @@ def die(step: int, rank: int) -> None:
 
 def kills(most: int, steps: int) -> None:
     after_step, own = Loop._after_step, itertools.count(1)
+    before = 0  # kills of the starts before; no rank gets a step ahead of another
 
     def faulty(self, epoch):
+        nonlocal before
         stopping = after_step(self, epoch)
-        killed = self.context.saver._run_dir.with_suffix(".kills")
-        before = killed.stat().st_size if killed.exists() else 0
-        if next(own) >= steps and before < most and dist.get_rank() == before % dist.get_world_size():
+        killed, step = self.context.saver._run_dir.with_suffix(".kills"), next(own)
+        if step == 1 and killed.exists():
+            before = killed.stat().st_size
+        if step == steps and before < most and dist.get_rank() == before % dist.get_world_size():
             killed.write_bytes(bytes(before + 1))
             os.kill(os.getpid(), signal.SIGKILL)
         return stopping

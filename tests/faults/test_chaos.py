@@ -43,6 +43,14 @@ def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
         assert json.loads((chaos / name / "done.json").read_text())["step"] == 36
 
 
+def test_ranks_that_torchrun_starts_again_see_nothing_of_the_attempts_before(chaos):
+    """Two of them are killed; `chaos` has compared the curve with the undisturbed one."""
+    said = (chaos / "killed.log").read_text()
+    assert said.count(" steps on 2 ranks\n") == 3
+    assert said.count("SIGKILL\n") == 2  # of the agent: nothing else ended a rank
+    assert "no checkpoint was saved" not in said
+
+
 def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(chaos):
     for rank in (0, 1):
         stacks = (chaos / f"hangs/stacks/rank-{rank}.txt").read_text()
