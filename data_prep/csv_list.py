@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def _read_jsonl(origin: Path, file: Iterable[str]) -> _Table:
     return table
 
 
-def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...], list[int], np.ndarray]:
+def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...], list[int], Sequence[np.ndarray]]:
     """Names of the targets, a label -1 for each row, and float32 [rows, targets]."""
     there = [column for column in table.columns if column not in PLACES]
     named = there if targets == "*" else [name.strip() for name in targets.split(",")]
@@ -135,7 +135,7 @@ def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...]
     for place, name in enumerate(named):
         for number, (line, given) in enumerate(table.column(name)):
             values[number, place] = _number(f"{origin}: line {line}: {name}", given)
-    return tuple(named), [-1] * len(table.rows), values
+    return tuple(named), [-1] * len(table.rows), cast(Sequence[np.ndarray], values)
 
 
 def _number(where: str, given: Any) -> float:
@@ -149,7 +149,7 @@ def _number(where: str, given: Any) -> float:
     return value
 
 
-def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], "_Indicators | None"]:
+def _labels(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], Sequence[np.ndarray] | None]:
     """Class names, labels and, if a row may have several, those of each row."""
     here = [name for name in LABELS if name in table.columns]
     if not here:

@@ -55,7 +55,7 @@ def _check_count(where: object, classes: int) -> None:
 
 def number_classes(
     where: object, first: Mapping[str, str], *, gaps: bool = False
-) -> tuple[list[str], dict[str, int]]:
+) -> tuple[tuple[str, ...], dict[str, int]]:
     """The class names in label order, and the label of each text.
 
     first: the texts of the labels, without blanks around, each with the place that has it first.
