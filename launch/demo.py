@@ -10,6 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pipeline.processes import end_with_parent
+
 DATA = Path("datasets/digits")
 MODELS = ("mixer", "rp_mixer")
 ENGINES: dict[str, list[str]] = {"ddp": [], "deepspeed": ["--engine.kind", "deepspeed"]}
@@ -50,7 +52,8 @@ def main() -> int:
 
 def _widemix(*words: str) -> None:
     print(f"\n$ widemix {shlex.join(words)}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "pipeline.cli", *words], check=False).returncode
+    command = [sys.executable, "-m", "pipeline.cli", *words]
+    code = subprocess.run(command, check=False, preexec_fn=end_with_parent()).returncode
     if code:
         sys.exit(code)
 

@@ -7,22 +7,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from launch.slurm.ports import free_ports
 from pipeline.cgroups import usable_cpus
 from pipeline.errors import InputError
+from pipeline.processes import end_with_parent, leave_closed_terminal, stop_signals
 
 # After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
 STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint
 FAILURE_TIMEOUT_S = 10.0  # after a failure: enough to write the stacks of a hang
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def launch(command: Sequence[str], ranks: int) -> int:
     """Run `python COMMAND` on every rank, and wait for all.
 
-    Returns the first exit code other than 0 (128 + N for signal N), or 0. SIGINT, SIGTERM and SIGUSR1 are forwarded.
-    KeyboardInterrupt if SIGINT came before the ranks could answer it.
+    Returns the first exit code other than 0 (128 + N for signal N), or 0. The signals of `stop_signals` are
+    forwarded; if this process is killed the ranks get SIGTERM. KeyboardInterrupt if SIGINT came before the ranks
+    could answer it.
     """
     most = max(16, usable_cpus())
     if ranks > most:
@@ -35,19 +37,21 @@ def launch(command: Sequence[str], ranks: int) -> int:
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
     }
+    end = end_with_parent()
     workers: list[subprocess.Popen] = []
     received: list[int] = []
 
     def forward(number: int, _frame) -> None:
+        leave_closed_terminal()
         received.append(number)
         for worker in workers:
             _pass_on(number, worker)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         for rank in range(ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            workers.append(subprocess.Popen([sys.executable, *command], env=environ | own))
+            workers.append(subprocess.Popen([sys.executable, *command], env=environ | own, preexec_fn=end))
             for number in received:  # perhaps while it was started, when `forward` did not know it
                 _pass_on(number, workers[-1])
         code = _wait(workers)
@@ -76,7 +80,10 @@ def _wait(workers: list[subprocess.Popen]) -> int:
             rank, code = min(failed, key=lambda each: each[1])  # ranks killed by a signal first: the cause
             deadline = time.monotonic() + (STOP_TIMEOUT_S if code == 75 else FAILURE_TIMEOUT_S)
             if code < 0:
-                print(f"error: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
+                with suppress(OSError):  # nothing reads it: the ranks are still to end in order
+                    print(
+                        f"error: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True
+                    )
         time.sleep(0.05)
     codes = [worker.poll() for worker in workers]
     code = code or next((c for c in codes if c), 0)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.section"],
+    ["pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.processes", "pipeline.section"],
     ["pipeline.figures"],
     ["pipeline.native"],
     ["pipeline.formats"],

@@ -25,6 +25,7 @@ from pipeline.distributed.launchers import USES, route_from
 from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from pipeline.distributed.start_times import note_part
 from pipeline.errors import InputError
+from pipeline.processes import end_with_parent
 
 LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
 JOIN_S = 120  # for the nodes of an attempt to start torchrun
@@ -201,7 +202,8 @@ def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
     command = torchrun_command(arguments, program, os.environ, use="preflight")
     # The doctor's ranks write no status.
     environ = {name: value for name, value in os.environ.items() if name != STATUS_DIR_VARIABLE}
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", *command], env=environ, check=False)
+    command = [sys.executable, "-m", "torch.distributed.run", *command]
+    subprocess.run(command, env=environ, check=False, preexec_fn=end_with_parent())
     return names.read_text().split() if names.exists() else []
 
 

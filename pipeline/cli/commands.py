@@ -20,6 +20,7 @@ from typing import NoReturn, TextIO
 from pipeline.cli.arguments import Parser
 from pipeline.distributed.rank_status import write_rank_status
 from pipeline.errors import InputError, LauncherError, RunError
+from pipeline.processes import end_with_torchrun
 from pipeline.recipe import Recipe, fill_classes, load_recipe
 
 
@@ -46,6 +47,7 @@ def run_command(
     `RunError` as one line by the rank that it happened on, and so is an OSError about a file. Any other exception is
     a bug: its traceback is printed, and given to torchrun.
     """
+    end_with_torchrun()
     try:
         words, overrides = _split(sys.argv[1:] if argv is None else argv)
         if command is None:  # typed by a person; the batch script passes empty values to its commands

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from pipeline.processes import leave_closed_terminal, stop_signals
 
 
 class Stopped(Exception):
@@ -24,7 +24,7 @@ class StopRequest:
         self._at_once = False
 
     def __enter__(self) -> "StopRequest":
-        self._previous = {number: signal.signal(number, self._request) for number in _SIGNALS}
+        self._previous = {number: signal.signal(number, self._request) for number in stop_signals()}
         return self
 
     def __exit__(self, *_) -> None:
@@ -43,6 +43,7 @@ class StopRequest:
             self._at_once = False
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        leave_closed_terminal()
         if self._at_once:
             self.requested, self._at_once = True, False
             raise Stopped(_name(number))

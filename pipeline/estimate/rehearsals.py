@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import InputError
 from pipeline.estimate.hardware import Cluster
+from pipeline.processes import end_with_parent
 
 _FIGURES = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hours", "rehearsed in", "on CPUs for")
 HEAD = f"| recipe | {' | '.join(_FIGURES)} |\n|---|{'---:|' * len(_FIGURES)}"
@@ -35,7 +36,7 @@ def rehearsal_rows(
             file = Path(temporary) / f"{recipe.stem}.json"
             command = [sys.executable, "-m", "pipeline.cli", "cost", str(recipe), *options, "--json", str(file)]
             began, cpu = time.perf_counter(), _cpu_seconds()
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
             row: dict[str, Any] = {"name": recipe.stem, "seconds": round(time.perf_counter() - began, 1)}
             row["CPU seconds"] = round(_cpu_seconds() - cpu, 1)
             if run.returncode:

@@ -1,6 +1,5 @@
 """Trains the open cells of a study, several at once, each in a process of its own that may die."""
 
-import ctypes
 import os
 import resource
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,13 @@ from typing import TextIO
 from pipeline.cli.commands import Exit
 from pipeline.distributed.launchers import without_launcher
 from pipeline.errors import RunError
+from pipeline.processes import end_with_parent, leave_closed_terminal, stop_signals
 from pipeline.run.lease import RENEWAL_S, Leases
 from pipeline.studies.cell import Cell
 from pipeline.studies.rows import add_core_seconds
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for cells that others have given back
-_PR_SET_PDEATHSIG = 1
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
 _AFTER_STOP = (Exit.REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)  # the latter before training has begun
 
 
@@ -68,9 +65,9 @@ class Runner:
     def run(self, cells: Sequence[Cell]) -> Exit:
         """Train all cells that have not ended and that no other process has; raises `RunError` if some have failed.
 
-        Returns REQUEUE after SIGINT, SIGTERM or SIGUSR1, which the cells get too: they save a checkpoint and end.
+        Returns REQUEUE after one of `stop_signals`. The cells then get SIGTERM: they save a checkpoint and end.
         """
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._stop) for number in stop_signals()}
         try:
             waiting = list(cells)
             while True:
@@ -115,7 +112,7 @@ class Runner:
         # Of several runners that srun started, each trains cells of its own.
         environ = without_launcher(os.environ) | self._devices(slot)
         cpus = self._cpus(slot)
-        prepare = partial(_end_with_parent, os.getpid(), cpus, _libc())
+        prepare = partial(_prepare, end_with_parent(), cpus)
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare
         )
@@ -123,7 +120,7 @@ class Runner:
         self._running.append(_Running(cell, process, log, slot, time.monotonic()))
         if self._stopped:  # perhaps while it was started, when `_stop` did not know it
             process.send_signal(signal.SIGTERM)
-        print(f"{cell.name}: started", flush=True)
+        _say(f"{cell.name}: started")
 
     def _devices(self, slot: int) -> dict[str, str]:
         """CUDA_VISIBLE_DEVICES of a slot: one GPU for each rank; cells share GPUs if there are too few."""
@@ -167,9 +164,10 @@ class Runner:
             if not running.taken_over and running.cell.has_ended(self._folder):
                 self._ended(running.cell)
             self._leases.release(name)
-            print(f"{name}: {state}", flush=True)
+            _say(f"{name}: {state}")
 
     def _stop(self, _number: int, _frame) -> None:
+        leave_closed_terminal()
         self._stopped = True
         for running in self._running:
             running.process.send_signal(signal.SIGTERM)
@@ -177,13 +175,13 @@ class Runner:
     def _conclude(self, cells: Sequence[Cell]) -> Exit:
         open_cells = [cell for cell in cells if not cell.has_ended(self._folder)]
         others = [cell for cell in open_cells if cell.name not in self._failed]
-        print(f"{self._folder}: {len(cells) - len(open_cells)} of {len(cells)} cells have ended", flush=True)
+        _say(f"{self._folder}: {len(cells) - len(open_cells)} of {len(cells)} cells have ended")
         if self._stopped:
             return Exit.REQUEUE
         for cell in others:
             holder = self._leases.holder(cell.name)
             where = f"is trained by process {holder.pid} on {holder.host}" if holder else "is open again"
-            print(f"{cell.name}: {where}", flush=True)
+            _say(f"{cell.name}: {where}")
         if self._failed:
             name, reason = next(iter(self._failed.items()))
             raise RunError(
@@ -193,11 +191,9 @@ class Runner:
         return Exit.DONE
 
 
-def _end_with_parent(parent: int, cpus: Sequence[int], libc: ctypes.CDLL) -> None:
-    """In the new process: SIGTERM when the runner dies, so that the cell saves and ends before its lease expires."""
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(Exit.REQUEUE)
+def _prepare(end: Callable[[], None], cpus: Sequence[int]) -> None:
+    """In the new process: it saves and ends when the runner dies, before its lease expires."""
+    end()
     os.sched_setaffinity(0, cpus)
 
 
@@ -207,8 +203,9 @@ def _cpu_seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _say(text: str) -> None:
+    with suppress(OSError):  # nothing reads it any more: the cells are still to end with a checkpoint
+        print(text, flush=True)
 
 
 def _last_line(log: Path, code: int) -> str:

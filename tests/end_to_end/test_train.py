@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from statistics import fmean
 
@@ -16,6 +17,7 @@ from pipeline.run import checkpoint
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
 from tests.forks import Forks
+from tests.terminal import Terminal
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
@@ -127,6 +129,20 @@ def test_ctrl_c_that_ends_the_reader_of_the_output_first(train, tmp_path):
     command.wait_for_step(run, 25)
     command.signal(signal.SIGINT)
     assert command.process.wait(600) == 75
+    last = train_lines(run)[-1]["step"]
+    assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
+
+
+def test_a_run_whose_terminal_is_closed_saves(digits, tmp_path):
+    """As a closed ssh does it, with a progress bar that nobody sees any more."""
+    run = tmp_path / "run"
+    words = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *ENDLESS)
+    terminal = Terminal("-m", "pipeline.cli", "train", *words)
+    while not train_lines(run):
+        assert terminal.process.poll() is None
+        time.sleep(0.05)
+        terminal.read()
+    assert terminal.close() == 75
     last = train_lines(run)[-1]["step"]
     assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
 

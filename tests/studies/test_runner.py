@@ -17,6 +17,7 @@ from pipeline.run.lease import Leases
 from pipeline.studies.runner import Runner
 from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT, SMALL, Command
+from tests.terminal import Terminal
 
 STUDY = """
 title: t
@@ -137,6 +138,28 @@ def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
     runner.send_signal(signal.SIGTERM)
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 75, output
+    assert not list(study.folder.glob("*/busy"))
+    assert not list(study.folder.glob("leases/*"))
+
+
+@pytest.mark.parametrize("closed", ["terminal", "reader"])
+def test_a_runner_that_nothing_reads_any_more_stops_its_cells_with_a_checkpoint(tmp_path, closed):
+    """A closed ssh; and `widemix study run | tee log`, where Ctrl-C ends tee first."""
+    study = Study(tmp_path, seeds=2)
+    (tmp_path / "hold-0").touch()
+    if closed == "terminal":
+        terminal = Terminal("-c", RUN, study.path, study.folder, study.path.with_name("trainer.py"), "2")
+    else:
+        runner = study.start(2)
+    while study.held() < 2:
+        time.sleep(0.02)
+    if closed == "terminal":
+        code = terminal.close()
+    else:
+        runner.stdout.close()
+        runner.send_signal(signal.SIGINT)
+        code = runner.wait(600)
+    assert code == 75
     assert not list(study.folder.glob("*/busy"))
     assert not list(study.folder.glob("leases/*"))
 

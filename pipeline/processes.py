@@ -1,0 +1,50 @@
+"""Processes that end with those that started them, and the signals that ask a process to save and end."""
+
+import ctypes
+import os
+import signal
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """The signals that ask a process to save what it has and end, the same for all that handle any of them.
+
+    SIGHUP, of a closed terminal, is not one where it was ignored when the process started, as by nohup.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *(() if ignored else (signal.SIGHUP,)))
+
+
+def leave_closed_terminal() -> None:
+    """Let what was printed on a terminal that has been closed go nowhere: writing to it raises errors."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        with suppress(OSError):
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
+    """Return a `preexec_fn` of subprocess: the kernel sends the new process this signal when this one has died.
+
+    More exactly when the thread that started it has ended. A process whose parent died before it asked ends at once.
+    """
+    parent, libc = os.getpid(), ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os._exit(128 + number)
+
+    return prepare
+
+
+def end_with_torchrun() -> None:
+    """In a rank that torchrun has started: SIGTERM when torchrun, which cannot say so any more, has died."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,46 @@
+"""A terminal that is closed while a process runs in it."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from tests.forks import ROOT
+
+
+class Terminal:
+    """A process in a terminal of its own, which is closed as ssh closes it."""
+
+    def __init__(self, *words: str | Path, ignores: bool = False):
+        self.own, theirs = pty.openpty()
+
+        def take() -> None:
+            os.setsid()
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+            if ignores:  # as nohup does
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        command = [sys.executable, *map(str, words)]
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        self.process = subprocess.Popen(command, cwd=ROOT, preexec_fn=take, **streams)
+        os.close(theirs)
+
+    def wait_for(self, text: bytes, times: int = 1) -> None:
+        said = b""
+        while said.count(text) < times:
+            said += os.read(self.own, 1000)
+
+    def read(self) -> bytes:
+        """What has been printed, so that the process need not wait for it."""
+        ready, _, _ = select.select([self.own], [], [], 0)
+        return os.read(self.own, 100_000) if ready else b""
+
+    def close(self) -> int:
+        """The exit code after the terminal was closed."""
+        os.close(self.own)
+        return self.process.wait(600)

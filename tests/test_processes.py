@@ -1,0 +1,120 @@
+"""Processes whose starter is killed, or whose terminal is closed: they save and end, as SIGTERM lets them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+from pipeline.processes import end_with_torchrun, stop_signals
+from tests.conftest import ROOT
+from tests.terminal import Terminal
+
+# A rank, or a cell: says that it is up, and how it ends.
+CHILD = """
+import os, signal, sys, time
+def stop(number, _):
+    os.write(1, f"got {signal.Signals(number).name} ".encode())
+    os._exit(75)
+for number in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, stop)
+os.write(1, b"up ")
+time.sleep(600)
+"""
+
+
+def python(code: str, *words: str, **options) -> subprocess.Popen:
+    command = [sys.executable, "-c", textwrap.dedent(code), *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, **options)
+
+
+def test_ranks_end_with_a_launcher_that_is_killed():
+    with python("import sys; from launch.local import launch; launch(['-c', sys.argv[1]], 2)", CHILD) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.read(6) == b"up up "
+        launcher.kill()
+        # To the end of the output, which ends with the last process that can write to it.
+        assert launcher.stdout.read() == b"got SIGTERM got SIGTERM "
+
+
+def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
+    starter = """
+        import os, sys
+        from pipeline.processes import end_with_parent
+        prepare = end_with_parent()
+        if os.fork() == 0:  # the parent of the next one is not the process that asked
+            if os.fork() == 0:
+                prepare()
+                print("began", flush=True)
+            os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+        sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+    """
+    with python(starter) as process:
+        output, _ = process.communicate(timeout=600)
+    assert (process.returncode, output) == (128 + signal.SIGTERM, b"")
+
+
+def test_ranks_of_torchrun_end_with_it(monkeypatch):
+    rank = f"""
+        from pipeline.processes import end_with_torchrun
+        end_with_torchrun()
+        {textwrap.indent(CHILD, " " * 8).strip()}
+    """
+    starter = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    environ = os.environ | {"TORCHELASTIC_RUN_ID": "1"}
+    with python(starter, textwrap.dedent(rank), env=environ) as torchrun:
+        assert torchrun.stdout is not None
+        assert torchrun.stdout.read(3) == b"up "
+        torchrun.kill()
+        assert torchrun.stdout.read() == b"got SIGTERM "
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    end_with_torchrun()  # which has not started this one
+
+
+def test_hang_ups_count_unless_they_were_ignored_at_the_start(monkeypatch):
+    others = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    assert set(stop_signals()) == others | {signal.SIGHUP}
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert set(stop_signals()) == others
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+STOPPABLE = """
+import sys, time
+from pipeline.distributed.signals import StopRequest
+with StopRequest() as stop:
+    print("up", flush=True)
+    while not stop.requested:
+        time.sleep(0.01)
+    print("nobody reads this", flush=True)
+    print("nor this", file=sys.stderr, flush=True)
+sys.exit(75)
+"""
+
+
+def test_a_run_whose_terminal_is_closed_stops_as_one_that_is_asked_to():
+    terminal = Terminal("-c", STOPPABLE)
+    terminal.wait_for(b"up\r\n")
+    assert terminal.close() == 75
+
+
+def test_so_do_ranks():
+    starter = "import sys; from launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], 2))"
+    terminal = Terminal("-c", starter, STOPPABLE)
+    terminal.wait_for(b"up\r\n", 2)
+    assert terminal.close() == 75
+
+
+def test_nohup_keeps_a_run_going():
+    terminal = Terminal("-c", STOPPABLE, ignores=True)
+    terminal.wait_for(b"up\r\n")
+    os.close(terminal.own)
+    terminal.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert terminal.process.poll() is None
+    terminal.process.terminate()
+    assert terminal.process.wait(600) == 75
