@@ -6,9 +6,11 @@ metadata server of a shared file system at once. An archive is one file, read fr
 
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,26 +21,20 @@ from pipeline.errors import InputError
 from pipeline.files import fsync_path
 
 _PIECE = 4 << 20
+_INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")
 
 
 class _Hashed:
-    """A file of which everything that is read or written is hashed."""
+    """A file of which everything that is written is hashed."""
 
     def __init__(self, file: BinaryIO):
         self._file, self.digest, self.bytes = file, blake3(), 0
 
-    def read(self, size: int) -> bytes:
-        """As a file's."""
-        return self._add(self._file.read(size))
-
     def write(self, data: bytes) -> int:
         """As a file's."""
-        return self._file.write(self._add(data))
-
-    def _add(self, data: bytes) -> bytes:
         self.digest.update(data)
         self.bytes += len(data)
-        return data
+        return self._file.write(data)
 
     def name(self) -> str:
         """The archive's name, which has the hash."""
@@ -56,12 +52,14 @@ def pack(folder: Path, prefix: Path = Path(sys.prefix)) -> Path:
         with unfinished.open("wb") as file:
             hashed = _Hashed(file)
             with tarfile.open(fileobj=hashed, mode="w|") as archive:  # type: ignore[call-overload]
-                archive.add(prefix, arcname=".")
+                archive.add(prefix, arcname=".", filter=partial(_checked, folder=prefix))
             file.flush()
             os.fsync(file.fileno())
         return unfinished.rename(folder / hashed.name())
     except OSError as error:
         raise InputError(f"{prefix} cannot be packed into {folder} ({error.strerror})") from None
+    except tarfile.FilterError as error:
+        raise InputError(f"{prefix} cannot be packed ({error}); replace it by what it leads to") from None
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -85,18 +83,40 @@ def unpack(archive: Path, local: Path) -> Path:
 
 
 def _unpack(archive: Path, place: Path) -> None:
-    unfinished = place.with_name(f"{place.name}.unfinished")
+    """Copy the archive to the node's disk, which reads it once, and unpack the copy if it has the right hash."""
+    unfinished, copy = (place.with_name(f"{place.name}.{what}") for what in ("unfinished", "tar.unfinished"))
     shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
     print_status(f"{place}: unpacking {archive}")
-    with archive.open("rb") as file:
-        hashed = _Hashed(file)
-        with tarfile.open(fileobj=hashed, mode="r|") as members:  # type: ignore[call-overload]
-            members.extractall(unfinished, filter="fully_trusted")
-        while hashed.read(_PIECE):  # what follows the last member
-            pass
-    if hashed.name() != archive.name:
-        shutil.rmtree(unfinished)
-        raise InputError(f"{archive}: is damaged, or has another name than `widemix stage --environment` gave it")
-    unfinished.rename(place)
+    try:
+        with archive.open("rb") as source, copy.open("wb") as target:
+            hashed = _Hashed(target)
+            while piece := source.read(_PIECE):
+                hashed.write(piece)
+        if hashed.name() != archive.name:
+            raise InputError(f"{archive}: is damaged, or has another name than `widemix stage --environment` gave it")
+        unfinished.mkdir()
+        with tarfile.open(copy, "r:") as members:
+            members.extractall(unfinished, filter=_inside)
+        unfinished.rename(place)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    finally:
+        copy.unlink(missing_ok=True)
     fsync_path(place.parent)
+
+
+def _inside(member: tarfile.TarInfo, folder: str | Path) -> tarfile.TarInfo:
+    """What tarfile's data filter makes of a member; it raises an error for what would be, or lead, out of `folder`.
+
+    The interpreter of a virtual environment alone is a link to that of the system. Nothing is written through it.
+    """
+    if member.issym() and _INTERPRETER.fullmatch(member.name):
+        return member.replace(uid=None, gid=None, uname=None, gname=None, deep=False)  # type: ignore[arg-type]
+    return tarfile.data_filter(member, str(folder))
+
+
+def _checked(member: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
+    """The member itself, if it can be unpacked."""
+    _inside(member, folder)
+    return member

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.arguments import Parser, add_recipe_arguments
+from pipeline.cli.arguments import Parser, accept_local_rank, add_recipe_arguments
 from pipeline.cli.commands import (
     Exit,
     exit_rank,
@@ -327,7 +327,7 @@ def main() -> None:
     tune_garbage_collector()
     parser = Parser(prog="python -m pipeline.train", description=__doc__)
     add_arguments(parser)
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher passes it; LOCAL_RANK is used
+    accept_local_rank(parser)
     exit_rank(run_command(parser, train_from_arguments))
 
 

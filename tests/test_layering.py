@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.processes", "pipeline.section"],
+    [
+        "pipeline.errors",
+        "pipeline.files",
+        "pipeline.cgroups",
+        "pipeline.processes",
+        "pipeline.section",
+        "pipeline.timm_import",
+    ],
     ["pipeline.figures"],
     ["pipeline.native"],
     ["pipeline.formats"],

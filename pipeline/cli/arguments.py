@@ -130,6 +130,11 @@ class Parser(argparse.ArgumentParser):
         return "" if "lists them" in hint else hint  # the help of the command lists its options
 
 
+def accept_local_rank(parser: Parser) -> None:
+    """Accept what DeepSpeed's launcher and torch.distributed.launch pass before all words; LOCAL_RANK is used."""
+    parser.add_argument("--local-rank", "--local_rank", help=argparse.SUPPRESS)
+
+
 def add_recipe_arguments(parser: Parser) -> None:
     """Add the argument RECIPE.yaml, and `--help SECTION` for its keys."""
     parser.add_argument(

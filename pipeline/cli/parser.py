@@ -6,7 +6,7 @@ A command imports what it needs when it runs, so that help and errors are printe
 from importlib.metadata import version
 
 from pipeline.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit
-from pipeline.cli.arguments import Parser
+from pipeline.cli.arguments import Parser, accept_local_rank
 
 COMMANDS = (
     prep.add_prep,
@@ -43,6 +43,7 @@ def make_parser() -> Parser:
         examples=EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"widemix {version('widemix')}")
+    accept_local_rank(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add in COMMANDS:
         add(commands)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from pipeline.run import checkpoint
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
-from tests.forks import Forks
+from tests.forks import Forks, group_of
 from tests.terminal import Terminal
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
@@ -274,13 +275,34 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_p
     assert not list((tmp_path / "run").glob("checkpoints/*/COMPLETE"))
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def train_by_own_clock(folder: Path, *words: str) -> None:
+    """The ranks' clocks differ by an hour; runs/ is made in `folder`."""
+    os.chdir(folder)
+    now = time.localtime(1_000_000_000 + 3600 * int(os.environ["RANK"]))
+    time.strftime = partial(lambda strftime, form, at=now: strftime(form, at), time.strftime)
+    train_with("none", *words)
+
+
+def test_ranks_without_a_run_dir_take_the_name_that_rank_0_gives_it(digits, tmp_path):
+    words = (ROOT / "recipes/digits/mixer.yaml", "--data.path", digits, *SMALL, "--train.max_steps", "2")
+    environs = group_of(2)
+    codes, output = Forks(
+        train_by_own_clock, tmp_path, *map(str, words), log=tmp_path / "log", environs=environs
+    ).wait()
+    assert codes == [0, 0], output
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name.endswith(time.strftime("-%Y%m%d-%H%M%S", time.localtime(1_000_000_000)))
+    assert (run / "done.json").exists()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "torch.distributed.launch", "deepspeed"])
 def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launcher):
     run = tmp_path / "run"
     arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
-    if launcher == "torchrun":
+    if launcher != "deepspeed":
         head = ("--standalone", "--nproc-per-node", "2", "-m", "pipeline.train")
-        command = Command(*head, *arguments, module="torch.distributed.run")
+        module = "torch.distributed.run" if launcher == "torchrun" else launcher
+        command = Command(*head, *arguments, module=module)
     else:
         head = ("--num_gpus", "2", "--module", "pipeline.train")
         command = Command(*head, *arguments, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})

@@ -1,12 +1,16 @@
 """A copy of the Python environment on a node's own disk."""
 
+import io
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from blake3 import blake3
 
 from launch.environment import pack, unpack
 from pipeline.cli.commands import run_command
@@ -58,6 +62,77 @@ def test_a_damaged_archive_is_not_used(tmp_path, environment):
         assert not list((tmp_path / "local").glob("environment-*[0-9]"))
     archive.write_bytes(data)
     assert unpack(archive, tmp_path / "local").is_dir()
+
+
+def test_nothing_of_an_archive_is_unpacked_before_its_hash_is_right(tmp_path, environment, monkeypatch):
+    archive = pack(tmp_path, environment)
+    archive = archive.rename(archive.with_name(archive.name.replace("environment-", "environment-0")))
+    monkeypatch.setattr(tarfile, "open", None)
+    with pytest.raises(InputError, match="is damaged, or has another name"):
+        unpack(archive, tmp_path / "local")
+    assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+HOSTILE = {
+    "absolute": [member("/{outside}/new")],
+    "above": [member("../outside/new")],
+    "link to a file": [member("./lib/a", tarfile.SYMTYPE, "{outside}/old")],
+    "link above": [member("./lib/a", tarfile.SYMTYPE, "../../../outside/old")],
+    "through a link": [member("./a", tarfile.SYMTYPE, "{outside}"), member("./a/new")],
+    "through the interpreter": [member("./bin/python", tarfile.SYMTYPE, "{outside}/old"), member("./bin/python")],
+    "below the interpreter": [member("./bin/python", tarfile.SYMTYPE, "{outside}"), member("./bin/python/new")],
+    "hard link": [member("./lib/a", tarfile.LNKTYPE, "{outside}/old"), member("./lib/a")],
+    "device": [member("./lib/a", tarfile.CHRTYPE)],
+    "pipe": [member("./lib/a", tarfile.FIFOTYPE)],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_of_an_archive_leaves_its_folder(tmp_path, name):
+    """Though its name has its hash."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "old").write_text("old")
+    plain, shared = tmp_path / "plain.tar", tmp_path / "shared"
+    with tarfile.open(plain, "w") as archive:
+        for info in HOSTILE[name]:
+            own = info.replace(name=info.name.format(outside=outside), linkname=info.linkname.format(outside=outside))
+            own.size = 3 if own.isreg() else 0
+            archive.addfile(own, io.BytesIO(b"new"))
+    shared.mkdir()
+    data = plain.read_bytes()
+    named = shared / f"environment-{blake3(data).hexdigest(length=8)}-{len(data)}.tar"
+    named.write_bytes(data)
+    if name == "absolute":  # as tar does, without the slash
+        place = unpack(named, tmp_path / "local")
+        assert [path.read_text() for path in place.rglob("new")] == ["new"]
+        shutil.rmtree(place)
+    else:
+        with pytest.raises(InputError, match="cannot be unpacked to"):
+            unpack(named, tmp_path / "local")
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"old": "old"}
+    assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{named.stem}.lock"]
+
+
+def test_no_file_becomes_another_users_or_a_privileged_one(tmp_path, environment):
+    (environment / "bin/tool").write_text("")
+    (environment / "bin/tool").chmod(0o6777)
+    place = unpack(pack(tmp_path, environment), tmp_path / "local")
+    assert (place / "bin/tool").stat().st_mode & 0o7777 == 0o755
+    assert (place / "bin/tool").stat().st_uid == os.getuid()
+
+
+def test_an_environment_that_leads_elsewhere_cannot_be_packed(tmp_path, environment):
+    (environment / "lib/other").symlink_to(tmp_path)
+    with pytest.raises(InputError, match=r"env cannot be packed \('./lib/other' would be"):
+        pack(tmp_path / "shared", environment)
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_what_cannot_be_packed_is_told(tmp_path):
