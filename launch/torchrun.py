@@ -1,26 +1,36 @@
 """What a node or a pod does before it trains, and torchrun in the same process."""
 
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from packaging.version import Version
-
 from launch.relay import Relay
 from launch.stage import stage
 from pipeline.errors import InputError
 from pipeline.recipe import load_recipe
+from pipeline.torch_support import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
 
 
 def check_torch() -> None:
-    """Raise `InputError` where torchrun has no options to forward Slurm's signals and to wait while ranks save."""
-    found = version("torch")
-    if Version(found).release < (2, 12):
-        raise InputError(f"torch {found}: Slurm jobs need torch 2.12 or newer, whose torchrun lets ranks save first")
+    """Raise `InputError` where torch is older than the oldest that jobs have been tested with."""
+    if not torch_is_at_least(OLDEST):
+        raise InputError(f"torch {version('torch')}: Slurm jobs need torch {OLDEST} or newer")
+
+
+def stop_options() -> list[str]:
+    """torchrun's options to forward signals to the ranks and to wait while they save.
+
+    An older torchrun has none: `run_torchrun` then lets it do the same.
+    """
+    if not torch_is_at_least(TORCHRUN_STOPS_RANKS):
+        return []
+    names = ("SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    return ["--signals-to-handle", ",".join(names), "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)]
 
 
 def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) -> Path:
@@ -49,9 +59,16 @@ def run_torchrun(command: Sequence[str]) -> None:
     """Run torchrun with these arguments until all ranks have ended; after a signal they have written their status."""
     # Otherwise, with torch 2.15, restarted ranks read the addresses of the first attempt from torchrun's store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import PContext, SignalException
     from torch.distributed.run import main
 
+    if not torch_is_at_least(TORCHRUN_STOPS_RANKS):  # which handles all signals but this one, and waits for 30 s
+
+        def forward(number: int, _frame: object) -> None:
+            raise SignalException(f"torchrun got {signal.Signals(number).name}", signal.Signals(number))
+
+        signal.signal(signal.SIGUSR1, forward)
+        PContext.close.__defaults__ = (None, SHUTDOWN_TIMEOUT_S)  # signal and timeout
     with suppress(SignalException):
         main(list(command))
 

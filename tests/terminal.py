@@ -22,8 +22,7 @@ class Terminal:
         def take() -> None:
             os.setsid()
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-            if ignores:  # as nohup does
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)  # the first as nohup does
 
         command = [sys.executable, *map(str, words)]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)

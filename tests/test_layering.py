@@ -17,6 +17,7 @@ LAYERS = [
         "pipeline.processes",
         "pipeline.section",
         "pipeline.timm_import",
+        "pipeline.torch_support",
     ],
     ["pipeline.figures"],
     ["pipeline.native"],

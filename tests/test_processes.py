@@ -75,9 +75,10 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
 
 def test_hang_ups_count_unless_they_were_ignored_at_the_start(monkeypatch):
     others = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-    assert set(stop_signals()) == others | {signal.SIGHUP}
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
+        assert set(stop_signals()) == others | {signal.SIGHUP}
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         assert set(stop_signals()) == others
     finally:
         signal.signal(signal.SIGHUP, before)

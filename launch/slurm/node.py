@@ -18,7 +18,7 @@ from launch.environment import unpack
 from launch.relay import Neighbour, Relay
 from launch.slurm.elastic import Meeting, train_elastic
 from launch.slurm.finish import FAULTY_NODES, STARTED
-from launch.torchrun import SHUTDOWN_TIMEOUT_S, check_torch, data_for, local_folder, run_torchrun
+from launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options
 from pipeline.cli.arguments import Parser
 from pipeline.cli.commands import Exit, run_command
 from pipeline.distributed.launchers import USES, route_from
@@ -67,8 +67,7 @@ def torchrun_command(
         *("--nnodes", nodes, "--nproc-per-node", str(arguments.ranks), "--max-restarts", str(restarts)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{_bracketed(_numeric_address(head))}:{port}"),
         *("--rdzv-id", meeting, "--rdzv-conf", place, "--local-addr", own),
-        *("--signals-to-handle", "SIGUSR1,SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
-        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+        *stop_options(),
         *("--log-dir", str(arguments.logs / f"node-{node}"), "--tee", "3", "--local-ranks-filter", "0"),
         *("-m", *program),
     ]

@@ -12,18 +12,16 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
 from pipeline.doctor.finding import APT, Check, Finding, first_line, install, repair, requirements
+from pipeline.torch_support import build_for, build_for_driver, runs_on
 
 GIB = 1 << 30
 ABSENT = "not installed"
-# PyPI's builds for CUDA 12.8 run on sm_70, the V100; those for CUDA 13 from sm_75 on.
-OLDER_TORCH = "torch==2.8.0", "torchvision==0.23.0"
 FOR_FFCV = "only widemix.ffcv and the benchmarks against FFCV need it"
 
 
@@ -110,9 +108,10 @@ def check_gpus() -> Finding:
     if not built:
         return Finding(f"{supported}, torch is built without CUDA", "missing", repair("torch", "torchvision"))
     if driver[0] < int(built.split(".")[0]):  # a driver supports every minor version of its major version
-        return Finding(
-            f"{supported}, torch is built for {built}", "missing", f"install an NVIDIA driver for CUDA {built}"
-        )
+        build = build_for_driver(driver)
+        older = f", or {install(*build.requirements)}" if build else ""
+        fix = f"install an NVIDIA driver for CUDA {built}{older}"
+        return Finding(f"{supported}, torch is built for {built}", "missing", fix)
     if not torch.cuda.is_available():
         hidden = "CUDA_VISIBLE_DEVICES" in os.environ
         fix = "unset CUDA_VISIBLE_DEVICES" if hidden else "nvidia-smi; in a container: docker run --gpus all ..."
@@ -123,24 +122,11 @@ def check_gpus() -> Finding:
         if built_for and not runs_on((device.major, device.minor), built_for):
             kind = f"{device.name} is sm_{device.major}{device.minor}"
             text = f"{kind}, torch {torch.__version__} is built for {', '.join(built_for)}"
-            return Finding(text, "missing", install(*OLDER_TORCH) if device.major < 8 else repair("torch"))
+            build = build_for((device.major, device.minor))
+            return Finding(text, "missing", install(*build.requirements) if build else "")
     names = [f"{device.name} ({device.total_memory / GIB:.0f} GiB)" for device in devices]
     listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     return Finding(f"{listed}; {supported}")
-
-
-def runs_on(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether a GPU of this compute capability runs a build for `architectures`, such as sm_75 or compute_90.
-
-    Machine code (sm) runs on later minor versions of its major version, PTX (compute) on all later GPUs.
-    """
-    for kind, _, number in (name.partition("_") for name in architectures):
-        digits = number.rstrip("af")  # sm_90a runs on 9.0 alone
-        built = int(digits[:-1]), int(digits[-1])
-        machine_code = capability == built if digits != number else built[0] == capability[0] and built <= capability
-        if built <= capability if kind == "compute" else machine_code:
-            return True
-    return False
 
 
 def check_cpu() -> Finding:

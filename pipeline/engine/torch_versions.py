@@ -1,4 +1,4 @@
-"""What newer versions of torch call otherwise than the oldest that we run on, 2.8."""
+"""What newer versions of torch call otherwise than the oldest that we run on: see `pipeline.torch_support`."""
 
 import inspect
 from datetime import timedelta
@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def set_timeout(seconds: int, group: dist.ProcessGroup) -> None:
-    """Set how long operations of a process group may take; `torch.distributed.set_timeout`, which 2.15 has."""
+    """Set how long operations of a process group may take; `torch.distributed.set_timeout` of newer ones."""
     if hasattr(dist, "set_timeout"):
         dist.set_timeout(timedelta(seconds=seconds), group)
     else:

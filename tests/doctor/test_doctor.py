@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.doctor import CHECKS, Finding, run_check, software
+from pipeline.torch_support import runs_on
 
 PIP = r"\S*bin/python\S* -m pip install"
 
@@ -216,7 +217,7 @@ def test_gpus_are_listed_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_builds_run_on_gpus_of_their_architectures(
     capability: tuple[int, int], architectures: list[str], runs: bool
 ) -> None:
-    assert software.runs_on(capability, architectures) == runs
+    assert runs_on(capability, architectures) == runs
 
 
 @pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (2, "missing")])

@@ -11,10 +11,8 @@ from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
-from importlib.metadata import version
 
 import pytest
-from packaging.version import Version
 
 from launch.relay import Relay
 from launch.slurm import commands
@@ -34,13 +32,13 @@ from pipeline.recipe import dump_recipe, load_recipe
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
-new_torchrun = pytest.mark.skipif(Version(version("torch")) < Version("2.12"), reason="Slurm jobs need 2.12")
 
 
 def test_an_older_torch_is_refused(monkeypatch):
-    for found, refused in (("2.11.0+cu128", True), ("2.12.0", False), ("2.15.0.dev20261101", False)):
+    for found, refused in (("2.7.1+cu126", True), ("2.8.0+cu128", False), ("2.15.0.dev20261101", False)):
         monkeypatch.setattr("launch.torchrun.version", lambda _, found=found: found)
-        with pytest.raises(InputError, match=r"torch 2\.11.*need torch 2\.12") if refused else nullcontext():
+        monkeypatch.setattr("pipeline.torch_support.version", lambda _, found=found: found)
+        with pytest.raises(InputError, match=r"torch 2\.7.*need torch 2\.8") if refused else nullcontext():
             check_torch()
 
 
@@ -255,7 +253,6 @@ def test_a_job_submitted_from_another_one_is_told_nothing_of_that(monkeypatch):
     assert not of_job.keys() & told.keys()
 
 
-@new_torchrun
 def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("WIDEMIX_NONE", raising=False)
     monkeypatch.setenv(VARIABLE, "")  # to which the node adds
@@ -577,7 +574,6 @@ def test_a_start_without_progress_is_requeued_once_unless_its_ranks_crashed_as_o
     assert "another would fail too" in capsys.readouterr().out
 
 
-@new_torchrun
 @pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20015"), ("::1", "[::1]:20015")])
 def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -593,7 +589,6 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
 
 
-@new_torchrun
 def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
     from torch.distributed.run import parse_args
 
