@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import os
+import sys
+import time
 from pathlib import Path
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
@@ -28,6 +30,15 @@ def atomic_write(path: Path, data: str | bytes) -> None:
             error.filename = str(path)
         raise
     fsync_path(path.parent)
+
+
+def write_output(path: Path, data: str | bytes) -> None:
+    """`atomic_write` of a file that a command was asked for; a line on stderr if that had another content."""
+    content = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    if path.exists() and path.read_bytes() != content:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        print(f"{path}: replaces the one of {written}", file=sys.stderr)
+    atomic_write(path, content)
 
 
 def fsync_path(path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pipeline.files import atomic_write, try_lock
+from pipeline.files import atomic_write, try_lock, write_output
 
 
 def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
@@ -73,3 +73,13 @@ def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     atomic_write(tmp_path / "a", "text")
     assert flushed == [str(tmp_path / ".a"), str(tmp_path)]
+
+
+def test_what_a_command_replaces_is_said(tmp_path, capsys):
+    path = tmp_path / "predictions.csv"
+    for content, said in (("a", False), ("a", False), ("b", True), (b"b", False)):
+        write_output(path, content)
+        output = capsys.readouterr()
+        assert (f"{path}: replaces the one of 20" in output.err) == said
+        assert output.out == ""
+    assert path.read_text() == "b"

@@ -39,6 +39,22 @@ def test_ranks_end_with_a_launcher_that_is_killed():
         assert launcher.stdout.read() == b"got SIGTERM got SIGTERM "
 
 
+def test_processes_that_encode_end_with_the_one_that_prepares():
+    encoding = """
+        import time
+        from data_prep.encode import _workers
+        from data_prep.settings import PrepSettings
+        with _workers(2, PrepSettings()):
+            print("up", flush=True)
+            time.sleep(600)
+    """
+    with python(encoding) as prep:
+        assert prep.stdout is not None
+        assert prep.stdout.read(2) == b"up"
+        prep.kill()
+        assert prep.stdout.read() == b"\n"
+
+
 def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
     starter = """
         import os, sys

@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pipeline.files import write_output
+
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:
     """Print the rows, each a name and its figures; write `{"machine", "rows"}` to `file` unless it is None.
@@ -28,7 +30,7 @@ def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | Non
             for part, value in row[name].items():
                 print(f"{_shown(value):>18}  {value / total:4.0%}  {part}")
     if file:
-        file.write_text(json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
+        write_output(file, json.dumps({"machine": description, "rows": rows}, indent=1) + "\n")
 
 
 def _shown(value: float | str | None) -> str:

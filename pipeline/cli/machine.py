@@ -10,6 +10,7 @@ from pipeline.cli.arguments import add_recipe_arguments
 from pipeline.cli.commands import Exit, check_most, load_from_arguments
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.errors import InputError
+from pipeline.files import write_output
 
 if TYPE_CHECKING:
     from pipeline.estimate.hardware import Cluster
@@ -77,7 +78,7 @@ def _cost(arguments: argparse.Namespace) -> Exit:
     rows = _table(arguments)(arguments, cluster)
     if arguments.json:
         written = {"machine": f"{cluster.gpus} x {cluster.gpu}", "rows": rows}
-        arguments.json.write_text(json.dumps(written, indent=1) + "\n")
+        write_output(arguments.json, json.dumps(written, indent=1) + "\n")
     return Exit.DONE
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cli.commands import Exit
-from pipeline.files import atomic_write
+from pipeline.files import write_output
 
 
 def add_outputs(parser: argparse.ArgumentParser, to: str, json: str) -> None:
@@ -35,11 +35,11 @@ def write_outputs(
         arguments.to.mkdir(parents=True, exist_ok=True)
         texts = {name: text.encode() for name, text in (tables or {}).items() if text}
         for name, content in {**drawn, **texts}.items():
-            atomic_write(arguments.to / name, content)
+            write_output(arguments.to / name, content)
             print(arguments.to / name)
     if arguments.tensorboard:
         print(add_to_tensorboard({Path(name).stem: png for name, png in drawn.items()}, arguments.tensorboard))
     if arguments.json:
-        atomic_write(arguments.json, json.dumps(numbers, indent=1) + "\n")
+        write_output(arguments.json, json.dumps(numbers, indent=1) + "\n")
         print(arguments.json)
     return Exit.DONE

@@ -15,7 +15,7 @@ from pipeline.cgroups import usable_cpus
 from pipeline.cli.commands import Exit, check_least
 from pipeline.cli.inputs import NETWORK, add_ema, check_networks
 from pipeline.errors import InputError
-from pipeline.files import atomic_write
+from pipeline.files import write_output
 
 if TYPE_CHECKING:
     from data_prep.listing import Images
@@ -75,7 +75,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     if arguments.to_file is None:
         print(text, end="")
     else:
-        atomic_write(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
+        write_output(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
     left_out = f", {bad} could not be read" if bad else ""
     print(f"{len(rows)} pictures predicted{left_out}", file=sys.stderr)
     return Exit.DONE

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.cli.commands import Exit
 from pipeline.errors import InputError
-from pipeline.files import atomic_write
+from pipeline.files import write_output
 
 EXAMPLES = """widemix report runs/a                       write report.html
 widemix report runs/a runs/b --to ab.html   compare two runs
@@ -40,6 +40,6 @@ def _report(arguments: argparse.Namespace) -> Exit:
             raise InputError(f"{folder}: is not a run folder, and holds none")
         found += inside
     runs = read_runs(found)
-    atomic_write(arguments.to_file, page(runs))
+    write_output(arguments.to_file, page(runs))
     print(f"{arguments.to_file}: {runs[0].path if len(runs) == 1 else f'{len(runs)} runs'}")
     return Exit.DONE
