@@ -176,7 +176,9 @@ def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
     run = python(script, LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     old, bare = run.stdout.splitlines()
     assert re.fullmatch(
-        r"the driver supports CUDA 12\.4, torch is built for ([0-9.]+)\|missing\|install .* CUDA \1", old
+        r"the driver supports CUDA 12\.4, torch is built for ([0-9.]+)\|missing\|"
+        r"install .* CUDA \1, or .* install 'torch==2.8.0' 'torchvision==0.23.0'",
+        old,
     )
     assert bare.startswith("the driver supports CUDA 99.0, but no GPU is visible")
     assert bare.endswith("|note|unset CUDA_VISIBLE_DEVICES")
