@@ -55,16 +55,17 @@ class Verdict:
 
 
 def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
-    """What the results say of each claim of the study; raises `InputError` for one about no point of the figure."""
-    estimates = [_estimate(claim, results, study) for claim in study.claims]
-    tests = {
-        number: _test(claim, estimate)
-        for number, (claim, estimate) in enumerate(zip(study.claims, estimates, strict=True))
-        if estimate is not None
-    }
-    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(study.claims))
+    """What the results say of each claim of the study, of one without a panel in each panel by itself.
+
+    Raises `InputError` for a claim about no point of the figure.
+    """
+    panels = list(dict.fromkeys(result.cell.panel for result in results))
+    claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
+    estimates = [_estimate(claim, results, study) for claim in claims]
+    tests = {n: _test(claims[n], estimate) for n, estimate in enumerate(estimates) if estimate is not None}
+    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(claims))
     found = []
-    for number, (claim, estimate) in enumerate(zip(study.claims, estimates, strict=True)):
+    for number, (claim, estimate) in enumerate(zip(claims, estimates, strict=True)):
         if estimate is None:
             found.append(Verdict(claim, "missing runs"))
             continue
@@ -74,6 +75,12 @@ def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
         detectable = half + _quantile(_POWER, estimate.freedom) * estimate.error
         found.append(Verdict(claim, word, estimate, interval, adjusted[number], detectable))
     return found
+
+
+def _in_panels(claim: Claim, panels: Sequence[str]) -> list[Claim]:
+    if claim.panel not in (*panels, ""):
+        raise InputError(f"claims: {claim.text}: panel is one of {', '.join(panels)}")
+    return [claim] if claim.panel else [claim.model_copy(update={"panel": panel}) for panel in panels]
 
 
 def holm(p_values: dict[int, float], total: int) -> dict[int, float]:
@@ -117,7 +124,7 @@ def _quantile(probability: float, freedom: float) -> float:
 
 def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate | None:
     """The contrast's mean over seeds; None while runs are missing, or too few for an error."""
-    own = _of_panel(claim, results)
+    own = [result for result in results if result.cell.panel == claim.panel]
     sides = [_values(place, claim, own, study) for place in claim.places]
     if any(side is None for side in sides):
         return None
@@ -150,13 +157,6 @@ def _welch(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
     freedom = error**4 / bottom if bottom else len(left) + len(right) - 2
     mean = statistics.fmean(left) - statistics.fmean(right)
     return Estimate(mean, error, freedom, min(len(left), len(right)), paired=False)
-
-
-def _of_panel(claim: Claim, results: Sequence[Result]) -> list[Result]:
-    panels = list(dict.fromkeys(result.cell.panel for result in results))
-    if claim.panel not in (*panels, "") or (not claim.panel and len(panels) > 1):
-        raise InputError(f"claims: {claim.text}: panel is one of {', '.join(panels)}")
-    return [result for result in results if claim.panel in ("", result.cell.panel)]
 
 
 def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study) -> dict[int, float] | None:

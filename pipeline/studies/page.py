@@ -81,11 +81,13 @@ def _claims(found: Sequence[Verdict]) -> str:
         "| claim | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
         "|---|---|---:|---:|---:|---:|---|",
     ]
+    several = len({verdict.claim.panel for verdict in found}) > 1
     for verdict in found:
         claim, estimate = verdict.claim, verdict.estimate
+        text = _escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
         expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
         if estimate is None:
-            rows.append(f"| {_escaped(claim.text)} | {expected} | | | | | {verdict.word} |")
+            rows.append(f"| {text} | {expected} | | | | | {verdict.word} |")
             continue
         low, high = verdict.interval
         word = verdict.word
@@ -93,7 +95,7 @@ def _claims(found: Sequence[Verdict]) -> str:
             word = f"undecided at this size: {verdict.detectable:.2g} could have been seen"
         seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
         numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"
-        rows.append(f"| {_escaped(claim.text)} | {expected} | {numbers} | **{word}** |")
+        rows.append(f"| {text} | {expected} | {numbers} | **{word}** |")
     return "\n".join(rows)
 
 

@@ -84,7 +84,7 @@ class Claim(Section):
         0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
     )
     y: str = key("", "result that is compared; empty: the figure's first y")
-    panel: str = key("", "panel of the figure; may be empty if there is one")
+    panel: str = key("", "panel of the figure; empty: each panel, by itself")
 
     @model_validator(mode="after")
     def compares(self):

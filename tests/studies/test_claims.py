@@ -128,6 +128,30 @@ def test_missing_and_diverged_runs_decide_nothing(tmp_path):
     assert "**supported**" in as_page(results, study, "study.yaml")
 
 
+def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
+    text = STUDY.replace(
+        "{Digits: ROOT/recipes/digits/s_mixer.yaml}", "{One: ROOT/recipes/digits/s_mixer.yaml, Two: TWO}"
+    )
+    text = text.replace("{Digits: ROOT/recipes/digits/rp", "{One: ROOT/recipes/digits/rp")
+    text = text.replace("TWO", "ROOT/recipes/digits/mixer.yaml")
+    path = tmp_path / "study.yaml"
+    path.write_text(text.replace("ROOT", str(ROOT)))
+    study = read_study(path)
+    study = study.model_copy(update={"claims": study.claims[2:]})
+    cells = study_cells(path, study)
+    table = Table(tmp_path / "study.jsonl")
+    for cell in cells:
+        depth, rises = cell.recipe.model.depth, cell.panel == "Two"
+        sign = -1 if rises else 1
+        table.rows[cell.name] = row(cell, 50.0 + sign * (2 * depth + 0.1 * cell.seed * depth))
+    found = verdicts(collect(cells, table, study), study)
+    assert [(verdict.claim.panel, verdict.word) for verdict in found] == [
+        ("One", "supported"),
+        ("Two", "contradicted"),
+    ]
+    assert "| Two: deeper is better |" in as_page(collect(cells, table, study), study, "study.yaml")
+
+
 def test_holm_by_hand():
     """Holm 1979: the k-th smallest of m p values is multiplied by m - k + 1, and none is below one before it."""
     assert holm({0: 0.01, 1: 0.04, 2: 0.03, 3: 0.005}, 4) == pytest.approx({3: 0.02, 0: 0.03, 2: 0.06, 1: 0.06})
