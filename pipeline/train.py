@@ -57,6 +57,7 @@ def train(
     times = StartTimes()
     recipe = match_folder(recipe)
 
+    from pipeline.data.precision import bf16_warning
     from pipeline.distributed.requests import SharedRequests
     from pipeline.distributed.topology import (
         keep_freed_memory,
@@ -112,8 +113,8 @@ def train(
         _check_something_is_left(recipe, resume, start, schedule.last_step)
         note = partial(_print, topology) if verbosity >= 0 else _silent
         times.end("data and run folder")
-        if recipe.train.precision == "bf16" and topology.device.type == "cpu" and topology.is_main:
-            _warn_of_slow_bf16(topology)
+        if recipe.train.precision == "bf16" and topology.is_main and (slow := bf16_warning(topology.device)):
+            _warn(topology, slow)
         watchdog = stack.enter_context(Watchdog(folder, topology, store.clone(), recipe.faults.hang_timeout_s))
         retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
         saver = Saver(folder, topology, store.clone(), retention)
@@ -178,16 +179,6 @@ def _check_something_is_left(recipe: Recipe, resume: str, start: "ResumeState", 
         )
 
 
-def _warn_of_slow_bf16(topology: "Topology") -> None:
-    from pipeline.data.precision import SLOW, bf16_slowdown
-
-    if (slowdown := bf16_slowdown()) > SLOW:
-        _print(
-            topology,
-            f"warning: bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; set train.precision fp32",
-        )
-
-
 def _open_data(recipe: Recipe, topology: "Topology") -> tuple["TrainLoader", "EvalLoader"]:
     from pipeline.data.loader import EvalLoader, TrainLoader, check_model
     from pipeline.data.precision import DTYPES
@@ -222,21 +213,24 @@ def _build_model(recipe: Recipe, start: "ResumeState", topology: "Topology", not
 
     from pipeline.distributed.topology import on_main
     from pipeline.engine import hands_out_weights, prepare
-    from pipeline.models.registry import build_hollow, build_model
-    from pipeline.training.finetune import freeze, load_init_weights
+    from pipeline.models.registry import build_hollow, build_model, empty_inputs
+    from pipeline.models.unused import unused_parameters
+    from pipeline.training.finetune import UNUSED, freeze, load_init_weights
 
     section = recipe.train
     torch.manual_seed(section.seed)
     from_main = hands_out_weights(recipe.engine)
     hollow = from_main and not topology.is_main
-    module = (build_hollow if hollow else build_model)(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    side, classes = recipe.data.image_size, recipe.data.num_classes
+    module = (build_hollow if hollow else build_model)(recipe.model, side, classes)
+    unused = unused_parameters(module, empty_inputs(recipe.model, 2, side)) if UNUSED in section.freeze else set()
     prepare(module, section, topology.device)
     if section.init_from and not start.checkpoint:
         load = partial(load_init_weights, module, section.init_from, section.reset_head)
         changes = on_main(topology, load) if from_main else load()
         note(f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
     if section.freeze:
-        note(f"{start.run_dir}: {freeze(module, section.freeze):,} weights are frozen")
+        note(f"{start.run_dir}: {freeze(module, section.freeze, unused):,} weights are frozen")
     return module if hollow else module.to(topology.device)
 
 

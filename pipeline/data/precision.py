@@ -1,10 +1,11 @@
-"""The torch dtype of each `train.precision`, and what bf16 costs on a CPU."""
+"""The torch dtype of each `train.precision`, and what bf16 costs where the hardware has none."""
 
 import time
 
 import torch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BF16_CAPABILITY = 8, 0  # of the first GPUs with bf16, Ampere
 SLOW = 4.0  # from here on it is worth a word: with AVX-512 or AMX the figure is about 1
 
 
@@ -24,3 +25,19 @@ def bf16_slowdown(size: int = 256, rounds: int = 5) -> float:
         seconds[dtype] = min(times)
     torch.set_num_threads(threads)
     return seconds[torch.bfloat16] / seconds[torch.float32]
+
+
+def bf16_warning(device: torch.device) -> str | None:
+    """Return what to do instead where this device computes in bf16 without instructions for it; else None."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability >= BF16_CAPABILITY:
+            return None
+        return (
+            f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability[0]}.{capability[1]}, "
+            "it needs 8.0) and computes it in fp32; set train.precision fp16"
+        )
+    slowdown = bf16_slowdown()
+    if slowdown <= SLOW:
+        return None
+    return f"bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; set train.precision fp32"

@@ -1,6 +1,7 @@
 """The exponential moving average of the weights, and evaluating with other weights than the trained ones."""
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -11,24 +12,69 @@ from pipeline.recipe.train import TrainSection
 class Ema:
     """The average of this rank's local tensors (see `contract.Engine`) of the weights: nothing is ever gathered.
 
-    `tensors` are in the order of the weights, fp32, on their device or on the CPU (`train.ema_device`).
+    Where it is in host memory and the weights are not (`train.ema_device`), they are copied there behind the step,
+    and a thread averages them while the device computes the next one; `tensors` and `updates` wait for it.
     """
 
     def __init__(self, train: TrainSection, weights: Sequence[torch.Tensor]):
         assert train.ema_decay is not None
         self.decay, self.warmup = train.ema_decay, train.ema_warmup
         device = "cpu" if train.ema_device == "cpu" else None
-        self.tensors = [weight.detach().to(device, torch.float32, copy=True) for weight in weights]
-        self.updates = self.tensors[0].new_zeros((), dtype=torch.float64)
+        self._tensors = [weight.detach().to(device, torch.float32, copy=True) for weight in weights]
+        self._updates = self._tensors[0].new_zeros((), dtype=torch.float64)
+        self._behind = any(one.device != other.device for one, other in zip(weights, self._tensors, strict=True))
+        self._copies: list[torch.Tensor] = []  # of the last step's weights
+        self._thread = ThreadPoolExecutor(1, "average")
+        self._averaging: Future[None] | None = None
 
-    @torch.no_grad()
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The averages in the order of the weights, fp32, on their device or on the CPU."""
+        self._finish()
+        return self._tensors
+
+    @property
+    def updates(self) -> torch.Tensor:
+        """How many steps were averaged: float64 []."""
+        self._finish()
+        return self._updates
+
     def update(self, weights: Sequence[torch.Tensor], stepped: torch.Tensor) -> None:
         """Average in the weights, after each optimizer step; nothing changes unless the bool tensor [] is true."""
-        stepped = stepped.to(self.updates.device)
-        self.updates += stepped
-        share = torch.where(stepped, 1 - ema_decay(self.updates, self.decay, self.warmup), 0).float()
-        current = [w.to(average.device, torch.float32) for w, average in zip(weights, self.tensors, strict=True)]
-        torch._foreach_lerp_(self.tensors, current, [share.expand_as(average) for average in self.tensors])
+        if not self._behind:
+            self._average(weights, stepped)
+            return
+        self._finish()
+        sources = [*weights, stepped]
+        if not self._copies:
+            pinned = any(source.is_cuda for source in sources)
+            self._copies = [torch.empty_like(source, device="cpu", pin_memory=pinned) for source in sources]
+        for copied, source in zip(self._copies, sources, strict=True):
+            copied.copy_(source, non_blocking=True)
+        event = torch.get_device_module(stepped.device).Event() if stepped.is_cuda else None
+        if event:
+            event.record()
+        self._averaging = self._thread.submit(self._average_copies, event)
+
+    def _average_copies(self, event: torch.Event | None) -> None:
+        """In the thread."""
+        if event:
+            event.synchronize()
+        *weights, stepped = self._copies
+        self._average(weights, stepped)
+
+    def _finish(self) -> None:
+        if self._averaging:
+            self._averaging.result()
+            self._averaging = None
+
+    @torch.no_grad()
+    def _average(self, weights: Sequence[torch.Tensor], stepped: torch.Tensor) -> None:
+        stepped = stepped.to(self._updates.device)
+        self._updates += stepped
+        share = torch.where(stepped, 1 - ema_decay(self._updates, self.decay, self.warmup), 0).float()
+        current = [w.to(average.device, torch.float32) for w, average in zip(weights, self._tensors, strict=True)]
+        torch._foreach_lerp_(self._tensors, current, [share.expand_as(average) for average in self._tensors])
 
 
 def ema_decay(update: torch.Tensor, decay: float, warmup: bool) -> torch.Tensor:

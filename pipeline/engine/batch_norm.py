@@ -5,22 +5,31 @@ of ranks it computes what `nn.BatchNorm` computes on the ranks' batches together
 Batch norms of frozen parameters stay in evaluation mode.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
+
+from pipeline.errors import InputError
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
     """A batch norm over the ranks' batches, which are of one size: [B, C, ...] -> the same shape.
 
-    Every rank calls it in the same forward and backward passes. Alone, and in evaluation, it is torch's own.
+    Mixed into a batch norm, in front of its class. Every rank calls it in the same forward and backward passes.
+    Alone, and in evaluation, it is the class's own.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Statistics in float32, whatever x is in; the result in x's type."""
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return super().forward(x)
+        return self._normalised(x)
+
+    def _normalised(self, x: Tensor) -> Tensor:
         dims = [0, *range(2, x.ndim)]
         shape = [1, -1, *[1] * (x.ndim - 2)]
         wide = x.float()
@@ -45,22 +54,36 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
 
-class SyncBatchNorm1d(_OverRanks, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` over all ranks: [B, C] or [B, C, L]."""
+class _ActOverRanks(_OverRanks):
+    """The same for timm's batch norm with an activation."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(super()._normalised(x)))
 
 
-class SyncBatchNorm2d(_OverRanks, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` over all ranks: [B, C, H, W]."""
-
-
-_SYNCED: dict[type[nn.Module], type[nn.Module]] = {nn.BatchNorm1d: SyncBatchNorm1d, nn.BatchNorm2d: SyncBatchNorm2d}
+_FORWARD: Any = nn.modules.batchnorm._BatchNorm.forward
+_SYNCED: dict[Any, type[nn.Module]] = {_FORWARD: _OverRanks, BatchNormAct2d.forward: _ActOverRanks}
 
 
 def sync_batch_norms(module: nn.Module) -> None:
-    """Take the statistics of a network's batch norms over all ranks, in place; parameters, buffers and names stay."""
+    """Take the statistics of a network's batch norms over all ranks, in place; parameters, buffers and names stay.
+
+    `InputError` on several ranks where a batch norm is of a class that computes something else.
+    """
     for part in module.modules():
-        if type(part) in _SYNCED:
-            part.__class__ = _SYNCED[type(part)]
+        if not isinstance(part, nn.modules.batchnorm._BatchNorm) or isinstance(part, (_OverRanks, nn.SyncBatchNorm)):
+            continue
+        synced = _SYNCED.get(type(part).forward)
+        if synced is not None:
+            part.__class__ = type(f"Sync{type(part).__name__}", (synced, type(part)), {})
+        elif dist.is_initialized() and dist.get_world_size() > 1:
+            raise InputError(
+                f"train.sync_batch_norm true: {type(part).__name__} has a forward pass of its own, whose statistics "
+                "cannot be taken over all ranks; set it to false"
+            )
 
 
 class Frozen(nn.Module):

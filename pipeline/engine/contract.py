@@ -17,7 +17,9 @@ from pipeline.distributed.topology import Topology
 from pipeline.engine.average import Ema, swapped
 from pipeline.engine.batch_norm import Frozen
 from pipeline.engine.buffers import ForwardBuffers
+from pipeline.engine.layout import all_names
 from pipeline.engine.state import Shard, State, by_parameter
+from pipeline.errors import InputError
 from pipeline.models.drop_path import DropPath, set_drop_path_keys
 from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
 from pipeline.optim.section import OptimSection
@@ -74,11 +76,12 @@ class Engine(ABC):
         self.is_main = topology.is_main
         self.loss = LOSSES[train.loss].compute
         optimized = {name for name, _ in self.param_slots()}
+        self._names = all_names(module)
         self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
         self._forward_buffers = ForwardBuffers(module)
         self._recomputes = train.activation_checkpointing
         self._averages_buffers = not train.sync_batch_norm and topology.world > 1
-        self._unoptimized = [name for name in module.state_dict() if name not in optimized]  # buffers, frozen weights
+        self._unoptimized = [name for name in self._names if name not in optimized]  # buffers, frozen weights
         self.ema = Ema(train, self._ema_sources()) if train.ema_decay is not None else None
 
     def set_sample_keys(self, batch: Batch) -> None:
@@ -125,6 +128,15 @@ class Engine(ABC):
         forward = self._forward_buffers.copy()
         yield
         self._forward_buffers.restore(forward)
+
+    def check_used(self, unused: Sequence[str]) -> None:
+        """`InputError` where parameters got no gradient; engines would differ in what they do to them."""
+        if unused:
+            names = ", ".join(unused[:3]) + (", ..." if len(unused) > 3 else "")
+            raise InputError(
+                f"model: the loss does not depend on {len(unused)} of its parameters ({names}); train.freeze "
+                "[unused] leaves out what the network never uses, anything else must be used in every step"
+            )
 
     @abstractmethod
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
@@ -296,11 +308,12 @@ class Engine(ABC):
         """
         tensors, masters, evaluated = self.optimizer_tensors(), self._masters(), self._evaluation_weights()
         for name, index in self.param_slots():
-            yield f"model/{name}", name, evaluated[index]
+            for each in self._names[name]:
+                yield f"model/{each}", name, evaluated[index]
+                if self.ema:
+                    yield f"ema/{each}", name, self.ema.tensors[index]
             if self.spec.evaluation_weight:
                 yield f"optimizer/y/{name}", name, masters[index]
-            if self.ema:
-                yield f"ema/{name}", name, self.ema.tensors[index]
             for slot, value in self.optimizer.state.get(tensors[index], {}).items():
                 if isinstance(value, torch.Tensor) and slot != "step":
                     yield f"optimizer/{slot}/{name}", name, _local(value)
@@ -309,16 +322,20 @@ class Engine(ABC):
         """The rest of the state, which every rank has whole: copies on the CPU. Every rank calls it."""
         tensors = self.optimizer_tensors()
         unoptimized = {name: self.read(name) for name in self._unoptimized}
-        replicated = {f"model/{name}": whole for name, whole in unoptimized.items()}
+        replicated = self._under_all_names("model", unoptimized)
         if self.ema:
             averaged = zip(self._float_buffers(), self.ema.tensors[len(tensors) :], strict=True)
             unoptimized |= {name: _copied(value) for name, value in averaged}
-            replicated |= {f"ema/{name}": whole for name, whole in unoptimized.items()}
+            replicated |= self._under_all_names("ema", unoptimized)
         for name, index in self.param_slots():
             steps = self.optimizer.state.get(tensors[index], {}).get("step")
             if isinstance(steps, torch.Tensor):
                 replicated[f"optimizer/step/{name}"] = _copied(steps)
         return replicated
+
+    def _under_all_names(self, kind: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors under the keys of a state: one with several names several times, in memory of its own."""
+        return {f"{kind}/{each}": whole.clone() for name, whole in tensors.items() for each in self._names[name]}
 
     def _load_slot(self, name: str, tensor: torch.Tensor, slot: str, value: torch.Tensor) -> None:
         """One state tensor of a parameter into the optimizer's state of its optimizer tensor."""

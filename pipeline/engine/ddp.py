@@ -59,4 +59,8 @@ class DDPEngine(TorchEngine):
 
     @override
     def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
-        return 0, local.view(-1)
+        return 0, local.reshape(-1)  # a copy where the parameter is not contiguous, as with channels_last
+
+    @override
+    def load_shard(self, name: str, whole: torch.Tensor, local: torch.Tensor) -> None:
+        local.copy_(whole.reshape(local.shape))

@@ -18,6 +18,7 @@ from pipeline.data.batches import Batch
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
+from pipeline.engine.layout import adapt_parameters
 from pipeline.engine.precision import autocast
 from pipeline.engine.state import State
 from pipeline.engine.torch_versions import set_timeout
@@ -44,10 +45,11 @@ class DeepSpeedEngine(Engine):
         self.stage = section.zero_stage
         self.replica = (topology.rank, topology.world) if self.stage == 0 else (0, 1)
         self.config = deepspeed_config(section, optim, train, topology)
+        self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        adapt_parameters(module, half=train.precision != "fp32")
         optimizer = build_optimizer(optim, module)
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.parameters = dict(module.named_parameters())
-        self.shapes = {name: p.shape for name, p in self.parameters.items()}  # stage 3 makes parameters empty
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
         # DeepSpeed rounds the weights to half precision and makes its fp32 copies of what is left.
         originals = (
@@ -61,7 +63,12 @@ class DeepSpeedEngine(Engine):
         self.zero: Any = self.engine.optimizer
         self.slices = {name: self._slice(name) for name in self.groups} if self.stage else {}
         self.dtype = next(module.parameters()).dtype
+        if scaler := self._scaler():
+            scaler.raise_error_at_min_scale = False  # the training loop counts failed steps, and rolls back
         self.norm = torch.zeros((), dtype=torch.float32, device=topology.device)  # of the last gradient
+        self.used: set[str] = set()  # parameters that got a gradient in this step
+        for name in self.groups:  # DeepSpeed takes zeros for the gradients of others
+            self.parameters[name].register_post_accumulate_grad_hook(lambda _, name=name: self.used.add(name))
         if self.stage == 0:  # stages 1 to 3 skip such a step themselves
             optimizer.step = partial(self._step_if_finite, optimizer.step)  # type: ignore[assignment]
         super().__init__(module, optimizer, optim, train, topology)
@@ -91,12 +98,15 @@ class DeepSpeedEngine(Engine):
         if not self.module.training:
             self.engine.train()
         loss = torch.zeros((), dtype=torch.float32, device=self.device)
-        for batch in batches:
+        self.used.clear()
+        for number, batch in enumerate(batches):
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
             self.set_sample_keys(batch)
             share = self.loss(self.engine(inputs), batch.targets)
             with self.backward_pass():
                 self.engine.backward(share)  # divides by the accumulation steps, averages over ranks in the last
+            if number == len(batches) - 1:
+                self.check_used([name for name in self.groups if name not in self.used])
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 self.norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()
@@ -130,7 +140,7 @@ class DeepSpeedEngine(Engine):
     @override
     def full_tensor(self, name: str, local: torch.Tensor) -> torch.Tensor:
         if self.stage == 0:
-            return local
+            return local.view(self.shapes[name])
         mine = self.slices[name]
         whole = torch.zeros(self.shapes[name], dtype=torch.float32, device=self.device)
         whole.view(-1)[mine.values] = local[mine.place].to(self.device)
@@ -158,7 +168,8 @@ class DeepSpeedEngine(Engine):
     @override
     def read(self, name: str) -> torch.Tensor:
         with self._gathered(name):
-            return super().read(name)
+            value = super().read(name)
+        return value.view(self.shapes.get(name, value.shape))
 
     @override
     def write(self, name: str, value: torch.Tensor) -> None:
@@ -167,14 +178,28 @@ class DeepSpeedEngine(Engine):
 
     @override
     def scalars(self) -> dict[str, float]:
-        scalars = super().scalars()
-        return scalars | {"loss_scale": float(self.zero.loss_scale)} if self.dtype is torch.float16 else scalars
+        scalars, scaler = super().scalars(), self._scaler()
+        if scaler is None:
+            return scalars
+        steps = scaler.cur_iter - scaler.last_overflow_iter - 1  # without an overflow
+        steps = (steps - 1) % scaler.scale_window + 1 if steps else 0  # the scale grows at multiples of the window
+        scale = {"loss_scale": float(scaler.cur_scale), "loss_scale_steps": float(steps)}
+        return scalars | scale | {"loss_scale_hysteresis": float(scaler.cur_hysteresis)}
 
     @override
     def load(self, state: State) -> None:
         super().load(state)
-        if "loss_scale" in state.scalars and self.dtype is torch.float16:
-            self.zero.loss_scaler.cur_scale = state.scalars["loss_scale"]
+        scaler = self._scaler()
+        if scaler is not None and "loss_scale" in state.scalars:
+            scaler.cur_scale = state.scalars["loss_scale"]
+            steps = int(state.scalars.get("loss_scale_steps", 0))
+            scaler.last_overflow_iter = scaler.cur_iter - 1 - steps
+            scaler.cur_hysteresis = int(state.scalars.get("loss_scale_hysteresis", scaler.delayed_shift))
+
+    def _scaler(self) -> Any:
+        """What adapts the loss scale of fp16; None where nothing does."""
+        scaler = getattr(self.zero, "loss_scaler", None) if self.dtype is torch.float16 else None
+        return scaler if getattr(scaler, "dynamic", False) else None
 
     def _gathered(self, name: str) -> AbstractContextManager:
         """A context in which a frozen parameter is whole: stage 3 shards it, and no optimizer tensor has it."""

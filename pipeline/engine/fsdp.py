@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
+from pipeline.engine.layout import adapt_parameters, separable_blocks
 from pipeline.engine.precision import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.engine.torch_versions import set_timeout
@@ -48,8 +49,10 @@ class FSDPEngine(TorchEngine):
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=DTYPES[section.reduce_dtype])
         pinned = topology.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
+        self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+        adapt_parameters(module, half=train.precision != "fp32")
         whole = dict(module.named_parameters())  # until they are sharded
-        for part in (*getattr(module, "blocks", ()), module):
+        for part in (*separable_blocks(module), module):
             sharded = fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload)
             if topology.device.type == "cpu":  # torch 2.8's gloo adds where it is asked for the mean
                 sharded.set_force_sum_reduction_for_comms(True)
@@ -67,11 +70,16 @@ class FSDPEngine(TorchEngine):
         return autocast(self.device, torch.float32)  # MixedPrecisionPolicy casts
 
     @override
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.shapes[name])
+
+    @override
     def full_tensor(self, name: str, local: torch.Tensor) -> torch.Tensor:
         like = self._parameter(name)
         layout = (like.device_mesh, like.placements)
         on_device = local.to(like.device)
-        return DTensor.from_local(on_device, *layout, shape=like.shape, stride=like.stride()).full_tensor()
+        whole = DTensor.from_local(on_device, *layout, shape=like.shape, stride=like.stride()).full_tensor()
+        return whole.view(self.shape(name))
 
     @override
     def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:

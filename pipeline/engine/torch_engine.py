@@ -58,6 +58,7 @@ class TorchEngine(Engine):
                 with self.backward_pass():
                     self.scaler.scale(share).backward()
             loss += share.detach()
+        self.check_used([name for name, p in self.parameters.items() if p.requires_grad and p.grad is None])
         self.scaler.unscale_(self.optimizer)
         block_norms = self.block_norms() if self.wants_block_norms else None
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])

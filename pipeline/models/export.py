@@ -45,6 +45,7 @@ def export_model(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+        weights = {name: tensor.clone() for name, tensor in weights.items()}  # safetensors takes no tied ones
         atomic_write(unfinished / "model.safetensors", save(weights, metadata={"format": "pt"}))
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():

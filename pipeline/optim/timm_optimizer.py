@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,8 @@ ELEMENTWISE = frozenset(
     | {"radamw", "rmsprop", "rmsproptf", "sgd", "nesterov", "momentum"}
 )
 _STEPS = 3
+# Of biases, matrices and convolutions, also so large that an optimizer may keep rows and columns in their place.
+_SHAPES = [(8,), (2, 4), (256,), (160, 144), (48, 36, 3, 3)]
 
 
 @functools.cache
@@ -27,21 +30,31 @@ def timm_spec(name: str) -> OptimizerSpec:
         close = difflib.get_close_matches(name, list_optimizers(), n=1)
         raise ValueError(f"timm has no such optimizer{f'; did you mean timm:{close[0]}?' if close else ''}")
     try:
-        optimizer = tried(name, [(2, 4)])
+        optimizer = tried(name, _SHAPES)
     except (RuntimeError, AssertionError) as error:  # it needs a GPU or the graph of the gradients
         raise ValueError(f"timm's optimizer cannot be tried here ({error})") from None
-    (weight,) = optimizer.param_groups[0]["params"]
-    slots = optimizer.state[weight]
-    others = [slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)]
-    if others:
-        raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
-    before, after = _build(name, _groups([(2, 4)]), {"lr": 0.1}).param_groups[0], optimizer.param_groups[0]
+    for weight in optimizer.param_groups[0]["params"]:
+        slots = optimizer.state[weight]
+        others = [slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)]
+        if others:
+            raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
+    before, after = _build(name, _groups(_SHAPES), {"lr": 0.1}).param_groups[0], optimizer.param_groups[0]
+    counters = [key for key, value in after.items() if key != "params" and value != before.get(key)]
+    # Those that come with the first step, and are plain numbers: a checkpoint's would otherwise become a tensor.
+    zeros = dict.fromkeys((key for key in counters if key not in before and isinstance(after[key], int)), 0)
+
+    def build(groups: Groups, section: "OptimSection") -> torch.optim.Optimizer:
+        built = _build(name, groups, _options(name, section))
+        for group in built.param_groups:
+            group.update(zeros)
+        return built
+
     return OptimizerSpec(
-        lambda groups, section: _build(name, groups, _options(name, section)),
+        build,
         f"timm's {name}",
         states=sum(value.ndim > 0 for value in slots.values()),
         needs_whole=None if name in ELEMENTWISE else "more than each weight's own gradient, perhaps",
-        group_counters=tuple(key for key, value in after.items() if key != "params" and value != before.get(key)),
+        group_counters=tuple(counters),
     )
 
 
@@ -51,11 +64,11 @@ def _kept_shape(slot: str, weight: torch.Tensor) -> torch.Size:
 
 
 def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
-    """Return the optimizer of eight weights in parameters of these shapes, after some steps."""
+    """Return the optimizer of parameters of these shapes, after some steps."""
     numbers, groups = torch.Generator("cpu").manual_seed(0), _groups(shapes)
-    optimizer = _build(name, groups, {"lr": 0.1})
+    optimizer, sizes = _build(name, groups, {"lr": 0.1}), [math.prod(shape) for shape in shapes]
     for _ in range(_STEPS):
-        gradients = torch.randn(8, generator=numbers, dtype=torch.float32, device="cpu").split(8 // len(shapes))
+        gradients = torch.randn(sum(sizes), generator=numbers, dtype=torch.float32, device="cpu").split(sizes)
         for parameter, gradient in zip(groups[0]["params"], gradients, strict=True):
             parameter.grad = gradient.view(parameter.shape)
         optimizer.step()
@@ -63,7 +76,8 @@ def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
 
 
 def _groups(shapes: list[tuple[int, ...]]) -> Groups:
-    weights = torch.arange(1.0, 9.0, dtype=torch.float32, device="cpu").split(8 // len(shapes))
+    sizes = [math.prod(shape) for shape in shapes]
+    weights = torch.arange(1.0, 1 + sum(sizes), dtype=torch.float32, device="cpu").split(sizes)
     parts = zip(weights, shapes, strict=True)
     return [{"params": [torch.nn.Parameter(part.clone().view(shape)) for part, shape in parts], "weight_decay": 0.1}]
 

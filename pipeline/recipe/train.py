@@ -57,7 +57,9 @@ class TrainSection(Section):
         False, "newly initialise the head also where init_from has one of as many classes: for data of other classes"
     )
     freeze: Annotated[tuple[str, ...], Field(strict=False)] = key(
-        (), "name patterns of parameters that are not trained: [stem.*, blocks.0.*]; [body] is all but the head"
+        (),
+        "name patterns of parameters that are not trained: [stem.*, blocks.0.*]; [body] is all but the head, "
+        "[unused] what the network has and does not use",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
     profile: Annotated[str, BeforeValidator(_is_range)] | None = key(

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.distributed.topology import Topology, on_main
 from pipeline.errors import RunError
 from pipeline.recipe.faults import FaultsSection
@@ -100,6 +102,36 @@ class HealthMonitor:
         mean = statistics.fmean(self._losses)
         deviation = math.sqrt(statistics.fmean((loss - mean) ** 2 for loss in self._losses))
         return mean if loss > mean + self.section.loss_spike_std * deviation else None
+
+
+class GradientWatch:
+    """Whether the gradient of each step was finite. All ranks get the same answer: its norm is over all of them.
+
+    On a GPU the answer is that of two steps before, which has been copied behind that step, so that the host does not
+    wait for what the device still has to compute.
+    """
+
+    def __init__(self, device: torch.device):
+        self._behind = 2 if device.type == "cuda" else 0
+        self._finite: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
+
+    def failed(self, grad_norm: torch.Tensor) -> bool:
+        """Add a step by its gradient's norm, a tensor [] on the device; return whether the one that is due failed."""
+        finite, event = grad_norm.isfinite().to("cpu", non_blocking=True), None
+        if self._behind:
+            event = torch.cuda.Event()
+            event.record()
+        self._finite.append((finite, event))
+        if len(self._finite) <= self._behind:
+            return False
+        finite, event = self._finite.popleft()
+        if event:
+            event.synchronize()
+        return not finite
+
+    def reset(self) -> None:
+        """Forget all steps, as after a rollback."""
+        self._finite.clear()
 
 
 class Rollback:

@@ -1,7 +1,7 @@
 """Starting from trained weights: with a new head, for larger pictures, with frozen parameters."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,6 +25,7 @@ from pipeline.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
 BODY = "body"  # of train.freeze: all parameters but the head's
+UNUSED = "unused"  # of train.freeze: what the network has and does not use
 _TORCH_MAGIC = (b"PK\x03\x04", b"\x80\x02\x8a\n")  # of files of torch.save: zip archives, before 1.6 pickles
 
 
@@ -87,20 +88,24 @@ def check_indices(module: nn.Module) -> None:
                 raise ValueError(f"{name}: {error}") from None
 
 
-def freeze(module: nn.Module, patterns: Sequence[str]) -> int:
+def freeze(module: nn.Module, patterns: Sequence[str], unused: Set[str] = frozenset()) -> int:
     """Exclude the parameters whose names match a pattern (`stem.*`) from training; return their number of weights.
 
-    The pattern `body` matches all but the head, whatever its name. Batch norms whose parameters are all frozen keep
-    their running statistics and normalise by them. `InputError` if a pattern matches no parameter, or if nothing is
-    left to train.
+    The pattern `body` matches all but the head, whatever its name, and `unused` the names in `unused`. Batch norms
+    whose parameters are all frozen keep their running statistics and normalise by them. `InputError` if a pattern
+    matches no parameter, or if nothing is left to train.
     """
     names = [name for name, _ in module.named_parameters()]
     head = _head(module, "train.freeze body") if BODY in patterns else set()
 
     def matches(name: str, pattern: str) -> bool:
-        return name not in head if pattern == BODY else fnmatchcase(name, pattern)
+        if pattern in (BODY, UNUSED):
+            return name in unused if pattern == UNUSED else name not in head
+        return fnmatchcase(name, pattern)
 
     for pattern in patterns:
+        if pattern == UNUSED and not unused:
+            raise InputError("train.freeze unused: the network uses all of its parameters; leave it out")
         if not any(matches(name, pattern) for name in names):
             raise InputError(
                 f"train.freeze {pattern}: matches no parameter; their names are {', '.join(names[:3])}, ..."

@@ -27,7 +27,7 @@ from pipeline.run.run_dir import ResumeState
 from pipeline.run.saving import Saver
 from pipeline.run.starts import StartRecord
 from pipeline.training.cadence import Cadence
-from pipeline.training.faults import Diverged, HealthMonitor, Rollback
+from pipeline.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback
 from pipeline.training.log_interval import LogInterval
 from pipeline.training.mistakes import Mistakes
 from pipeline.training.profile import Profiler
@@ -73,6 +73,7 @@ class Loop:
         position = resume.checkpoint.position if resume.checkpoint else None
         self._evaluation_due = position is not None and position.evaluation_due  # since before this start
         self.health = HealthMonitor(recipe.faults, recipe.train.precision == "fp16")
+        self._watch, self._failed = GradientWatch(engine.device), False  # whether the step that is due has
         self._evaluate = evaluate
         self._began = time.perf_counter() - resume.seconds
         self._data = resume.data
@@ -148,6 +149,7 @@ class Loop:
         if self.context.start:
             self.context.start.stepped(self.step)
         self._interval.pending.append((self.step, self.data_step, result, sum(b.replaced for b in batches)))
+        self._failed = self._watch.failed(result.grad_norm)
         self.data_step = self.context.rollback.next_used(self.data_step + 1)
         self.context.watchdog.beat()
 
@@ -162,7 +164,7 @@ class Loop:
         due = self._cadence.saves(self.step, ends_epoch, self._requests)
         saving = stopping or ending or due or (evaluating and section.keep_best is not None)
         logging = self._logs_after(self.step)
-        if saving or logging:  # no step is saved that has not been checked
+        if saving or logging or self._failed:  # no step is saved that has not been checked
             for event in self.health.check_steps(self._interval.collect()):
                 self.context.log.report_event(event)
             self.health.raise_if_diverged(allowed=0 if ending else None)
@@ -250,6 +252,7 @@ class Loop:
         self.step, self.data_step = origin.position.step, context.rollback.next_used(origin.position.data_step)
         self._interval, self._result = LogInterval(origin.position.unlogged), None
         self.health.reset()
+        self._watch.reset()
         context.log.rewind(self.step)
         event = {"step": self.step, "split": "event", "event": "rollback", "from": last_step}
         event |= {"skipped_ranges": [diverged.first, diverged.stop], "reason": str(diverged)}

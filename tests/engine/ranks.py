@@ -361,12 +361,21 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
     return weights
 
 
+def matrix(data: Path) -> tuple[dict[str, str], Any]:
+    """Of cells in which each two values of the matrix meet: what became of each, and the pairs that never meet."""
+    from tests.engine.matrix import pairwise, run_cell, said
+
+    cells, never = pairwise()
+    return {said(cell): run_cell(cell) for cell in cells}, never
+
+
 # Bits are compared on three ranks: of two numbers the order of their sum does not matter.
 JOBS: dict[str, Callable[[Path], Any]] = {
     job.__name__: job
     for job in (
         golden,
         chain,
+        matrix,
         optimizers,
         compressed,
         hybrid,

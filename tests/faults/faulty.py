@@ -2,6 +2,8 @@
 
 FAULT is any of these, joined by commas, or "none":
 nan@A-B      the pictures of data steps A to B (from 0) are NaN
+gradient@A-B the gradients of data steps A to B are NaN, their losses are not
+half@0       DeepSpeed trains in fp16 on a CPU
 skipped_ranges@A-B data steps A to B are skipped from the start
 die@S:R      rank R is killed after step S
 kills@N:S    N times, a rank is killed S steps after its start, each time the next one
@@ -29,8 +31,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+import pipeline.engine
 from pipeline.data.loader import TrainLoader
 from pipeline.run import checkpoint, run_dir
 from pipeline.training.loop import Loop
@@ -47,6 +51,36 @@ def nan(first: int, last: int) -> None:
         return batch
 
     TrainLoader._finish = faulty
+
+
+class NanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+def gradient(first: int, last: int) -> None:
+    train_step = Loop._train_step
+
+    def faulty(self, iterator):
+        loss = self.engine.loss
+        if first <= self.data_step <= last:
+            self.engine.loss = lambda logits, targets: loss(NanGradient.apply(logits), targets)
+        train_step(self, iterator)
+        self.engine.loss = loss
+
+    Loop._train_step = faulty
+
+
+def half(_: int, __: int) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    type(get_accelerator()).is_fp16_supported = lambda _: True
+    pipeline.engine.check_engine = lambda *_: None
 
 
 def skipped_ranges(first: int, last: int) -> None:
@@ -203,6 +237,8 @@ def term(step: int, _=None) -> None:
 
 FAULTS = {
     "nan": nan,
+    "gradient": gradient,
+    "half": half,
     "skipped_ranges": skipped_ranges,
     "die": die,
     "kills": kills,

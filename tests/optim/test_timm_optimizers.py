@@ -4,7 +4,7 @@ import pytest
 import timm.optim
 import torch
 
-from pipeline.optim.build import build_optimizer
+from pipeline.optim.build import build_optimizer, set_group_scalars
 from pipeline.optim.registry import OPTIMIZERS
 from pipeline.optim.section import OptimSection
 from pipeline.optim.timm_optimizer import ELEMENTWISE, tried
@@ -43,11 +43,22 @@ def test_elementwise_optimizers_take_the_same_steps_on_slices(name: str) -> None
     assert torch.equal(torch.cat(list(slices)), whole[0].reshape(-1))
 
 
+def test_adans_steps_stay_a_plain_number_from_the_start() -> None:
+    """It adds them up in its groups from the first step on; as a tensor its powers are float32's."""
+    group = {"params": [torch.nn.Parameter(torch.ones(3))], "weight_decay": 0.0}
+    optimizer = OPTIMIZERS["timm:adan"].build([group], OptimSection(name="timm:adan", lr=0.1))
+    set_group_scalars(optimizer, ("step",), {"group0/step": 7.0})
+    assert optimizer.param_groups[0]["step"] == 7
+    assert isinstance(optimizer.param_groups[0]["step"], int)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("timm:lino", r"timm has no such optimizer; did you mean timm:lion\?"),
         ("timm:mars", "keeps step in a form that checkpoints do not hold"),
+        ("timm:adafactorbv", "keeps exp_avg_sq_r, exp_avg_sq_c in a form that checkpoints do not hold"),
+        ("timm:cadafactorbvc", "in a form that checkpoints do not hold"),
         ("timm:adahessian", "cannot be tried here"),
         ("adamv", r"did you mean adamw\?"),
     ],

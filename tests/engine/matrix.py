@@ -1,0 +1,288 @@
+"""Every combination of networks, engines, precisions, optimizers and options: trained, or refused with a reason.
+
+A cell trains two steps, evaluates, saves, loads what it saved into a new engine, trains both two steps further to
+equal numbers, which are those of a loop without an engine, and exports. test_matrix.py has cells in which each two
+values meet; `python -m tests.engine.full_matrix` runs the product, on two ranks.
+"""
+
+import gc
+import itertools
+import random
+import shutil
+import tempfile
+import warnings
+from collections.abc import Mapping
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import timm
+import torch
+import torch.distributed as dist
+
+from pipeline.data.batches import Batch
+from pipeline.data.precision import DTYPES
+from pipeline.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
+from pipeline.engine import State, build_engine, check_engine, hands_out_weights, prepare
+from pipeline.errors import InputError
+from pipeline.models.export import export_model
+from pipeline.models.registry import build_hollow, build_model
+from pipeline.models.unused import unused_parameters
+from pipeline.optim.build import build_optimizer, set_rate
+from pipeline.recipe import check_world, load_recipe
+from pipeline.run import checkpoint
+from pipeline.run.saving import assembled
+from pipeline.training.finetune import UNUSED, freeze
+from tests.conftest import ROOT
+from tests.engine.ranks import ENGINES, overrides_for
+from tests.engine.toys import PARTS
+from tests.run.test_checkpoint import position
+
+Cell = Mapping[str, str]
+Pair = tuple[tuple[str, str], tuple[str, str]]
+_TRIES = 60  # of cells with a pair, before it is taken for one that is always refused
+BATCH, RATE = 8, 1e-2
+NETWORKS = ("plain", *PARTS)
+OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "schedule_free", "beta_lasso")
+FACTORS: dict[str, tuple[str, ...]] = {
+    "network": NETWORKS,
+    "engine": tuple(ENGINES),
+    "precision": ("fp32", "bf16", "fp16"),
+    "optimizer": OPTIMIZERS,
+    "freeze": ("", "stem.*"),
+    "ema": ("", "0.9"),
+    "clip": ("", "1.0"),
+    "compile": ("", "true"),
+    "recompute": ("", "true"),
+}
+_OPTIM = {
+    "schedule_free": [("schedule.name", "constant"), ("schedule.min_lr", "0")],
+    "beta_lasso": [("optim.weight_decay", "0"), ("optim.l1", "1e-5")],
+}
+_KEYS = {
+    "ema": "train.ema_decay",
+    "compile": "train.compile",
+    "recompute": "train.activation_checkpointing",
+    "precision": "train.precision",
+    "optimizer": "optim.name",
+}
+
+
+NOT_TRIED = {("engine", "deepspeed 3"), ("compile", "true")}  # works, but stage 3's hooks break each graph: 30 s
+
+
+def accepted(cell: Cell) -> bool:
+    """Whether the checks before training accept a cell, on a CPU."""
+    try:
+        recipe = load_recipe(ROOT / "tests/engine/toy.yaml", overrides(cell))
+        check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 2, 0, 2, torch.device("cpu")))
+    except InputError:
+        return False
+    return not cell.items() >= NOT_TRIED
+
+
+def pairwise() -> tuple[list[dict[str, str]], list[Pair]]:
+    """Cells in which each two values of `FACTORS` that go together meet at least once; and pairs that never do."""
+    missing: dict[Pair, None] = {
+        ((one, value), (other, second)): None
+        for one, other in itertools.combinations(FACTORS, 2)
+        for value, second in itertools.product(FACTORS[one], FACTORS[other])
+    }
+    numbers, cells, impossible = random.Random(0), [], []
+    while missing:
+        pair = next(iter(missing))
+        tries = [{n: numbers.choice(v) for n, v in FACTORS.items()} | dict(pair) for _ in range(_TRIES)]
+        tries.sort(key=lambda cell: -sum(_meet(cell, each) for each in missing))
+        found = next(filter(accepted, tries), None)
+        if found is None:
+            impossible.append(pair)
+            del missing[pair]
+        else:
+            cells.append(found)
+            missing = {each: None for each in missing if not _meet(found, each)}
+    return cells, impossible
+
+
+def _meet(cell: Cell, pair: Pair) -> bool:
+    return all(cell[name] == value for name, value in pair)
+
+
+def said(cell: Cell) -> str:
+    """The cell in a line."""
+    return ", ".join(f"{name} {value}" for name, value in cell.items() if value)
+
+
+def overrides(cell: Cell) -> list[tuple[str, str]]:
+    """The keys of a cell's recipe."""
+    name = cell["network"]
+    if name.startswith("timm:"):
+        network = [("model.kind", "timm"), ("model.name", name.removeprefix("timm:")), ("data.image_size", "32")]
+    else:
+        network = (
+            [("model.kind", "toy")] if name == "plain" else [("model.kind", "toy"), ("model.parts", f"[{name}]")]
+        )
+    keys = [*network, *overrides_for(cell["engine"]), ("train.global_batch", str(BATCH)), ("augment.mix_group", "1")]
+    keys += [(_KEYS[name], value) for name, value in cell.items() if name in _KEYS and value]
+    keys += [("optim.clip_grad", cell.get("clip") or "null"), *_OPTIM.get(cell["optimizer"], [])]
+    if "freeze" in cell:
+        frozen = [pattern for pattern in (cell["freeze"], "unused" if name == "unused" else "") if pattern]
+        keys.append(("train.freeze", f"[{', '.join(frozen)}]"))
+    return keys
+
+
+def run_cell(cell: Cell) -> str:
+    """Return "trained", or "refused: " and the reason. Every rank calls it. Any other fault is an exception."""
+    with (
+        patch.object(torch.nn.functional, "linear", torch.nn.functional.linear),  # ZeRO 3 replaces it for the process
+        patch.object(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="eager")),
+        patch.object(gc, "collect", lambda *_: 0),  # which DeepSpeed calls ten times while it makes an engine
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            return _Run(cell).run()
+        except InputError as error:
+            return f"refused: {error}" if "\n" not in str(error) else f"refused in several lines: {error}"
+
+
+class _Run:
+    def __init__(self, cell: Cell):
+        self.topology = read_topology()
+        self.recipe = load_recipe(ROOT / "tests/engine/toy.yaml", overrides(cell))
+        recipe = self.recipe
+        check_world(recipe, self.topology.world)
+        check_engine(recipe.engine, recipe.optim, recipe.train, self.topology)
+
+    def engine(self) -> Any:
+        recipe = self.recipe
+        hollow = hands_out_weights(recipe.engine) and not self.topology.is_main
+        torch.manual_seed(0)
+        build = build_hollow if hollow else build_model
+        module = build(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+        unused = unused_parameters(module, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
+        prepare(module, recipe.train, self.topology.device)
+        freeze(module, recipe.train.freeze, unused)
+        return build_engine(recipe.engine, module, recipe.optim, recipe.train, self.topology)
+
+    def batch(self, step: int, rank: int | None = None) -> Batch:
+        """What a rank has of a step's batch, or all of it."""
+        side, numbers = self.recipe.data.image_size, torch.Generator().manual_seed(step)
+        inputs = torch.randn(BATCH, 3, side, side, generator=numbers)
+        targets = torch.rand(BATCH, 10, generator=numbers).softmax(-1)
+        size = BATCH // self.topology.world
+        rows = slice(None) if rank is None else slice(rank * size, (rank + 1) * size)
+        return Batch(inputs[rows], targets[rows], np.arange(BATCH)[rows])
+
+    def steps(self, engine: Any, steps: range) -> list[float]:
+        """The losses over all ranks."""
+        losses = []
+        for step in steps:
+            torch.manual_seed(step)  # for dropout
+            result = engine.step([self.batch(step, self.topology.rank)], RATE)
+            assert result.grad_norm.isfinite()
+            losses.append(result.loss)
+        return mean_over_ranks(torch.stack(losses).double()).tolist()
+
+    def plain_steps(self, steps: range) -> list[float]:
+        """The losses of a loop without an engine, on the whole batches."""
+        recipe = self.recipe
+        torch.manual_seed(0)
+        model = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+        unused = unused_parameters(model, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
+        freeze(model, recipe.train.freeze, unused)
+        optimizer, losses, dtype = build_optimizer(recipe.optim, model), [], DTYPES[recipe.train.precision]
+        set_rate(optimizer, RATE)
+        for step in steps:
+            torch.manual_seed(step)
+            batch = self.batch(step)
+            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+                logits = model(batch.inputs).float()
+            loss = torch.nn.functional.cross_entropy(logits, batch.targets)
+            loss.backward()
+            if recipe.optim.clip_grad:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_grad)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    def run(self) -> str:
+        engine = self.engine()
+        losses = self.steps(engine, range(2))
+        saved, logits = self.save(engine), self.evaluate(engine)
+        other = self.engine()
+        other.load(saved.load())
+        assert_equal(saved.load(), _everywhere(other.state()), "loaded and saved again")
+        for prefix, values in self.evaluate(other).items():
+            assert torch.equal(values, logits[prefix]), f"{prefix}logits of the resumed engine"
+        later = self.steps(engine, range(2, 4))
+        assert later == self.steps(other, range(2, 4)), "losses after resuming"
+        assert_equal(_everywhere(engine.state()), _everywhere(other.state()), "state after resuming")
+        on_main(self.topology, lambda: self.check_saved(saved, logits))
+        tolerance = 1e-5 if self.recipe.train.precision == "fp32" else 0.03
+        np.testing.assert_allclose(losses + later, self.plain_steps(range(4)), rtol=tolerance, err_msg="losses")
+        return "trained"
+
+    def save(self, engine: Any) -> checkpoint.Checkpoint:
+        """Save as the loop does; and the shards of all ranks must be the gathered state."""
+        engine.average_buffers()
+        every: list[Any] = [None] * self.topology.world
+        dist.all_gather_object(every, engine.local_shards())
+        gathered, scalars = engine.state(), engine.scalars()
+
+        def write() -> Path:
+            state = State.of(assembled([shard for mine in every for shard in mine]), scalars)
+            assert_equal(state, gathered, "shards and gathered state")
+            folder = Path(tempfile.mkdtemp(prefix="matrix-"))
+            at = position(2).model_copy(update={"scalars": scalars, "recipe": self.recipe.model_dump(mode="json")})
+            return checkpoint.save(folder, state, at, checkpoint.RetentionPolicy(1))
+
+        return checkpoint.find(on_main(self.topology, write))
+
+    @torch.no_grad()
+    def evaluate(self, engine: Any) -> dict[str, torch.Tensor]:
+        """The logits of each of the engine's sets of weights."""
+        logits = {}
+        for prefix, weights in engine.weights().items():
+            with weights, engine.evaluate_mode():
+                engine.module.eval()
+                logits[prefix] = engine.module(self.batch(9).inputs).float()  # all of it on each rank
+                engine.module.train()
+            assert logits[prefix].isfinite().all()
+        return logits
+
+    @torch.no_grad()
+    def check_saved(self, saved: checkpoint.Checkpoint, logits: Mapping[str, torch.Tensor]) -> None:
+        """New networks with the saved weights, and what timm makes of an export, have the engine's logits."""
+        recipe, state = self.recipe, saved.load()
+        section, size, inputs = recipe.model, recipe.data.image_size, self.batch(9).inputs
+        near = {"rtol": 1e-4, "atol": 1e-5} if recipe.train.precision == "fp32" else {"rtol": 0.1, "atol": 0.1}
+        for prefix, weights in (("", state.model), *([("ema_", state.ema)] if state.ema else [])):
+            model = build_model(section, size, recipe.data.num_classes).eval()
+            model.load_state_dict(weights)
+            plain = model(inputs)
+            torch.testing.assert_close(plain, logits[prefix], **near, msg=lambda text, p=prefix: f"{p}logits: {text}")
+            folder = saved.path / f"{prefix}export"
+            export_model(model, section, folder, data=recipe.data, labels=[str(n) for n in range(10)])
+            exported = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+            assert torch.equal(exported(inputs), plain), "an export's logits"
+        shutil.rmtree(saved.path.parents[1])
+
+
+def assert_equal(one: State, other: State, what: str) -> None:
+    """Both states, where this rank has them."""
+    assert one.scalars == other.scalars, f"{what}: {one.scalars} and {other.scalars}"
+    for kind in ("model", "optimizer", "ema"):
+        ours, theirs = getattr(one, kind), getattr(other, kind)
+        assert ours.keys() == theirs.keys(), f"{what}: {kind} {sorted(ours.keys() ^ theirs.keys())[:4]}"
+        for name, tensor in ours.items():
+            assert tensor.shape == theirs[name].shape, f"{what}: shape of {kind}/{name}"
+            assert torch.equal(tensor, theirs[name]), f"{what}: {kind}/{name}"
+
+
+def _everywhere(state: State) -> State:
+    box = [state]
+    dist.broadcast_object_list(box)
+    return box[0]

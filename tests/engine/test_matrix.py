@@ -1,0 +1,48 @@
+"""Each two of the matrix's values that go together train, resume and export together; others are refused."""
+
+import pytest
+
+from tests.engine.matrix import ENGINES, run_cell
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLAIN = {"network": "plain", "engine": "ddp", "precision": "fp32", "optimizer": "adamw"}
+NEVER = {
+    "deepspeed 0": {"bf16", "fp16"},
+    "deepspeed 1": {"fp16", "lamb", "muon"},  # fp16 on a GPU
+    "deepspeed 2": {"fp16", "lamb", "muon"},
+    "deepspeed 3": {"fp16", "lamb", "muon", "schedule_free", "true"},  # compiled: not tried here
+    "schedule_free": {"0.9"},  # it has an average of its own
+}
+
+
+def test_each_two_values_that_go_together_train_on_two_ranks(ranks):
+    cells, never = ranks(2, "matrix")
+    assert {cell: result for cell, result in cells.items() if result != "trained"} == {}
+    assert len(cells) > 40
+    found: dict[str, set[str]] = {}
+    for (_, one), (_, other) in never:
+        found.setdefault(one, set()).add(other)
+    assert found == NEVER
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unused_parameters_are_refused_by_all_engines_alike(alone, engine):
+    result = run_cell(PLAIN | {"network": "unused", "engine": engine})
+    assert result.startswith("refused: model: the loss does not depend on 7 of its parameters (token, blocks.0.")
+    assert "train.freeze [unused] leaves out" in result
+
+
+TIMM = [
+    ("test_nfnet", "fsdp", "fp32"),  # scalars
+    ("test_nfnet", "deepspeed 3", "bf16"),
+    ("test_efficientnet", "fsdp", "bf16"),  # batch norms of timm's own
+    ("test_efficientnet", "deepspeed 1", "bf16"),
+    ("test_vit", "deepspeed 2", "bf16"),
+]
+
+
+@pytest.mark.parametrize(("network", "engine", "precision"), TIMM)
+def test_networks_of_timm(alone, network, engine, precision):
+    cell = PLAIN | {"network": f"timm:{network}", "engine": engine, "precision": precision, "ema": "0.9"}
+    assert run_cell(cell) == "trained"

@@ -1,0 +1,94 @@
+"""Small networks of a family of our own, each with something that engines or checkpoints may not expect."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pipeline.models.families import KINDS, register
+from pipeline.models.section import ModelSection
+from pipeline.section import key
+
+PARTS = ("batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided")
+Part = Literal["batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided"]
+WIDTH = 12
+
+
+class Block(nn.Module):
+    """An MLP with a residual sum: [B, 12] -> [B, 12]."""
+
+    def __init__(self, parts: tuple[str, ...]):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH) if "batch_norm" in parts else nn.LayerNorm(WIDTH)
+        self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.tensor(0.5)) if "scalar" in parts else None
+        self.forgotten = nn.Linear(WIDTH, 3) if "unused" in parts else None
+
+    def forward(self, x):
+        y = self.fc2(self.fc1(self.norm(x)).relu())
+        if self.scale is not None:
+            assert self.scale.ndim == 0
+            y = y * self.scale
+        return x + y
+
+
+class Toy(nn.Module):
+    """A convolution, three blocks and a head: [B, 3, 8, 8] -> [B, classes]."""
+
+    def __init__(self, parts: tuple[str, ...], num_classes: int):
+        super().__init__()
+        self.stem = nn.Conv2d(3, WIDTH, 4, stride=2)
+        self.stem_norm = nn.BatchNorm2d(WIDTH) if "batch_norm" in parts else nn.Identity()
+        self.blocks = nn.ModuleList(Block(parts) for _ in range(3))
+        self.head = nn.Linear(WIDTH, num_classes)
+        self.checkpointed = False
+        if "tied" in parts:
+            self.blocks[2].fc1 = self.blocks[0].fc1
+            self.blocks[1].fc2.weight = self.blocks[0].fc2.weight
+        if "tied_to_head" in parts:
+            self.near = nn.Linear(WIDTH, num_classes)
+            self.near.weight = self.head.weight
+            self.blocks[1].norm.bias = self.blocks[0].norm.bias
+            self.head_of_first = nn.Linear(WIDTH, WIDTH)
+            self.head_of_first.bias = self.blocks[0].fc2.bias
+        if "scalar" in parts:
+            self.temperature = nn.Parameter(torch.tensor(1.5))
+        if "unused" in parts:
+            self.token = nn.Parameter(torch.ones(1, WIDTH))
+        if "strided" in parts:
+            self.head.weight = nn.Parameter(self.head.weight.detach().t().contiguous().t())
+        if "channels_last" in parts:
+            self.to(memory_format=torch.channels_last)
+
+    def get_classifier(self):
+        return self.head
+
+    def set_grad_checkpointing(self, enable=True):
+        self.checkpointed = enable
+
+    def forward(self, x):
+        x = self.stem_norm(self.stem(x)).mean((2, 3))
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            if number == 0 and hasattr(self, "head_of_first"):
+                x = self.head_of_first(x)
+        logits = self.head(x)
+        if hasattr(self, "near"):
+            logits = logits + self.near(x.relu())
+        return logits * self.temperature if hasattr(self, "temperature") else logits
+
+
+class ToySection(ModelSection):
+    """Keys of a toy."""
+
+    kind: Literal["toy"] = key(..., "toy: a small network for tests")
+    parts: Annotated[tuple[Part, ...], Field(strict=False)] = key((), "what is odd about it")
+
+    def model_spec(self, image_size):
+        return Toy, {"parts": self.parts}
+
+
+if "toy" not in KINDS:
+    register(ToySection)
