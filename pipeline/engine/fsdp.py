@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from textwrap import shorten
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
@@ -24,6 +25,7 @@ from pipeline.engine.layout import adapt_parameters, separable_blocks
 from pipeline.engine.precision import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.engine.torch_versions import set_timeout
+from pipeline.errors import InputError
 from pipeline.optim.section import OptimSection
 from pipeline.recipe.train import EngineSection, TrainSection
 
@@ -56,6 +58,7 @@ class FSDPEngine(TorchEngine):
             sharded = fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload)
             if topology.device.type == "cpu":  # torch 2.8's gloo adds where it is asked for the mean
                 sharded.set_force_sum_reduction_for_comms(True)
+        _try_optimizer(optim, mesh)
         if not section.cpu_offload:
             _hand_out(module, whole, topology)
         super().__init__(module, optim, train, topology)
@@ -96,6 +99,23 @@ class FSDPEngine(TorchEngine):
 
     def _parameter(self, name: str) -> DTensor:
         return cast(DTensor, self.parameters[name])
+
+
+def _try_optimizer(optim: OptimSection, mesh: DeviceMesh) -> None:
+    """Take two steps of an optimizer on a small sharded parameter; `InputError` if it can't."""
+    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    weight = nn.Parameter(distribute_tensor(torch.ones(8, 8, device=mesh.device_type), mesh, placements))
+    group = {"params": [weight], optim.spec.penalty: 0.1, "lr_scale": 1.0, "matrices": False}
+    try:
+        optimizer = optim.spec.build([group], optim)
+        for _ in range(2):
+            weight.grad = torch.full_like(weight, 0.5)
+            optimizer.step()
+    except (RuntimeError, NotImplementedError) as error:
+        reason = shorten(str(error).partition(". ")[0], 150, placeholder=" ...")
+        raise InputError(
+            f"optim.name {optim.name}: its step fails on the shards of engine.kind fsdp ({reason}); take engine.kind ddp"
+        ) from None
 
 
 @torch.no_grad()

@@ -33,6 +33,20 @@ def test_unused_parameters_are_refused_by_all_engines_alike(alone, engine):
     assert "train.freeze [unused] leaves out" in result
 
 
+@pytest.mark.parametrize("optimizer", ["timm:cadamw", "timm:sgdp", "timm:clion"])
+def test_optimizers_that_cannot_step_on_shards_are_refused_at_the_start(alone, optimizer):
+    result = run_cell(PLAIN | {"engine": "fsdp", "optimizer": optimizer})
+    assert result.startswith(
+        f"refused: optim.name {optimizer}: its step fails on the shards of engine.kind fsdp (aten."
+    )
+    assert result.endswith("take engine.kind ddp")
+
+
+@pytest.mark.parametrize("optimizer", ["timm:adan", "timm:lion", "timm:lamb"])
+def test_timms_optimizers_resume_exactly(alone, optimizer):
+    assert run_cell(PLAIN | {"optimizer": optimizer}) == "trained"
+
+
 TIMM = [
     ("test_nfnet", "fsdp", "fp32"),  # scalars
     ("test_nfnet", "deepspeed 3", "bf16"),

@@ -1,0 +1,31 @@
+"""A word where bf16 is slow: GPUs before Ampere, CPUs without its instructions."""
+
+import pytest
+import torch
+
+from pipeline.data import precision
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "warned"),
+    [("Tesla V100", (7, 0), True), ("Tesla T4", (7, 5), True), ("A100", (8, 0), False), ("H200", (9, 0), False)],
+)
+def test_gpus_without_bf16_are_named(monkeypatch, name, capability, warned):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    found = precision.bf16_warning(torch.device("cuda", 0))
+    if warned:
+        version = ".".join(map(str, capability))
+        assert found == (
+            f"{name} has no bf16 (compute capability {version}, it needs 8.0) and computes it in fp32; set "
+            "train.precision fp16"
+        )
+    else:
+        assert found is None
+
+
+@pytest.mark.parametrize(("slowdown", "warned"), [(1.0, False), (12.0, True)])
+def test_slow_cpus_are_told(monkeypatch, slowdown, warned):
+    monkeypatch.setattr(precision, "bf16_slowdown", lambda: slowdown)
+    found = precision.bf16_warning(torch.device("cpu"))
+    assert found == ("bf16 is 12 times as slow as fp32 on this CPU; set train.precision fp32" if warned else None)

@@ -1,0 +1,60 @@
+"""The average in host memory: behind the step, and equal to the one on the device."""
+
+import threading
+
+import pytest
+import torch
+
+from pipeline.engine.average import Ema
+from pipeline.recipe.train import TrainSection
+
+
+@pytest.fixture
+def pair() -> tuple[Ema, Ema, list[torch.Tensor]]:
+    """Two averages of the same weights, the second as if these lay on a device."""
+    section = TrainSection(epochs=1, global_batch=1, ema_decay=0.9, ema_warmup=True, ema_device="cpu")
+    weights = [torch.ones(3), torch.zeros(2, 2)]
+    averages = Ema(section, weights), Ema(section, weights)
+    averages[1]._behind = True
+    return *averages, weights
+
+
+def test_it_is_the_same_average_though_the_weights_change_meanwhile(pair):
+    one, other, weights = pair
+    for step in range(6):
+        for weight in weights:
+            weight += step
+        for average in (one, other):
+            average.update(weights, torch.tensor(step != 3))
+    assert other.updates == one.updates == 5
+    for expected, found in zip(one.tensors, other.tensors, strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_the_step_does_not_wait_for_it_but_who_asks_for_it_does(pair, monkeypatch):
+    _, average, weights = pair
+    may, lerp = threading.Event(), torch._foreach_lerp_
+
+    def slow(*arguments):
+        assert may.wait(60)
+        lerp(*arguments)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", slow)
+    weights[0] += 1
+    average.update(weights, torch.tensor(True))  # returns
+    weights[0] += 5  # the next step
+    assert torch.equal(average._tensors[0], torch.ones(3))
+    may.set()
+    assert torch.equal(average.tensors[0], torch.full((3,), 2.0))
+
+
+def test_its_errors_are_raised(pair, monkeypatch):
+    _, average, weights = pair
+
+    def fails(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", fails)
+    average.update(weights, torch.tensor(True))
+    with pytest.raises(MemoryError):
+        _ = average.tensors
