@@ -104,7 +104,9 @@ class FSDPEngine(TorchEngine):
 def _try_optimizer(optim: OptimSection, mesh: DeviceMesh) -> None:
     """Take two steps of an optimizer on a small sharded parameter; `InputError` if it can't."""
     placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
-    weight = nn.Parameter(distribute_tensor(torch.ones(8, 8, device=mesh.device_type), mesh, placements))
+    weight = nn.Parameter(
+        distribute_tensor(torch.ones(8, 8, dtype=torch.float32, device=mesh.device_type), mesh, placements)
+    )
     group = {"params": [weight], optim.spec.penalty: 0.1, "lr_scale": 1.0, "matrices": False}
     try:
         optimizer = optim.spec.build([group], optim)
@@ -114,7 +116,8 @@ def _try_optimizer(optim: OptimSection, mesh: DeviceMesh) -> None:
     except (RuntimeError, NotImplementedError) as error:
         reason = shorten(str(error).partition(". ")[0], 150, placeholder=" ...")
         raise InputError(
-            f"optim.name {optim.name}: its step fails on the shards of engine.kind fsdp ({reason}); take engine.kind ddp"
+            f"optim.name {optim.name}: its step fails on the shards of engine.kind fsdp ({reason}); take engine.kind "
+            "ddp"
         ) from None
 
 
