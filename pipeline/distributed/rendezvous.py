@@ -93,8 +93,9 @@ class Rendezvous:
         elif not own:
             self._reach()
         limit = timedelta(seconds=self._timeout_s)
+        later = 2 * limit + timedelta(minutes=1)  # so that `run` ends the waiting, in one line
         try:
-            return dist.TCPStore(self._host, self._port, None, own, limit, wait_for_workers=False, multi_tenant=own)
+            store = dist.TCPStore(self._host, self._port, None, own, later, wait_for_workers=False, multi_tenant=own)
         except dist.DistNetworkError as error:
             if "EADDRINUSE" in str(error):
                 raise LauncherError(
@@ -102,6 +103,8 @@ class Rendezvous:
                     "(torchrun: --master-port), or end what an earlier run has left there"
                 ) from None
             raise RunError(f"{self._name}: {self._place}: {_reason(error)}") from None
+        store.set_timeout(limit)
+        return store
 
     def _lead(self, store: dist.Store) -> dist.Store:
         """On rank 0: answer the tickets of this attempt's ranks until all have read their answer."""
