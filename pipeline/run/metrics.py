@@ -54,7 +54,8 @@ class MetricsWriter:
     def _open(self, step: int, evaluates: bool = False) -> None:
         path = self._run_dir / "metrics.jsonl"
         if path.exists():
-            kept, superseded = [], []
+            kept: list[bytes] = []
+            superseded: list[bytes] = []
             for line in path.read_bytes().splitlines(keepends=True):
                 at, split = _place_of(line)
                 stays = at < step or (at == step and not (evaluates and split == "eval"))
