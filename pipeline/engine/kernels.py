@@ -26,7 +26,7 @@ from pipeline.engine.precision import autocast
 from pipeline.errors import InputError
 from pipeline.files import atomic_write
 from pipeline.models.batch_last import by_c
-from pipeline.models.batch_last.block import fits
+from pipeline.models.batch_last.block import arrange, fits
 from pipeline.models.mixer.network import Mixer, MixerBlock
 from pipeline.native.build import cache_folder, compiled
 from pipeline.recipe.train import EngineSection, TrainSection
@@ -101,7 +101,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, DTYPES[precision])
     if device.type == "cpu":
         x = x[: _pictures(plain, x, precision)]
-    packed = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)  # as the block before gives it
+    packed = arrange(other, x)
     # In fp32, as PyTorch's LayerNorm in bf16 adds the gradients of its weights up in bf16 on CPUs, 8 to 23 % off.
     expected = _step(copy.deepcopy(plain).float(), x[:_CHECKED].float(), "fp32")
     try:
@@ -157,7 +157,7 @@ def _key(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.
     """Of all that the times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = (torch.__version__, version("widemix"))
-    library = compiled().name if by_c.takes(torch.empty(0, device=device), torch.float32) else None
+    library = compiled().name if by_c.takes(block, torch.empty(0, device=device)) else None
     tf32 = torch.get_float32_matmul_precision()
     parts = [name, *versions, library, torch.get_num_threads(), precision, tf32, *shape, repr(block)]
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]

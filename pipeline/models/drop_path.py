@@ -31,17 +31,24 @@ class DropPath(nn.Module):
         self.keys: Tensor | None = None  # int64 [B], one a sample: `set_drop_path_keys`
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, ...] -> [B, ...]. Without keys, outside of our training loop, torch's generator decides."""
+        """[B, ...] -> [B, ...]."""
+        scale = self.scale(x)
+        return x if scale is None else x * scale.view(-1, *[1] * (x.ndim - 1))
+
+    def scale(self, x: Tensor) -> Tensor | None:
+        """What the samples of x are multiplied by, [B]; None for ones.
+
+        Without keys, outside of our training loop, torch's generator decides.
+        """
         if self.drop_prob == 0.0 or not self.training:
-            return x
+            return None
         if self.keys is None:
             kept = torch.rand(len(x), dtype=torch.float32, device=x.device) >= self.drop_prob
         else:
             kept = keeps(self.keys, self.number * _MOST_CALLS + self.calls, self.drop_prob)
             if self.counts_calls:
                 self.calls += 1
-        scale = kept.to(x.dtype) / (1 - self.drop_prob)
-        return x * scale.view(-1, *[1] * (x.ndim - 1))
+        return kept.to(x.dtype) / (1 - self.drop_prob)
 
     def start_block(self, *_: object) -> None:
         """Count this layer's calls from the first again: a forward pre-hook of the block that it is in."""

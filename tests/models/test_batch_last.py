@@ -9,8 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from pipeline.models import permutation
-from pipeline.models.batch_last import by_c, by_torch
-from pipeline.models.batch_last.block import _places, fits
+from pipeline.models.batch_last.block import _places, arrange, fits
 from pipeline.models.batch_last.operations import activate, add, norm
 from pipeline.models.mixer.network import Mixer
 
@@ -26,7 +25,7 @@ SHAPES = {
     "no norm": MLP | {"tokens": 20, "norm": "none", "activation": "square", "permutation": "random"},
     "tanh": MLP | {"activation": "gelu_tanh", "drop_path_rate": 0.4},
 }
-BATCHES = [0, 1, 5, 64, 100]  # whole vectors of the compiled code, and parts of them
+BATCHES = [0, 1, 5, 64]
 
 
 def both_ways(shape: dict, dtype: torch.dtype) -> tuple[Mixer, Mixer]:
@@ -70,18 +69,19 @@ def test_a_step_is_that_of_the_plain_blocks(shape, batch):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_a_step_in_fp32_is_that_in_fp64(shape):
-    """By the compiled code, whose sums have another order."""
+    """By the compiled code."""
     plain, other = both_ways(shape, torch.float64)
     x = torch.randn(33, 3, 8, 8)
     assert_near(step(other.float(), x), step(plain, x.double()), 2e-5)
 
 
-def test_fsdp_has_no_view_to_warn_of():
-    _, other = both_ways(SHAPES["rp"], torch.float32)
-    x = torch.randn(5, 16, 6, requires_grad=True)
+@pytest.mark.parametrize(("dtype", "strides"), [(torch.float32, (96, 6, 1)), (torch.float64, (1, 30, 5))])
+def test_fsdp_has_no_view_to_warn_of(dtype, strides):
+    _, other = both_ways(SHAPES["rp"], dtype)
+    x = torch.randn(5, 16, 6, dtype=dtype, requires_grad=True)
     y = other.blocks[0](x)
     assert y._base is None
-    assert y.stride() == (1, 30, 5)
+    assert y.stride() == arrange(other.blocks[1], x).stride() == strides
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -101,77 +101,6 @@ def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():
             found = step(network.float(), x)
         apart.append(sum(float((a - b).norm() ** 2) for a, b in zip(found, exact, strict=True)) ** 0.5)
     assert apart[1] < 1.2 * apart[0]
-
-
-@pytest.mark.parametrize("placed", [False, True])
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_operations_are_those_of_pytorch(dtype, batch, placed):
-    tokens, channels = 7, 12
-    index = permutation.random(tokens * channels, 0) if placed else None
-    x, g = torch.randn(2, tokens * channels, batch).to(dtype)
-    weight, bias = torch.randn(2, channels)
-    assert by_c.takes(x, dtype)
-    tolerance = {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 1e-2}
-
-    def compare(name: str, *arguments) -> list[torch.Tensor]:
-        found, expected = (getattr(module, name)(*arguments) for module in (by_c, by_torch))
-        pairs = zip(*((each,) if isinstance(each, torch.Tensor) else each for each in (found, expected)), strict=True)
-        for one, other in pairs:
-            assert one.dtype == other.dtype
-            assert torch.allclose(one.float(), other.float(), **tolerance), name
-        return found
-
-    _, mean, scale = compare("norm", x, weight, bias, 1e-6, index, dtype)
-    compare("norm_backward", g, x, weight, index, mean, scale)
-    compare("activate", x.view(channels, tokens * batch), bias)
-    compare("activate_backward", *(each.view(channels, tokens * batch) for each in (g, x)), bias)
-    compare("add", g, x, bias, index)
-    compare("add", None, x, bias, index)
-    compare("add", None, x, None, index)
-    compare("add_backward", g, index, len(bias), dtype)
-
-
-def test_a_mean_far_above_the_deviation_is_taken_out():
-    x, one = torch.randn(4 * 768, 20) + 1e3, torch.ones(768)
-    expected, _, _ = by_torch.norm(x.double(), one.double(), one.double(), 1e-6, None, torch.float64)
-    found, _, _ = by_c.norm(x, one, one, 1e-6, None, x.dtype)
-    assert (found - expected).norm() < 5e-5 * expected.norm()
-    assert by_c.norm(x[:1].expand(768, 20) * 1e5, one, one, 1e-6, None, x.dtype)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_the_default_dtype_is_not_that_of_sums(default):
-    x, g, (weight, bias) = *torch.randn(2, 96, 8), torch.randn(2, 6)
-
-    def results(module) -> list[torch.Tensor]:
-        _, mean, scale = normed = module.norm(x, weight, bias, 1e-6, None, x.dtype)
-        by_norm = module.norm_backward(g, x, weight, None, mean, scale)
-        by_activation = module.activate_backward(g.view(6, 128), x.view(6, 128), bias)
-        return [*normed, *by_norm, *by_activation, *module.add_backward(g, None, 6, x.dtype)]
-
-    expected = results(by_torch)
-    torch.set_default_dtype(default)
-    try:
-        found = results(by_c)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        assert torch.allclose(one, other, atol=2e-5, rtol=2e-5)
-
-
-def test_gelu_and_its_slope_everywhere():
-    """Against fp64; where PyTorch's own fp32 is off by 1.2e-7 x in the tails, ours may not be farther off."""
-    x = torch.cat([torch.linspace(-20, 20, 400_001), torch.tensor([-0.0, 1e-30, -1e-30, 3e38, -3e38, torch.inf])])
-    slope = by_c.activate_backward(torch.ones_like(x)[None], x[None], torch.zeros(1))[0]
-    exact = x.double().requires_grad_()
-    value = nn.functional.gelu(exact)
-    value.sum().backward()
-    assert (by_c.activate(x[None], torch.zeros(1))[0] - value).abs()[:-3].max() < 2e-6
-    assert ((by_c.activate(x[None], torch.zeros(1))[0] - value) / exact.abs().clamp(1)).abs()[:-3].max() < 2.5e-7
-    assert (slope[0] - exact.grad).abs()[:-3].max() < 5e-7
-    assert by_c.activate(x[None, -3:], torch.zeros(1)).tolist() == [[float(x[-3]), 0.0, torch.inf]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -219,21 +148,6 @@ def test_places_are_on_the_device_of_the_features():
     _, other = both_ways(SHAPES["normal"], torch.float32)
     other(torch.randn(4, 3, 8, 8))
     assert _places(other.blocks[0].mlp_channels, torch.empty(96, 4, device="meta"), 6).inward.is_meta
-
-
-@pytest.mark.parametrize("wrong", [-1, 96, 2**31 - 1])
-def test_an_index_out_of_range_moves_nothing(wrong):
-    x, index, one = torch.randn(96, 3), torch.arange(96, dtype=torch.int32), torch.ones(6)
-    index[5] = wrong
-    _, mean, scale = by_c.norm(x, one, one, 1e-6, None, x.dtype)
-    for move in (
-        lambda: by_c.norm(x, one, one, 1e-6, index, x.dtype),
-        lambda: by_c.norm_backward(x, x, one, index, mean, scale),
-        lambda: by_c.add(x, x, one, index),
-        lambda: by_c.add_backward(x, index, 6, x.dtype),
-    ):
-        with pytest.raises(IndexError, match="out of range of 96 rows"):
-            move()
 
 
 @pytest.mark.parametrize("name", ["mlp_tokens.permute_in", "mlp_channels.permute_hidden", "channel_skip"])

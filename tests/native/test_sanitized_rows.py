@@ -1,4 +1,4 @@
-"""The code that moves rows, built with sanitizers, on sizes around those of its vectors."""
+"""The code that computes blocks, built with sanitizers, on sizes around those of its vectors."""
 
 import os
 import subprocess
@@ -14,22 +14,26 @@ SCRIPT = """
 import ctypes, itertools, sys
 import torch
 from pipeline.models.batch_last import by_c
+from pipeline.models.mixer.network import MixerBlock, MixerShape
 
 by_c.open_library = lambda: ctypes.CDLL(sys.argv[1])
-sizes = ((1, 2), (1, 33), (1, 6, 48), (0, 3, 16, 31, 79), (torch.float32, torch.bfloat16))
-for threads, tokens, channels, batch, kind in itertools.product(*sizes):
-    torch.set_num_threads(threads)
-    size = tokens * channels
-    x, g = torch.randn(2, size, batch).to(kind).unbind()
-    weight, bias = torch.randn(2, channels).unbind()
-    for index in (None, torch.randperm(size).int()):
-        _, mean, scale = by_c.norm(x, weight, bias, 1e-6, index, kind)
-        by_c.norm_backward(g, x, weight, index, mean, scale)
-        by_c.add(g, x, bias, index)
-        by_c.add(None, x, None, index)
-        by_c.add_backward(g, index, channels, kind)
-    by_c.activate(x.view(channels, tokens * batch), bias)
-    by_c.activate_backward(g.view(channels, tokens * batch), x.view(channels, tokens * batch), bias)
+rp = {"permutation": "random", "permuted_skips": True}
+shapes = ({}, rp, {"tokens": 10}, {"tokens": 3, "norm": "none"})
+sizes = ((1, 2), (1, 33), (1, 6, 48), (0, 3, 16, 79), (torch.float32, torch.bfloat16))
+for shape, hidden in itertools.product(shapes, (None, 7)):
+    if hidden and shape is rp:
+        shape = shape | {"permuted_layers": "each"}
+    for threads, tokens, channels, batch, kind in itertools.product(*sizes):
+        torch.set_num_threads(threads)
+        by_c._WORTH = 0
+        whole = MixerShape(channels=channels, depth=1, token_hidden=hidden, channel_hidden=hidden, **shape)
+        x = torch.randn(batch, tokens, channels).to(kind).requires_grad_()
+        block = MixerBlock(whole, 0, tokens).train()
+        assert by_c.takes(block, x)
+        y = by_c.forward(block, x)
+        y.backward(y.detach())
+        with torch.no_grad():
+            by_c.forward(block, x)
 print("ended")
 """
 
@@ -41,8 +45,8 @@ def runtime(name: str) -> str:
 
 
 def test_no_access_out_of_range(tmp_path):
-    library = tmp_path / "rows.so"
-    build = ["cc", *FLAGS, *SANITIZERS, "-shared", "-fPIC", "-o", library, SOURCES / "batch_last.c", "-lm"]
+    library = tmp_path / "block.so"
+    build = ["cc", *FLAGS, *SANITIZERS, "-shared", "-fPIC", "-o", library, SOURCES / "mixer_block.c", "-lm"]
     try:
         subprocess.run(build, check=True, capture_output=True)
         before = f"{runtime('libasan.so')}:{runtime('libubsan.so')}"

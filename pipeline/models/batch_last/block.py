@@ -1,4 +1,6 @@
-"""A Mixer's block with the batch last in memory: the function of `MixerBlock.forward`, computed by rows.
+"""A Mixer's block with the batch last in memory: the function of `MixerBlock.forward`.
+
+By compiled code on CPUs (`by_c.py`), elsewhere by rows:
 
 Shapes: B pictures, S0 and S tokens before and after the token mixing, C channels, m = S*C; a mixing multiplies d
 numbers of a row to D or d2, for n rows.
@@ -12,6 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.batch_last import by_c
+from pipeline.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
 from pipeline.models.batch_last.operations import activate, add, norm, pictures_of
 from pipeline.models.drop_path import DropPath
 from pipeline.models.permutation import Permute, Transpose, commutation, compose, identity
@@ -53,18 +57,25 @@ def is_watched(block: "MixerBlock", x: Tensor) -> bool:
 
 
 def forward(block: "MixerBlock", x: Tensor) -> Tensor:
-    """[B, S0, C] -> [B, S, C], whose memory is [S, C, B]; x is copied unless its memory is so too.
+    """[B, S0, C] -> [B, S, C]; x is copied unless it lies in memory as `arrange` has it, and so does the result.
 
     Raises ValueError for another S0 or C than the block's.
     """
     batch, tokens, channels = x.shape
-    own = [_layers(mixing)[0].in_features for mixing in (block.mlp_tokens, block.mlp_channels)]
+    own = [layers_of(mixing)[0].in_features for mixing in (block.mlp_tokens, block.mlp_channels)]
     if own != [tokens, channels]:
         raise ValueError(f"features [B, {tokens}, {channels}] for a block of [B, {own[0]}, {own[1]}]")
+    if by_c.takes(block, x):
+        return by_c.forward(block, x)
     x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
     x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
     x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
     return pictures_of(x, channels)
+
+
+def arrange(block: "MixerBlock", x: Tensor) -> Tensor:
+    """x [B, S, C] in memory as the block before this one gives it: [S, C, B] but for the compiled code."""
+    return x.contiguous() if by_c.takes(block, x) else x.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
@@ -108,7 +119,7 @@ def _skip(skip: nn.Module, x: Tensor, channels: int) -> Tensor:
     if isinstance(skip, nn.Identity):
         return x
     if isinstance(skip, Permute):
-        return add(None, x, None, _sound(skip))
+        return add(None, x, None, sound_index(skip))
     own_norm = cast(nn.Module, skip.norm)  # LN(W X) of the first block
     projected = _product(cast(nn.Module, skip.fc), x, channels)
     if isinstance(own_norm, nn.Identity):
@@ -145,57 +156,33 @@ class Places:
 
 
 _kept: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
-_checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
 def _places(mixing: Mixing, x: Tensor, channels: int) -> Places:
     """Those of a mixing of x [S0*C, B], kept until its permutations are others, or x is on another device."""
     modules = [mixing.permute_in, mixing.permute_out, getattr(mixing, "permute_hidden", None)]
-    of = [(module.index, module.index._version) for module in modules if isinstance(module, Permute)]
+    of = versions_of(*modules)
     kept = _kept.get(mixing)
-    changed = kept and any(a is not b or v != w for (a, v), (b, w) in zip(kept.of, of, strict=True))
-    if kept is None or changed or kept.device != x.device:
+    if kept is None or not same_versions(kept.of, of) or kept.device != x.device:
         with torch.inference_mode(False):  # training may follow
             kept = _kept[mixing] = _compute_places(mixing, x, channels, of)
     return kept
 
 
 def _compute_places(mixing: Mixing, x: Tensor, channels: int, of: list[tuple[Tensor, int]]) -> Places:
-    first, last = _layers(mixing)
+    first, last = layers_of(mixing)
     width, out, rows = first.in_features, last.out_features, len(x) // first.in_features
-    inward = _index(mixing.permute_in, len(x) // channels, channels)
-    outward = _index(mixing.permute_out, rows, out)
+    inward = index_of(mixing.permute_in, len(x) // channels, channels)
+    outward = index_of(mixing.permute_out, rows, out)
     hidden = None
     if isinstance(mixing, MixingMlp) and isinstance(mixing.permute_hidden, Permute):
         width_inside = first.out_features
-        inside = compose(_index(mixing.permute_hidden, rows, width_inside), commutation(width_inside, rows))
+        inside = compose(index_of(mixing.permute_hidden, rows, width_inside), commutation(width_inside, rows))
         hidden = compose(commutation(rows, width_inside), inside)
     source = compose(commutation(rows, width), inward)
     to = partial(_to, x.device)
     returned = compose(outward, commutation(out, rows))
     return Places(to(inverse(source)), to(source), to(hidden), to(returned), rows, of, x.device)
-
-
-def _layers(mixing: Mixing) -> tuple[nn.Linear, nn.Linear]:
-    """The first and the last layer, which may be one."""
-    layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
-    return cast(tuple[nn.Linear, nn.Linear], layers)
-
-
-def _index(module: nn.Module, rows: int, columns: int) -> Tensor:
-    """The permutation of the flattened [rows, columns] that a module of a mixing is."""
-    if isinstance(module, Permute):
-        return _sound(module).cpu()
-    return commutation(rows, columns) if isinstance(module, Transpose) else identity(rows * columns)
-
-
-def _sound(module: Permute) -> Tensor:
-    """Its index, int32, by which kernels write; checked once, and again if it has changed. Raises ValueError."""
-    known, version = _checked.get(module, (None, None))
-    if known is not module.index or version != module.index._version:
-        module.check_indices()
-        _checked[module] = (module.index, module.index._version)
-    return module.index.to(torch.int32).contiguous()
 
 
 def _to(device: torch.device, index: Tensor | None) -> Tensor | None:

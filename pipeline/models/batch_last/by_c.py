@@ -1,115 +1,221 @@
-"""The operations by compiled code (pipeline/native/batch_last.c), on PyTorch's threads of a CPU, in fp32 and bf16."""
+"""A block by compiled code (pipeline/native/mixer_block.c), on PyTorch's threads of a CPU, from fp32 or bf16.
+
+It computes in fp32, some images at a time in the lanes of vectors, so that any permutation moves whole vectors. The
+features of these images stay in the processor's second-level cache through the whole block.
+"""
 
 import ctypes
 import functools
-from ctypes import c_float, c_int, c_int64, c_void_p
-from typing import Any
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from pipeline.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
+from pipeline.models.drop_path import DropPath
+from pipeline.models.permutation import Permute
+from pipeline.models.pk import Mixing, Square
 from pipeline.native import BuildError
 from pipeline.native.library import open_library
 
-_KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-_SHARES = 16  # of the work: batch_last.c
+if TYPE_CHECKING:
+    from pipeline.models.mixer.network import MixerBlock
+
+_DTYPES = (torch.float32, torch.bfloat16)
 _WORTH = 32_768  # numbers from which on more threads than one pay
-_SIGNATURES: dict[str, list[Any]] = {
-    "norm": 7 * [c_void_p] + 3 * [c_int64] + [c_float],
-    "norm_backward": 9 * [c_void_p] + 3 * [c_int64],
-    "activate": 3 * [c_void_p] + 2 * [c_int64],
-    "activate_backward": 5 * [c_void_p] + 2 * [c_int64],
-    "add": 5 * [c_void_p] + 3 * [c_int64],
-    "add_backward": 4 * [c_void_p] + 3 * [c_int64],
-}
+_ERRORS = {1: IndexError("index out of range"), 2: MemoryError("no memory to compute a block")}
+_PARAMETERS = 9  # of a mixing, as mixing.h counts them
 
 
-def takes(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the compiled code computes with a tensor like x and others of this type."""
-    return x.device.type == "cpu" and x.dtype == dtype and dtype in _KINDS and _library() is not None
+class _Shape(ctypes.Structure):
+    """`mixing_shape` of mixing.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("rows", "inputs", "hidden", "outputs", "channels", "activation")),
+        *((name, c_float) for name in ("eps", "skip_eps")),
+        *((name, c_void_p) for name in ("inward", "middle", "outward", "skip")),
+    )
 
 
-def norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, place: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `by_torch.norm`."""
-    batch, channels = x.shape[1], len(weight)
-    tokens = len(x) // channels
-    y, (mean, scale) = torch.empty_like(x), x.new_empty(2, tokens, batch, dtype=torch.float32)
-    _call("norm", x, x, y, mean, scale, weight.float(), bias.float(), place, tokens, channels, batch, eps)
-    return y, mean, scale
+@dataclass(frozen=True)
+class _Plan:
+    """What the compiled code has to know of a block besides its parameters, and what this was computed from."""
+
+    shapes: Any  # of both mixings, one after the other
+    kept: list[Tensor | None]  # the indices whose addresses are in there
+    of: list[tuple[Tensor, int]]
+    sizes: list[torch.Size | None]  # of the parameters
 
 
-def norm_backward(
-    g: Tensor, x: Tensor, weight: Tensor, place: Tensor | None, mean: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `by_torch.norm_backward`."""
-    batch, channels = x.shape[1], len(weight)
-    dx, sums = torch.empty_like(x), _sums(2, _SHARES, channels)
-    sizes = (len(x) // channels, channels, batch)
-    _call("norm_backward", x, g, x, mean, scale, weight.float(), place, dx, sums[0], sums[1], *sizes)
-    dweight, dbias = sums.sum((1, 3)).unbind()
-    return dx, dweight, dbias
+_plans: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
 
 
-def activate(x: Tensor, bias: Tensor) -> Tensor:
-    """See `by_torch.activate`."""
-    y = torch.empty_like(x)
-    _call("activate", x, x, y, bias.float(), *x.shape)
-    return y
+def takes(block: "MixerBlock", x: Tensor) -> bool:
+    """Whether the compiled code computes this block, one of those that `fits`, of such features."""
+    known = x.device.type == "cpu" and x.dtype in _DTYPES and None not in map(_activation, _mixings(block))
+    return known and _library() is not None
 
 
-def activate_backward(g: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """See `by_torch.activate_backward`."""
-    dx, sums = torch.empty_like(x), _sums(len(x))
-    _call("activate_backward", x, g, x, bias.float(), dx, sums, *x.shape)
-    return dx, sums.sum(1)
+def forward(block: "MixerBlock", x: Tensor) -> Tensor:
+    """[B, S0, C] -> [B, S, C]. Raises ValueError for an index that is no permutation."""
+    scales = [part.scale(x) if isinstance(part, DropPath) else None for part in (block.drop_path1, block.drop_path2)]
+    parameters = _parameters(block)
+    return _Block.apply(x, _plan_of(block, parameters), torch.is_grad_enabled(), *scales, *parameters)
 
 
-def add(skip: Tensor | None, x: Tensor, bias: Tensor | None, index: Tensor | None) -> Tensor:
-    """See `by_torch.add`."""
-    out = torch.empty_like(x)
-    rows = 1 if bias is None else len(x) // len(bias)
-    _call("add", x, skip, x, None if bias is None else bias.float(), index, out, *x.shape, rows)
-    return out
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, plan, keeps, scale1, scale2, *parameters):
+        """[B, S0, C] -> [B, S, C]."""
+        x, (_, last) = x.contiguous(), plan.shapes
+        kept = torch.empty(_kept_bytes(plan, parameters, len(x)) if keeps else 0, dtype=torch.uint8, device="cpu")
+        y = x.new_empty(len(x), last.rows * last.outputs // last.channels, last.channels)
+        _call(plan, parameters, (scale1, scale2), x, y, kept if keeps else None, None)
+        ctx.plan, ctx.shape = plan, x.shape
+        ctx.save_for_backward(kept, scale1, scale2, *parameters)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        """The gradients of x [B, S0, C] and the parameters."""
+        kept, scale1, scale2, *parameters = ctx.saved_tensors
+        dx = g.new_empty(ctx.shape)
+        gradients = [
+            None if each is None else torch.empty(each.shape, dtype=torch.float32, device="cpu")
+            for each in parameters
+        ]
+        _call(ctx.plan, parameters, (scale1, scale2), g.contiguous(), dx, kept, gradients)
+        pairs = zip(gradients, parameters, strict=True)
+        return dx, *4 * [None], *(None if grad is None else grad.to(each.dtype) for grad, each in pairs)
 
 
-def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """See `by_torch.add_backward`."""
-    dx, sums = torch.empty_like(g), _sums(_SHARES, biases) if biases else None
-    _call("add_backward", g, g, index, dx, sums, *g.shape, len(g) // biases if biases else 1)
-    return dx, None if sums is None else sums.sum((0, 2))
+def _mixings(block: "MixerBlock") -> tuple[Mixing, Mixing]:
+    return block.mlp_tokens, block.mlp_channels
 
 
-def _sums(*shape: int) -> Tensor:
-    """Partial sums of gradients, zeros, in as many places as a vector of this machine has."""
+def _activation(mixing: Mixing) -> int | None:
+    """Its number in lanes.h; None for another one."""
+    if isinstance(mixing.act, nn.GELU):
+        return {"none": 0, "tanh": 1}.get(mixing.act.approximate)
+    return 2 if isinstance(mixing.act, Square) else None
+
+
+def _parameters(block: "MixerBlock") -> list[Tensor | None]:
+    """Of both mixings, None where one is missing."""
+    found: list[Tensor | None] = []
+    parts = ((block.norm1, block.skip), (block.norm2, block.channel_skip))
+    for mixing, (norm, skip) in zip(_mixings(block), parts, strict=True):
+        first, last = layers_of(mixing)
+        second = None if first is last else last
+        skip_norm = getattr(skip, "norm", None)
+        for part in (norm, first, second):
+            found += [getattr(part, "weight", None), getattr(part, "bias", None)]
+        found += [getattr(getattr(skip, "fc", None), "weight", None)]
+        found += [getattr(skip_norm, "weight", None), getattr(skip_norm, "bias", None)]
+    return found
+
+
+def _plan_of(block: "MixerBlock", parameters: Sequence[Tensor | None]) -> _Plan:
+    """It is kept until the permutations or sizes are others."""
+    permutations = [
+        (each.permute_in, getattr(each, "permute_hidden", None), each.permute_out) for each in _mixings(block)
+    ]
+    of = versions_of(*permutations[0], *permutations[1], block.skip, block.channel_skip)
+    sizes = [None if each is None else each.shape for each in parameters]
+    plan = _plans.get(block)
+    if plan is None or plan.sizes != sizes or len(plan.of) != len(of) or not same_versions(plan.of, of):
+        with torch.inference_mode(False):  # training may follow
+            plan = _plans[block] = _compute_plan(block, of, sizes)
+    return plan
+
+
+def _compute_plan(block: "MixerBlock", of: list[tuple[Tensor, int]], sizes: list[torch.Size | None]) -> _Plan:
+    shapes, kept = (_Shape * 2)(), []
+    channels = layers_of(block.mlp_channels)[0].in_features
+    tokens = layers_of(block.mlp_tokens)[1].out_features
+    parts = ((block.norm1, block.skip, channels), (block.norm2, block.channel_skip, tokens))
+    for shape, mixing, (norm, skip, rows) in zip(shapes, _mixings(block), parts, strict=True):
+        first, last = layers_of(mixing)
+        hidden = 0 if first is last else first.out_features
+        middle = getattr(mixing, "permute_hidden", None)
+        inward = index_of(mixing.permute_in, rows * first.in_features // channels, channels)
+        indices = [
+            inward,
+            index_of(middle, rows, hidden) if isinstance(middle, Permute) else None,
+            index_of(mixing.permute_out, rows, last.out_features),
+            sound_index(skip) if isinstance(skip, Permute) else None,
+        ]
+        lengths = (rows * first.in_features, rows * hidden, rows * last.out_features, rows * first.in_features)
+        if any(each is not None and len(each) != length for each, length in zip(indices, lengths, strict=True)):
+            raise ValueError("a permutation of another size than the block's features")
+        numbers = (rows, first.in_features, hidden, last.out_features, channels, _activation(mixing))
+        eps = [getattr(each, "eps", 0.0) for each in (norm, getattr(skip, "norm", None))]
+        for (name, _), value in zip(_Shape._fields_, [*numbers, *eps, *map(_address, indices)], strict=True):
+            setattr(shape, name, value)
+        kept += indices
+    return _Plan(shapes, kept, of, sizes)
+
+
+def _kept_bytes(plan: _Plan, parameters: Sequence[Tensor | None], batch: int) -> int:
     library = _library()
     assert library is not None
-    return torch.zeros(*shape, library.batch_last_folded(), dtype=torch.float32, device="cpu")
+    return library.mixer_block_kept(plan.shapes, _addresses(parameters), batch)
 
 
-def _call(name: str, like: Tensor, *arguments) -> None:
-    """Call a function for numbers of the type of `like`, with the addresses of tensors; an empty one has none."""
-    if like.numel() == 0:
-        return
+def _call(
+    plan: _Plan,
+    parameters: Sequence[Tensor | None],
+    scales: Sequence[Tensor | None],
+    source: Tensor,
+    target: Tensor,
+    kept: Tensor | None,
+    gradients: Sequence[Tensor | None] | None,
+) -> None:
+    """The block's output, or with `gradients` its gradients, from the tensor `source` to others."""
     library = _library()
     assert library is not None
-    values = (each.data_ptr() if isinstance(each, Tensor) else each for each in arguments)
-    threads = torch.get_num_threads() if like.numel() >= _WORTH else 1
-    if getattr(library, f"{name}_{_KINDS[like.dtype]}")(_team(), threads, *values):
-        raise IndexError(f"index out of range of {len(like)} rows")
+    numbers = [None if each is None else each.detach().float().contiguous() for each in (*parameters, *scales)]
+    threads = torch.get_num_threads() if source.numel() >= _WORTH else 1
+    failed = library.mixer_block(
+        _team() if threads > 1 else None,
+        threads,
+        plan.shapes,
+        _addresses(numbers[: len(parameters)]),
+        _addresses(numbers[len(parameters) :]),
+        source.data_ptr(),
+        target.data_ptr(),
+        _address(kept),
+        None if gradients is None else _addresses(gradients),
+        len(source),
+        source.dtype == torch.bfloat16,
+    )
+    if failed:
+        raise _ERRORS[failed]
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:
+    return (c_void_p * len(tensors))(*map(_address, tensors))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     try:
         library = open_library()
-    except BuildError:  # whoever reads pictures says so
+    except BuildError:  # whoever reads images says so
         return None
-    for name, types in _SIGNATURES.items():
-        for kind in _KINDS.values():
-            function = getattr(library, f"{name}_{kind}")
-            function.argtypes = [c_void_p, c_int, *types]
+    library.mixer_block_kept.restype = c_int64
+    library.mixer_block_kept.argtypes = [c_void_p, c_void_p, c_int64]
+    library.mixer_block.argtypes = [c_void_p, c_int, *7 * [c_void_p], c_int64, c_int]
     return library
 
 

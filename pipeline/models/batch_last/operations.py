@@ -1,7 +1,7 @@
 """What lies between the products of a block, with its gradients: LayerNorm, bias and activation, bias and sum.
 
 Shapes: m rows (features), B columns (pictures), S tokens, C channels. An index is a permutation, int32 [m], or None.
-By C code on CPUs, Triton on GPUs, and PyTorch's operators where these can't; all compute in fp32, fp64 in fp64.
+By Triton on GPUs, and PyTorch's operators where it can't; both compute in fp32, fp64 in fp64.
 """
 
 import functools
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pipeline.models.batch_last import by_c, by_torch
+from pipeline.models.batch_last import by_torch
 
 
 def norm(
@@ -108,8 +108,6 @@ class _PicturesOf(torch.autograd.Function):
 def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
     """What computes with such a tensor, and others of the type `other`."""
     other = other or x.dtype
-    if by_c.takes(x, other):
-        return by_c
     by_triton = _by_triton() if x.is_cuda else None
     return by_triton if by_triton and by_triton.takes(x, other) else by_torch
 
