@@ -208,7 +208,8 @@ static void store_images(const vec *from, int64_t size, int images, char *to, nu
         store_all(from, size, LANES, to, FP32);
 }
 
-/* 2^power for a power of -126 ... 126: 2 to an integer, times a polynomial for the rest, of relative error 9e-8. */
+/* 2^power for a power of -126 ... 128, whose power is infinite: 2 to an integer, times a polynomial for the rest, of
+ * relative error 9e-8. */
 INLINE vec exponential(vec power) {
     const vec shift = all_of(12582912.0f); /* 1.5 * 2^23: what is added to it is rounded to an integer */
     const vec shifted = power + shift, rest = power - (shifted - shift);
@@ -247,7 +248,7 @@ INLINE void gelu_tanh(vec x, vec *y, vec *slope) {
     const vec square = x * x, twice = all_of(1.59576912f);
     const vec inner = twice * multiply_add(square, all_of(0.044715f), all_of(1.0f));
     const vec power = x * inner * all_of(-1.44269504f);
-    const vec s = all_of(1.0f) / (exponential(smaller(larger(power, all_of(-126.0f)), all_of(126.0f))) + 1.0f);
+    const vec s = all_of(1.0f) / (exponential(smaller(larger(power, all_of(-126.0f)), all_of(128.0f))) + 1.0f);
     const vec steep = twice * multiply_add(square, all_of(3 * 0.044715f), all_of(1.0f));
     *y = x * s;
     *slope = multiply_add(x * s * (all_of(1.0f) - s), steep, s);

@@ -132,6 +132,15 @@ def test_bf16_features_are_rounded_once():
     assert_near([dx, *gradients], [each.double() for each in (expected_dx, *expected)], 2e-2)  # as g is rounded too
 
 
+def test_bf16_between_two_numbers_is_rounded_to_the_even_one():
+    block = make(1, 4, norm="none", activation="square")
+    for parameter in block.parameters():
+        nn.init.zeros_(parameter)
+    nn.init.ones_(block.mlp_tokens.fc.bias)
+    x = torch.arange(256.0, 512.0, 2).bfloat16().view(-1, 1, 4)
+    assert torch.equal(block(x), (x.float() + 1).bfloat16())
+
+
 def lone_activation(activation: str, channels: int = 1) -> MixerBlock:
     """[B, 1, C] -> phi(norm(x)): no skip, and a second mixing that gives zeros."""
     block = make(1, channels, tokens=1, norm="none" if channels == 1 else "layer", activation=activation)
