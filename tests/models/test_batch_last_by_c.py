@@ -209,11 +209,13 @@ def test_permutations_of_another_size_are_refused():
         block(torch.randn(5, 7, 33))
 
 
-def test_weights_of_another_size_and_permutation_are_followed():
+def test_other_layers_are_followed():
     block, x = make(7, 33, **SHAPES["rp s_mixer"]), torch.randn(5, 7, 33)
     step(block, x)
     other = make(7, 33, **SHAPES["each layer and skip"])
     block.mlp_tokens, block.skip = other.mlp_tokens, other.skip
+    assert_near(step(block, x), exact_step(block, x))
+    block.mlp_channels.act, block.norm2.eps = nn.GELU(approximate="tanh"), 0.1
     assert_near(step(block, x), exact_step(block, x))
 
 

@@ -50,6 +50,7 @@ class _Plan:
     kept: list[Tensor | None]  # the indices whose addresses are in there
     of: list[tuple[Tensor, int]]
     sizes: list[torch.Size | None]  # of the parameters
+    settings: list[Any]  # kinds of permutations and activations, and epsilons
 
 
 _plans: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
@@ -123,19 +124,27 @@ def _parameters(block: "MixerBlock") -> list[Tensor | None]:
 
 def _plan_of(block: "MixerBlock", parameters: Sequence[Tensor | None]) -> _Plan:
     """It is kept until the permutations or sizes are others."""
-    permutations = [
+    first, second = (
         (each.permute_in, getattr(each, "permute_hidden", None), each.permute_out) for each in _mixings(block)
+    )
+    modules = (*first, *second, block.skip, block.channel_skip)
+    norms = (block.norm1, block.norm2, getattr(block.skip, "norm", None))
+    of, sizes = versions_of(*modules), [None if each is None else each.shape for each in parameters]
+    settings = [
+        *map(type, modules),
+        *map(_activation, _mixings(block)),
+        *(getattr(each, "eps", None) for each in norms),
     ]
-    of = versions_of(*permutations[0], *permutations[1], block.skip, block.channel_skip)
-    sizes = [None if each is None else each.shape for each in parameters]
     plan = _plans.get(block)
-    if plan is None or plan.sizes != sizes or len(plan.of) != len(of) or not same_versions(plan.of, of):
+    if plan is None or (plan.sizes, plan.settings) != (sizes, settings) or not same_versions(plan.of, of):
         with torch.inference_mode(False):  # training may follow
-            plan = _plans[block] = _compute_plan(block, of, sizes)
+            plan = _plans[block] = _compute_plan(block, of, sizes, settings)
     return plan
 
 
-def _compute_plan(block: "MixerBlock", of: list[tuple[Tensor, int]], sizes: list[torch.Size | None]) -> _Plan:
+def _compute_plan(
+    block: "MixerBlock", of: list[tuple[Tensor, int]], sizes: list[torch.Size | None], settings: list[Any]
+) -> _Plan:
     shapes, kept = (_Shape * 2)(), []
     channels = layers_of(block.mlp_channels)[0].in_features
     tokens = layers_of(block.mlp_tokens)[1].out_features
@@ -159,7 +168,7 @@ def _compute_plan(block: "MixerBlock", of: list[tuple[Tensor, int]], sizes: list
         for (name, _), value in zip(_Shape._fields_, [*numbers, *eps, *map(_address, indices)], strict=True):
             setattr(shape, name, value)
         kept += indices
-    return _Plan(shapes, kept, of, sizes)
+    return _Plan(shapes, kept, of, sizes, settings)
 
 
 def _kept_bytes(plan: _Plan, parameters: Sequence[Tensor | None], batch: int) -> int:
