@@ -115,8 +115,10 @@ def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
 
 
 def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
-    if not split.isidentifier():
+    if not isinstance(split, str) or not split.isidentifier():
         raise InputError(f"split {split!r} is no name such as train")
+    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
+        raise InputError(f"{split}: {pairs!r:.80} are no pairs (path or bytes, label)")
     pictures = _Pictures(f"/proc/{os.getpid()}/fd/{file.fileno()}")
     for index, pair in enumerate(pairs):
         try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from pipeline.arguments import Whole, check_arguments
 from pipeline.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page: FFCV's process cache relies on that
@@ -23,20 +24,20 @@ class PrepSettings:
     quality: int = 90  # of JPEGs that are re-encoded, 1 to 100
     raw: bool = False  # store pixels instead of JPEGs
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
-    max_pixels: int = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
+    max_pixels: Whole = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
     targets: str = ""  # csv: columns with numbers to predict, separated by commas; * for all but path and split
     part: str = ""  # "3/32": only the third of 32 parts of each split, to be joined; empty: all
     fraction: float = 1.0  # share of train to keep, (0, 1]; with one seed, smaller fractions lie within larger ones
-    per_class: int = 0  # samples of each class of train to keep; 0 keeps all
+    per_class: Whole = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
     length: int = 128  # tokens that a sentence pair is truncated or padded to
     vocab: str = ""  # WordPiece vocabulary file, one word per line; empty: vocab.txt in the source, else learnt
     vocab_size: int = 30_522  # most words of a learnt vocabulary
     # Store train in a random order if the source lists it class by class; `widemix prep` does by default.
     shuffle: bool = False
-    seed: int = 0  # for fraction, per_class, holdout and shuffle
+    seed: Whole = 0  # for fraction, per_class, holdout and shuffle
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_size <= 65_535:
@@ -54,19 +55,12 @@ class PrepSettings:
             raise InputError(f"fraction {self.fraction}: must be above 0 and at most 1 (or 100%)")
         if not 0 <= self.holdout < 1:
             raise InputError(f"holdout {self.holdout}: must be at least 0 and below 1 (or 100%)")
-        for name in ("per_class", "seed"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} {getattr(self, name)}: must not be negative")
         if self.per_class and self.fraction != 1:
             raise InputError(f"per_class {self.per_class} and fraction {self.fraction} both reduce train: set one")
         if not 8 <= self.length <= 65_536:
             raise InputError(f"length {self.length}: a pair has 8 to 65536 tokens")
         if not 100 <= self.vocab_size <= 1_000_000:
             raise InputError(f"vocab_size {self.vocab_size}: a vocabulary has 100 to a million words")
-        if self.side not in ("longest", "shortest"):
-            raise InputError(f"side {self.side!r}: must be longest or shortest")
-        if self.on_corrupt not in ("error", "skip"):
-            raise InputError(f"on_corrupt {self.on_corrupt!r}: must be error or skip")
 
     @property
     def reduces_train(self) -> bool:
@@ -89,6 +83,9 @@ class PrepSettings:
     def as_json(self) -> dict[str, Any]:
         """The settings by name, as the manifest records them."""
         return asdict(self)
+
+
+PrepSettings.__init__ = check_arguments(PrepSettings.__init__)  # type: ignore[method-assign]
 
 
 def rename_old_keys(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """What every section of a recipe is made of."""
 
 import difflib
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
+Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Depth = Annotated[int, Field(gt=0, le=10_000)]
 DropPath = Annotated[float, Field(ge=0, lt=1)]  # 1 would skip every block, and divide by 0
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -24,6 +25,18 @@ Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 def key(default, description: str):
     """A recipe key with its default (`...` for none) and the sentence that `widemix train --help` prints."""
     return Field(default=default, description=description)
+
+
+def plain(value: Any) -> Any:
+    """A number of any integer type as an int, one of NumPy as Python's own; all else as it is."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 class HasHelp(Protocol):
@@ -72,3 +85,8 @@ class Section(BaseModel):
     """A section of a recipe: immutable; unknown keys, values of another type and infinities are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers_are_plain(cls, values: Any) -> Any:
+        return {name: plain(value) for name, value in values.items()} if isinstance(values, dict) else values

@@ -19,6 +19,7 @@ LAYERS = [
         "pipeline.timm_import",
         "pipeline.torch_support",
     ],
+    ["pipeline.arguments"],
     ["pipeline.figures"],
     ["pipeline.native"],
     ["pipeline.formats"],
@@ -43,7 +44,14 @@ LAYERS = [
 ]
 PACKAGES = ("pipeline", "data_prep", "launch", "widemix")
 # What of pipeline the writer of prepared data may use; and what of pipeline may use the other packages.
-FOR_DATA_PREP = {"pipeline.errors", "pipeline.files", "pipeline.cgroups", "pipeline.native", "pipeline.formats"}
+FOR_DATA_PREP = {
+    "pipeline.errors",
+    "pipeline.arguments",
+    "pipeline.files",
+    "pipeline.cgroups",
+    "pipeline.native",
+    "pipeline.formats",
+}
 ABOVE_PIPELINE = "pipeline.cli"
 FILES = sorted(path for room in PACKAGES for path in (ROOT / room).rglob("*.py"))
 

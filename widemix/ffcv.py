@@ -19,7 +19,7 @@ import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 try:
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
@@ -39,7 +39,9 @@ import numba
 import numpy as np
 import torch
 from numba import types
+from pydantic import Field
 
+from pipeline.arguments import Epoch, Numbers, Size, Whole, build_section, check_arguments
 from pipeline.data.augment.batch import build_augmentation
 from pipeline.data.augment.erase import draw_erasing, erase
 from pipeline.data.compiled import jit, native_symbol
@@ -50,7 +52,7 @@ from pipeline.data.random import INTERPOLATION, key, uniform
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from widemix.sections import build_section, jitter_strengths, process_topology
+from widemix.sections import Device, jitter_strengths, process_topology
 
 _NUMBER = types.int64
 _decode = native_symbol("decode_from_memory", types.void(*[types.intp] * 10))
@@ -66,7 +68,8 @@ class Order(TraversalOrder):
     differ by a batch.
     """
 
-    def __init__(self, seed: int = 0, rank: int | None = None, world: int | None = None):
+    @check_arguments
+    def __init__(self, seed: Whole = 0, rank: Whole | None = None, world: Size | None = None):
         topology = process_topology(rank, world, "cpu")
         self.seed, self.rank, self.world = seed, topology.rank, topology.world
         self.epoch = np.zeros(1, np.int64)  # that is loaded
@@ -95,7 +98,8 @@ class Order(TraversalOrder):
         return steps_per_epoch(len(self.loader.indices), self.loader.batch_size * self.world, drop_last)
 
 
-def resume(loader: Any, epoch: int, step: int) -> None:
+@check_arguments
+def resume(loader: Any, epoch: Epoch, step: Whole) -> None:
     """Begin the next iteration of an FFCV loader that has an `Order` with this step of this epoch."""
     if not isinstance(loader.traversal_order, Order):
         raise InputError("widemix.ffcv.resume: the loader has no widemix.ffcv.Order")
@@ -168,16 +172,17 @@ class _Decoder(SimpleRGBImageDecoder):
 class RandomResizedCrop(_Keyed, _Decoder):
     """Random-resized crop and flip: uint8 [B, size, size, 3]; for FFCV's decoder and `RandomHorizontalFlip`."""
 
+    @check_arguments
     def __init__(
         self,
         size: int,
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        scale: Numbers = (0.08, 1.0),
+        ratio: Numbers = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         interpolation: str = "bilinear",
     ):
         super().__init__(size, interpolation)
-        self.augment = build_section(AugmentSection, scale=tuple(scale), ratio=tuple(ratio), hflip=hflip)
+        self.augment = build_section(AugmentSection, scale=scale, ratio=ratio, hflip=hflip)
 
     def generate_code(self) -> Callable:
         """Compiled by FFCV."""
@@ -189,7 +194,10 @@ class RandomResizedCrop(_Keyed, _Decoder):
 class CenterCrop(_Decoder):
     """`crop_pct` of the shorter side at the centre: uint8 [B, size, size, 3], for evaluation in any order."""
 
-    def __init__(self, size: int, crop_pct: float = 0.875, interpolation: str = "bilinear"):
+    @check_arguments
+    def __init__(
+        self, size: int, crop_pct: Annotated[float, Field(gt=0, le=1)] = 0.875, interpolation: str = "bilinear"
+    ):
         super().__init__(size, interpolation)
         self.crop_pct, self._zero = crop_pct, np.zeros(1, np.int64)
 
@@ -242,16 +250,18 @@ class RandAugment(_Augment):
     mean: fill colour of pixels from outside, on a scale of 0 to 1. interpolation: of operations that move pixels.
     """
 
-    def __init__(self, policy: str, mean: Sequence[float] = IMAGENET_MEAN, interpolation: str = "bilinear"):
+    @check_arguments
+    def __init__(self, policy: str, mean: Numbers = IMAGENET_MEAN, interpolation: str = "bilinear"):
         super().__init__(build_section(AugmentSection, auto_augment=policy), mean, interpolation)
 
 
 class ColorJitter(_Augment):
     """Colour jitter, grayscale, Gaussian blur and solarisation, with `Loader`'s arguments; after `RandAugment`."""
 
+    @check_arguments
     def __init__(
         self,
-        color_jitter: float | Sequence[float] = 0.0,
+        color_jitter: float | Numbers = 0.0,
         color_jitter_prob: float = 1.0,
         grayscale_prob: float = 0.0,
         gaussian_blur_prob: float = 0.0,
@@ -274,16 +284,18 @@ class Normalize(Operation):
     Instead of FFCV's `ToTensor`, `ToDevice`, `ToTorchImage` and `NormalizeImage`.
     """
 
+    @check_arguments
     def __init__(
         self,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
-        device: str | torch.device = "cpu",
+        mean: Numbers = IMAGENET_MEAN,
+        std: Numbers = IMAGENET_STD,
+        device: Device = "cpu",
     ):
         super().__init__()
         self.device = torch.device(device)
+        data = build_section(DataSection, path="", mean=mean, std=std)
         # Multiplied on the host: on the device FFCV's streams would not wait for it.
-        self.mean, self.std = (per_channel(rgb).to(device) for rgb in (mean, std))
+        self.mean, self.std = (per_channel(rgb).to(device) for rgb in (data.mean, data.std))
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
         """Memory on the device."""
@@ -301,6 +313,7 @@ class Normalize(Operation):
 class RandomErasing(_Keyed):
     """timm's random erasing of float32 [B, 3, H, W], after `Normalize`."""
 
+    @check_arguments
     def __init__(self, re_prob: float, re_mode: str = "pixel", re_count: int = 1):
         super().__init__()
         self.augment = build_section(AugmentSection, re_prob=re_prob, re_mode=re_mode, re_count=re_count)

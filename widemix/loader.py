@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, SkipValidation
 from torch.utils.data import IterableDataset, get_worker_info
 
+from pipeline.arguments import Epoch, FilePath, Numbers, Size, Whole, build_section, check_arguments
 from pipeline.data.batches import Batch, Batches
 from pipeline.data.loader import EvalLoader, TrainLoader
 from pipeline.data.order import steps_per_epoch
@@ -17,10 +19,19 @@ from pipeline.formats.manifest import read_manifest
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from pipeline.recipe.train import TrainSection
-from widemix.sections import build_section, check_whole, jitter_strengths, numbers, process_topology
+from pipeline.section import Section
+from widemix.sections import Device, jitter_strengths, process_topology
 from widemix.views import View, expand_views, view_sections
 
-RGB = Sequence[float]
+
+class _State(Section):
+    """What a state of a loader holds."""
+
+    epoch: Epoch
+    step: Whole
+    seed: Whole
+    global_batch: Whole
+    samples: Whole
 
 
 class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
@@ -53,44 +64,45 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     left. Raises `InputError`, a ValueError, where the folder or an argument is wrong.
     """
 
+    @check_arguments
     def __init__(
         self,
-        path: str | Path,
+        path: FilePath,
         split: str,
-        batch_size: int,
+        batch_size: Size,
         image_size: int = 224,
         *,
         is_training: bool | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
-        seed: int = 0,
-        rank: int | None = None,
-        world: int | None = None,
-        device: str | torch.device | None = None,
+        seed: Whole = 0,
+        rank: Annotated[int, Field(ge=0)] | None = None,
+        world: Size | None = None,
+        device: Device | None = None,
         img_dtype: torch.dtype = torch.float32,
         num_workers: int = 0,
         num_classes: int | None = None,
         interpolation: Literal["bilinear", "bicubic", "random"] = "bilinear",
         crop_pct: float = 0.875,
-        mean: RGB = IMAGENET_MEAN,
-        std: RGB = IMAGENET_STD,
-        scale: Sequence[float] = (0.08, 1.0),
-        ratio: Sequence[float] = (3 / 4, 4 / 3),
+        mean: Numbers = IMAGENET_MEAN,
+        std: Numbers = IMAGENET_STD,
+        scale: Numbers = (0.08, 1.0),
+        ratio: Numbers = (3 / 4, 4 / 3),
         hflip: float = 0.5,
         auto_augment: str | None = None,
-        color_jitter: float | Sequence[float] | None = 0.0,
+        color_jitter: float | Numbers | None = 0.0,
         color_jitter_prob: float = 1.0,
         grayscale_prob: float = 0.0,
         gaussian_blur_prob: float = 0.0,
         solarize_prob: float = 0.0,
         num_aug_repeats: int = 0,
-        views: int | Sequence[View] = 1,
+        views: Annotated[int | Sequence[View], SkipValidation] = 1,
         re_prob: float = 0.0,
         re_mode: Literal["const", "rand", "pixel"] = "pixel",
         re_count: int = 1,
         mixup: float = 0.0,
         cutmix: float = 0.0,
-        cutmix_minmax: Sequence[float] | None = None,
+        cutmix_minmax: Numbers | None = None,
         mixup_prob: float = 1.0,
         mixup_switch_prob: float = 0.5,
         mixup_mode: Literal["batch", "pair", "elem"] = "batch",
@@ -103,7 +115,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
         self.topology = process_topology(rank, world, device)
-        self.batch_size, self.seed = check_whole("batch_size", batch_size, least=1), seed
+        self.batch_size, self.seed = batch_size, seed
         self.views = expand_views(views)
         known = self.manifest.splits.get(split)
         targeted = known is not None and "targets" in known.fields and not any(known.per_class)
@@ -119,13 +131,13 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             interpolation=interpolation,
             on_corrupt=on_corrupt,
             targets="regression" if targeted else "class",  # numbers as they are
-            mean=numbers(mean),
-            std=numbers(std),
+            mean=mean,
+            std=std,
         )
         augment = build_section(
             AugmentSection,
-            scale=numbers(scale),
-            ratio=numbers(ratio),
+            scale=scale,
+            ratio=ratio,
             hflip=hflip,
             auto_augment=auto_augment,
             color_jitter=jitter_strengths(color_jitter),
@@ -139,7 +151,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             re_count=re_count,
             mixup=mixup,
             cutmix=cutmix,
-            cutmix_minmax=numbers(cutmix_minmax),
+            cutmix_minmax=cutmix_minmax,
             mixup_prob=mixup_prob,
             mixup_switch_prob=mixup_switch_prob,
             mix_mode=mixup_mode,
@@ -182,9 +194,9 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
                 targets = batch.targets if self._soft or not self.is_training else self._labels(batch)
                 yield self._images(batch), targets
 
-    def set_epoch(self, epoch: int) -> None:
+    @check_arguments
+    def set_epoch(self, epoch: Epoch) -> None:
         """Begin the next iteration with this epoch; where `load_state_dict` has loaded a step of it, with that."""
-        epoch = check_whole("epoch", epoch)
         if self._next is None or self._next[0] != epoch:
             self._next = epoch, 0
 
@@ -193,16 +205,21 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         epoch, step = self._position
         return {"epoch": epoch, "step": step, **self._identity()}
 
+    @check_arguments
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next iteration where `state` was saved; the world size may be another, the global batch not."""
         identity = self._identity()
         if missing := [name for name in ("epoch", "step", *identity) if name not in state]:
             raise InputError(f"the loader's state lacks {', '.join(missing)}; give what state_dict returned")
+        given = build_section(_State, "the loader's state: ", **{name: state[name] for name in _State.model_fields})
         for name, value in identity.items():
-            if state[name] != value:
+            if getattr(given, name) != value:
                 cure = f": batch_size {self.batch_size} x {self.topology.world}" if name == "global_batch" else ""
                 raise InputError(f"the loader's state was saved with {name} {state[name]}, here it is {value}{cure}")
-        epoch, step = (check_whole(f"the loader's state: {name}", state[name]) for name in ("epoch", "step"))
+        epoch, step = given.epoch, given.step
+        most = steps_per_epoch(self.samples, self.global_batch, drop_last=False)
+        if step > most:
+            raise InputError(f"the loader's state: step {step}: an epoch has {most} steps")
         self._position = self._next = (epoch, step) if step < len(self) else (epoch + 1, 0)
 
     def _identity(self) -> dict[str, int]:

@@ -1,15 +1,17 @@
 """The commands `widemix prep`, `train` and `eval` as functions, and networks."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, InstanceOf, SkipValidation
 
 from data_prep.from_python import Pairs, collect
 from data_prep.prepare import prepare as prepare_folder
 from data_prep.settings import PrepSettings
+from pipeline.arguments import FilePath, Size, build_section, check_arguments
 from pipeline.distributed.launchers import export_torchrun_env
 from pipeline.distributed.topology import read_topology, usual_defaults
 from pipeline.engine.kernels import choose_kernels as select_kernels
@@ -20,23 +22,24 @@ from pipeline.models import registry
 from pipeline.models.mixer.network import Mixer
 from pipeline.recipe import Recipe, fill_classes, load_recipe
 from pipeline.recipe.train import EngineSection, TrainSection
+from pipeline.section import Fraction
 from pipeline.train import Exit
 from pipeline.train import train as train_rank
 from pipeline.training.assessment import evaluate_checkpoint
-from widemix.sections import build_section, check_whole
 
-AnyRecipe = Recipe | str | Path
+AnyRecipe = InstanceOf[Recipe] | FilePath
 
 
+@check_arguments
 def prepare(
-    source: str | Pairs | Mapping[str, Pairs],
-    to: str | Path,
-    origin: str | Path | None = None,
+    source: Annotated[str | Pairs | Mapping[str, Pairs], SkipValidation],
+    to: FilePath,
+    origin: FilePath | None = None,
     *,
-    processes: int | None = None,
+    processes: Annotated[int, Field(ge=1, le=4096)] | None = None,
     force: bool = False,
     extend: bool = False,
-    max_bad: float = 0.01,
+    max_bad: Fraction = 0.01,
     **settings: Any,
 ) -> Manifest:
     """Prepare a dataset in the folder `to`, once, and return its manifest; as `widemix prep`.
@@ -55,12 +58,17 @@ def prepare(
     if isinstance(source, str):
         folder = None if origin is None else Path(origin)
         return prepare_folder(source, folder, Path(to), chosen, **options)
+    if isinstance(source, bytes) or not isinstance(source, Iterable):
+        raise InputError(
+            f"source {source!r:.80}: must be the name of one, or pairs (image, label), or {{split: pairs}}"
+        )
     if origin is not None:
         raise InputError(f"origin {origin}: pairs are not read from a folder; leave it out")
     with collect(source if isinstance(source, Mapping) else {"train": source}, Path(to), chosen.targets) as dataset:
         return prepare_folder(dataset, None, Path(to), chosen, **options)
 
 
+@check_arguments
 def build_model(recipe: AnyRecipe) -> torch.nn.Module:
     """Return the network of a recipe, or of the file or shipped recipe of that name, with new weights.
 
@@ -70,7 +78,8 @@ def build_model(recipe: AnyRecipe) -> torch.nn.Module:
     return registry.build_model(loaded.model, loaded.data.image_size, loaded.data.num_classes)
 
 
-def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp32", kernels: str = "auto") -> str:
+@check_arguments
+def choose_kernels(model: torch.nn.Module, batch_size: Size, precision: str = "fp32", kernels: str = "auto") -> str:
     """Let a Mixer in training compute its blocks in the faster way, for a loop of your own; returns which.
 
     That is "plain", as they are written, or "batch_last", with the same weights and, but for rounding, numbers: as
@@ -80,17 +89,18 @@ def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp
     batch_size: that of each process.
     precision: "fp32", or the type of autocast, "bf16" or "fp16".
     """
-    batch_size = check_whole("batch_size", batch_size, 1)
     engine = build_section(EngineSection, kernels=kernels)
     section = build_section(TrainSection, epochs=1, global_batch=batch_size, precision=precision)
-    chosen = select_kernels(model, engine, section, batch_size, next(model.parameters()).device)
+    device = next((weights.device for weights in model.parameters()), torch.device("cpu"))
+    chosen = select_kernels(model, engine, section, batch_size, device)
     if isinstance(model, Mixer):
         use_kernels(model, chosen)
     return chosen
 
 
+@check_arguments
 @usual_defaults()
-def train(recipe: AnyRecipe, run_dir: str | Path, *, resume: str = "auto") -> dict[str, Any] | None:
+def train(recipe: AnyRecipe, run_dir: FilePath, *, resume: str = "auto") -> dict[str, Any] | None:
     """Train a recipe in this process and return the figures of done.json; as `widemix train --ranks 1`.
 
     In processes that a launcher started, such as torchrun, every rank calls it, and those above 0 get no figures: {}.
@@ -104,11 +114,12 @@ def train(recipe: AnyRecipe, run_dir: str | Path, *, resume: str = "auto") -> di
     return figures
 
 
+@check_arguments
 def evaluate(
-    path: str | Path,
-    data: str | Path | None = None,
+    path: FilePath,
+    data: FilePath | None = None,
     split: str | None = None,
-    batch_size: int | None = None,
+    batch_size: Size | None = None,
     *,
     ema: bool = False,
 ) -> dict[str, float]:

@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Integral
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
+from typing_extensions import TypedDict
+
+from pipeline.arguments import build_section, numbers
 from pipeline.errors import InputError
 from pipeline.recipe.augment import AugmentSection
 from pipeline.recipe.data import DataSection
-from widemix.sections import build_section, jitter_strengths, numbers
+from pipeline.section import plain
+from widemix.sections import jitter_strengths
+
+MOST = 1000  # views of an image
 
 
 class View(TypedDict, total=False):
@@ -32,11 +37,12 @@ class View(TypedDict, total=False):
 
 def expand_views(views: Any) -> list[View]:
     """What is other for each view, from the loader's argument. `InputError` where it is none."""
-    if isinstance(views, Integral) and int(views) >= 1:
-        return [View()] * int(views)
-    if isinstance(views, Sequence) and views and all(isinstance(view, Mapping) for view in views):
+    views = plain(views)
+    if type(views) is int and 1 <= views <= MOST:
+        return [View()] * views
+    if isinstance(views, Sequence) and 1 <= len(views) <= MOST and all(isinstance(view, Mapping) for view in views):
         return list(views)
-    raise InputError(f"views {views!r}: must be their number, at least 1, or a list with a View for each")
+    raise InputError(f"views {views!r:.80}: must be their number, 1 to {MOST}, or a list with a View for each")
 
 
 def view_sections(

@@ -33,7 +33,7 @@ class AugmentSection(Section):
     grayscale_prob: Fraction = key(0.0, "probability of conversion to grayscale")
     gaussian_blur_prob: Fraction = key(0.0, "probability of a Gaussian blur with a sigma of 0.1 to 2 pixels")
     solarize_prob: Fraction = key(0.0, "probability of inverting all values from 128 on, after the blur")
-    aug_repeats: Annotated[int, Field(ge=0)] = key(
+    aug_repeats: Annotated[int, Field(ge=0, lt=2**31)] = key(
         0,
         "repeated augmentation: views of each sample in a batch, for fewer samples in an epoch; 0 is off",
     )

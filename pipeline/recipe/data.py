@@ -29,7 +29,7 @@ class PreparedSection(Section):
     path: str = key(..., "folder written by `widemix prep` (manifest.json and the .beton files)")
     train_split: str = key("train", "split to train on")
     eval_split: str = key("val", "split to evaluate on")
-    num_classes: Annotated[int, Field(ge=0)] = key(
+    num_classes: Annotated[int, Field(ge=0, lt=2**31)] = key(
         0, "number of classes of the head; 0: as many as the prepared folder has. Training refuses another number"
     )
     checksums: bool = key(

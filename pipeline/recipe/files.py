@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import PlainValidator, ValidationError
 
+from pipeline.arguments import FilePath, check_arguments
 from pipeline.errors import InputError, command
 from pipeline.models.families import KINDS
 from pipeline.recipe.complaints import complaint, suggest
@@ -22,7 +23,19 @@ from pipeline.recipe.yaml_text import parse_yaml, read_yaml, yaml_complaint
 SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the wheel
 
 
-def load_recipe(path: str | Path, overrides: Iterable[tuple[str, str]] = ()) -> Recipe:
+def _pairs(overrides: Any) -> list[tuple[str, str]]:
+    pairs = None if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable) else list(overrides)
+    if pairs is None or not all(
+        isinstance(pair, tuple | list) and list(map(type, pair)) == [str, str] for pair in pairs
+    ):
+        raise ValueError('must be pairs of a key and its value as YAML text, such as ("train.epochs", "3")')
+    return [(name, text) for name, text in pairs]
+
+
+@check_arguments
+def load_recipe(
+    path: FilePath, overrides: Annotated[Iterable[tuple[str, str]], PlainValidator(_pairs)] = ()
+) -> Recipe:
     """Return the recipe at `path` with overrides applied.
 
     path: a YAML file, or the name of a shipped recipe such as `digits/rp_mixer`; so `extends`, relative to the file.

@@ -1,0 +1,107 @@
+"""Checks the arguments of public functions against their annotations, by the rules of a recipe's keys.
+
+An int may be of any integer type, and numbers and bools may be NumPy's; a bool is no number, nor is a str, and no
+number may be infinite. What is wrong is an `InputError` that names the argument.
+"""
+
+import errno
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+
+from pipeline.errors import InputError
+from pipeline.section import Section, plain
+
+AnySection = TypeVar("AnySection", bound=Section)
+Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
+# Keys of sections that are arguments of other names: timm's.
+_NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode": "mixup_mode"}
+
+
+def _check_path(path: str | Path) -> str | Path:
+    try:
+        os.lstat(path)
+    except ValueError:
+        raise ValueError("has a NUL character; no file name can have one") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError("is too long for a file's name") from None
+    return path
+
+
+FilePath = Annotated[str | Path, AfterValidator(_check_path)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Epoch = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def numbers(value: Any) -> Any:
+    """Several numbers, as of an array, as a tuple; what is wrong as it is, which is then named."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return value
+    return tuple(map(plain, value))
+
+
+Numbers = Annotated[Sequence[float], BeforeValidator(numbers)]
+
+
+def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """The function, its arguments checked against its annotations; `SkipValidation` leaves one to the function."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
+        _refuse_unknown(signature, keywords)
+        given = signature.bind(*args, **keywords)
+        kind = _arguments_of(function)
+        arguments = build_section(kind, **{k: v for k, v in given.arguments.items() if k in kind.model_fields})
+        given.arguments.update((name, getattr(arguments, name)) for name in arguments.model_fields_set)
+        return function(*given.args, **given.kwargs)
+
+    return checked
+
+
+class _Arguments(Section):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+@functools.cache
+def _arguments_of(function: Callable[..., Any]) -> type[_Arguments]:
+    """A section with the annotated arguments as keys. Those that are not given have their defaults, unchecked."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters.values()
+    named = [p.name for p in parameters if p.name in hints and p.kind is not p.VAR_KEYWORD]
+    fields: dict[str, Any] = {name: (hints[name], None) for name in named}
+    return create_model(function.__qualname__, __base__=_Arguments, **fields)
+
+
+def _refuse_unknown(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
+    known = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    for name in keywords.keys() - known.keys():
+        near = get_close_matches(name, known, 1)
+        raise InputError(f"no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
+
+
+def build_section(kind: type[AnySection], /, where: str = "", **values: Any) -> AnySection:
+    """A recipe's section; what is wrong becomes an `InputError` with the argument's name."""
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        first = errors[0]
+        key = str(first["loc"][0]) if first["loc"] else ""
+        given = f"{_NAMES.get(key, key)} {first['input']!r:.80}: " if key else ""
+        # A value of several types has an error for each of them.
+        reasons = dict.fromkeys(each["msg"] for each in errors if each["loc"][:1] == first["loc"][:1])
+        reason, *others = (each.removeprefix("Value error, ") for each in reasons)
+        others = [f", or {other.removeprefix('Input should be ')}" for other in others]
+        raise InputError(where + given + "".join([reason, *others])) from None

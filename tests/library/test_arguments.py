@@ -1,0 +1,207 @@
+"""Every argument of every public function, with wrong values of all kinds: one `InputError` that names it.
+
+And every integer type is taken where an integer is meant.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import widemix
+from data_prep.settings import PrepSettings
+from pipeline.formats.manifest import read_manifest
+
+BAD: dict[str, Any] = {
+    "none": None,
+    "object": object(),
+    "bool": True,
+    "text": "7",
+    "nan": math.nan,
+    "infinite": math.inf,
+    "fraction": 90.5,
+    "negative": -1,
+    "huge": 10**30,
+    "bytes": b"7",
+    "empty": [],
+}
+NONE, TEXT, FLAG, OPTIONAL, PATH = map(frozenset, ([], ["text"], ["bool"], ["none"], ["text"]))
+# Of each public function: arguments that are right, and for each argument which of BAD are.
+LOADER = {
+    **dict.fromkeys(inspect.signature(widemix.Loader).parameters, NONE),
+    **dict.fromkeys(("is_training", "shuffle", "drop_last"), FLAG | OPTIONAL),
+    **dict.fromkeys(("rank", "world", "device", "num_classes", "auto_augment", "cutmix_minmax"), OPTIONAL),
+    **dict.fromkeys(("path", "split"), TEXT),
+    **dict.fromkeys(("mixup", "cutmix"), frozenset(["huge", "fraction"])),
+    "color_jitter": OPTIONAL | {"huge", "fraction", "empty"},
+}
+SETTINGS = {
+    **dict.fromkeys(PrepSettings.__dataclass_fields__, NONE),
+    **dict.fromkeys(("raw", "restart_markers", "shuffle"), FLAG),
+}
+TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], Mapping[str, Set[str]]]] = {
+    "Loader": (widemix.Loader, {"path": "{digits}", "split": "train", "batch_size": 8, "device": "cpu"}, LOADER),
+    "prepare": (
+        widemix.prepare,
+        {"source": "digits", "to": "{tmp}"},
+        {
+            **SETTINGS,
+            "source": {"empty"},
+            "to": PATH,
+            "origin": PATH | OPTIONAL,
+            "processes": OPTIONAL,
+            "force": FLAG,
+            "extend": FLAG,
+            "max_bad": NONE,
+        },
+    ),
+    "load_recipe": (widemix.load_recipe, {"path": "digits/mixer"}, {"path": PATH, "overrides": {"empty"}}),
+    "build_model": (widemix.build_model, {}, {"recipe": NONE}),
+    "choose_kernels": (
+        widemix.choose_kernels,
+        {"model": torch.nn.Linear(2, 2), "batch_size": 8},
+        dict.fromkeys(("model", "batch_size", "precision", "kernels"), NONE),
+    ),
+    "train": (
+        widemix.train,
+        {"recipe": "digits/mixer", "run_dir": "{tmp}"},
+        {"recipe": NONE, "run_dir": PATH, "resume": TEXT},
+    ),
+    "evaluate": (
+        widemix.evaluate,
+        {"path": "{tmp}"},
+        {
+            "path": PATH,
+            "data": PATH | OPTIONAL,
+            "split": TEXT | OPTIONAL,
+            "batch_size": OPTIONAL,
+            "ema": FLAG,
+        },
+    ),
+}
+CASES = [
+    (function, argument, kind)
+    for function, (_, _, arguments) in TABLE.items()
+    for argument, right in arguments.items()
+    for kind in BAD.keys() - right
+]
+
+
+def filled(values: Mapping[str, Any], digits: Path, tmp: Path) -> dict[str, Any]:
+    return {k: v.format(digits=digits, tmp=tmp / "out") if isinstance(v, str) else v for k, v in values.items()}
+
+
+def test_the_table_has_every_argument() -> None:
+    for name, (function, _, arguments) in TABLE.items():
+        known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        assert set(known) <= arguments.keys(), name
+    public = {name for name in widemix.__all__ if callable(getattr(widemix, name))}
+    assert public - TABLE.keys() == {"InputError", "Recipe", "View"}  # the views are below
+
+
+@pytest.mark.parametrize(("function", "argument", "kind"), sorted(CASES), ids=str)
+def test_a_wrong_argument_is_named(digits: Path, tmp_path: Path, function: str, argument: str, kind: str) -> None:
+    call, right, _ = TABLE[function]
+    with pytest.raises(widemix.InputError) as raised:
+        call(**filled(right, digits, tmp_path) | {argument: BAD[kind]})
+    assert argument in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+VIEW = {name: LOADER[name] for name in widemix.View.__annotations__}
+
+
+@pytest.mark.parametrize(
+    ("argument", "kind"), [(a, kind) for a, right in VIEW.items() for kind in sorted(BAD.keys() - right)], ids=str
+)
+def test_a_wrong_argument_of_a_view_is_named(digits: Path, argument: str, kind: str) -> None:
+    views: Any = [{}, {argument: BAD[kind]}]
+    with pytest.raises(widemix.InputError, match=rf"^views\[1\]: {argument} "):
+        widemix.Loader(digits, "train", 8, 16, device="cpu", views=views)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_wrong_epoch_or_state_is_named(digits: Path, kind: str) -> None:
+    one = widemix.Loader(digits, "train", 8, 16, device="cpu")
+    with pytest.raises(widemix.InputError, match=r"^epoch "):
+        one.set_epoch(BAD[kind])
+    with pytest.raises(widemix.InputError, match=r"^the loader's state lacks" if kind == "empty" else r"^state "):
+        one.load_state_dict({} if kind == "empty" else BAD[kind])
+    for name in one.state_dict():
+        with pytest.raises(widemix.InputError, match=f"^the loader's state: {name} "):
+            one.load_state_dict(one.state_dict() | {name: BAD[kind]})
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"epoch": 2**63}, "the loader's state: epoch 9223372036854775808: Input should be less than 4294967296"),
+        ({"step": 10**9}, "the loader's state: step 1000000000: an epoch has 180 steps"),
+    ],
+)
+def test_a_state_beyond_any_epoch_is_refused(digits: Path, state: dict[str, int], words: str) -> None:
+    one = widemix.Loader(digits, "train", 8, 16, device="cpu")
+    with pytest.raises(widemix.InputError, match=words):
+        one.load_state_dict(one.state_dict() | state)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: widemix.Loader(batchsize=8), "no argument 'batchsize'; did you mean batch_size"),  # type: ignore[call-arg]
+        (lambda: widemix.prepare("digits", "out", qualty=90), "no argument 'qualty'; did you mean quality"),
+        (lambda: widemix.Loader("a\0b", "train", 8), r"path 'a\\x00b': has a NUL character"),
+        (lambda: widemix.Loader("a" * 300, "train", 8), "path 'aaa.*: is too long for a file's name"),
+        (lambda: widemix.prepare({5: []}, "out"), "split 5 is no name"),  # type: ignore[dict-item]
+        (lambda: widemix.prepare({"train": None}, "out"), "train: None are no pairs"),  # type: ignore[dict-item]
+        (lambda: widemix.load_recipe("digits/mixer", [("train.epochs", 3)]), "overrides .*: must be pairs of a key"),  # type: ignore[list-item]
+    ],
+)
+def test_what_else_is_wrong_is_named(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(widemix.InputError, match=words):
+        call()
+
+
+class Number:
+    """An integer type that is nobody's."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def __index__(self) -> int:
+        return self.value
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor, np.array, Number], ids=str)
+def test_any_integer_type_is_an_integer(digits: Path, tmp_path: Path, kind: Callable[[int], Any]) -> None:
+    keys = {"batch_size": 8, "image_size": 16, "seed": 3, "num_workers": 1, "re_count": 2, "rank": 0, "world": 2}
+    expected = widemix.Loader(digits, "train", device="cpu", re_prob=0.5, **keys)  # type: ignore[arg-type]
+    found = widemix.Loader(digits, "train", device="cpu", re_prob=0.5, **{name: kind(n) for name, n in keys.items()})  # type: ignore[arg-type]
+    found.set_epoch(kind(1))
+    expected.set_epoch(1)
+    for (a, _), (b, _) in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+    state = expected.state_dict()
+    found.load_state_dict({name: kind(n) if n < 256 else n for name, n in state.items()})
+    manifest = widemix.prepare("digits", tmp_path, per_class=kind(16), max_size=kind(128), processes=kind(1))
+    assert read_manifest(tmp_path) == manifest
+    assert manifest.splits["train"].samples == 160
+
+
+def test_numbers_and_bools_may_be_numpys(digits: Path) -> None:
+    keys = {
+        "hflip": np.float32(0.5),
+        "mean": np.full(3, 0.5),
+        "std": torch.full((3,), 0.5),
+        "scale": np.array([0.5, 1]),
+    }
+    found = widemix.Loader(digits, "train", 8, 16, device="cpu", shuffle=np.bool_(False), **keys)  # type: ignore[arg-type]
+    plain = {"hflip": 0.5, "mean": (0.5,) * 3, "std": (0.5,) * 3, "scale": (0.5, 1)}
+    expected = widemix.Loader(digits, "train", 8, 16, device="cpu", shuffle=False, **plain)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(found, expected, strict=True))
