@@ -165,8 +165,8 @@ def _compute_plan(
             raise ValueError("a permutation of another size than the block's features")
         numbers = (rows, first.in_features, hidden, last.out_features, channels, _activation(mixing))
         eps = [getattr(each, "eps", 0.0) for each in (norm, getattr(skip, "norm", None))]
-        for (name, _), value in zip(_Shape._fields_, [*numbers, *eps, *map(_address, indices)], strict=True):
-            setattr(shape, name, value)
+        for field, value in zip(_Shape._fields_, [*numbers, *eps, *map(_address, indices)], strict=True):
+            setattr(shape, field[0], value)
         kept += indices
     return _Plan(shapes, kept, of, sizes, settings)
 
