@@ -10,7 +10,7 @@ from pipeline.errors import LauncherError
 from tests.conftest import ROOT
 from tests.distributed.test_launchers import SRUN
 
-# As these set them for rank 1 of 2 on one machine: MPICH 5.0.2, Intel MPI 2021.17, OpenMPI 5.0.11, MPICH's gforker.
+# As these set them for rank 1 of 2 on one machine: MPICH 5.0.2, Intel MPI, OpenMPI 5.0.11, MPICH's gforker.
 HYDRA = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_FD": "11", "PMI_RANK": "1", "PMI_SIZE": "2"}
 INTEL = HYDRA | {"I_MPI_HYDRA_UUID": "48260000-2ab1-5d85-1961-06007782714d", "HYDRA_BSTRAP_LOCALHOST": "vm"}
 OPENMPI_5 = {
