@@ -178,7 +178,11 @@ class Number:
         return self.value
 
 
-@pytest.mark.parametrize("kind", [np.int64, np.uint8, torch.tensor, np.array, Number], ids=["int64", "uint8", "tensor", "array", "index"])
+@pytest.mark.parametrize(
+    "kind",
+    [np.int64, np.uint8, torch.tensor, np.array, Number],
+    ids=["int64", "uint8", "tensor", "array", "index"],
+)
 def test_any_integer_type_is_an_integer(digits: Path, tmp_path: Path, kind: Callable[[int], Any]) -> None:
     keys = {"batch_size": 8, "image_size": 16, "seed": 3, "num_workers": 1, "re_count": 2, "rank": 0, "world": 2}
     expected = widemix.Loader(digits, "train", device="cpu", re_prob=0.5, **keys)  # type: ignore[arg-type]
