@@ -37,7 +37,7 @@ from pipeline.run.saving import assembled
 from pipeline.training.finetune import UNUSED, freeze
 from tests.conftest import ROOT
 from tests.engine.ranks import ENGINES, overrides_for
-from tests.engine.toys import PARTS
+from tests.engine.toys import PARTS, known
 from tests.run.test_checkpoint import position
 
 Cell = Mapping[str, str]
@@ -73,6 +73,7 @@ _KEYS = {
 NOT_TRIED = {("engine", "deepspeed 3"), ("compile", "true")}  # works, but stage 3's hooks break each graph: 30 s
 
 
+@known()
 def accepted(cell: Cell) -> bool:
     """Whether the checks before training accept a cell, on a CPU."""
     try:
@@ -132,6 +133,7 @@ def overrides(cell: Cell) -> list[tuple[str, str]]:
     return keys
 
 
+@known()
 def run_cell(cell: Cell) -> str:
     """Return "trained", or "refused: " and the reason. Every rank calls it. Any other fault is an exception."""
     with (

@@ -136,7 +136,7 @@ def test_pairs_of_pictures_and_labels_are_prepared(tmp_path: Path) -> None:
         ({}, "there are no splits"),
         ([(b"", None)], r"train: pair 0 is \(b'', None\), not \(path or bytes, number, name or several numbers\)"),
         ([b"abc"], "train: pair 0 is b'abc', not"),
-        ([(b"", -1)], "train: pair 0 has the label -1"),
+        ([(b"", -1)], "train: pair 0: label -1 is negative"),
         ([(b"", 1), (b"", "a")], "labels are both numbers and names"),
         ({"../x": [(b"", 1)]}, "split '../x' is no name"),
     ],
