@@ -195,7 +195,7 @@ def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(
     runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", print_world))
     with pytest.raises(RunError):
         runner.run(study.cells)
-    assert {log.read_text() for log in (study.folder / "logs").iterdir()} == {"{'SLURM_STEP_ID'}\n"}
+    assert {log.read_text() for log in (study.folder / "logs").glob("*.log")} == {"{'SLURM_STEP_ID'}\n"}
 
 
 def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
