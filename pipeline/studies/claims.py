@@ -126,19 +126,16 @@ def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate
     """The contrast's mean over seeds; None while runs are missing, or too few for an error."""
     own = [result for result in results if result.cell.panel == claim.panel]
     sides = [_values(place, claim, own, study) for place in claim.places]
-    if any(side is None for side in sides):
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides):
         return None
     if claim.slope is not None:
-        return _paired(list(_known(sides[0]).values()))
-    left, right = map(_known, sides)
+        return _paired(list(known[0].values()))
+    left, right = known
     both = [left[seed] - right[seed] for seed in left if seed in right]
     if len(both) >= 2:
         return _paired(both)
     return _welch(list(left.values()), list(right.values()))
-
-
-def _known(side: dict[int, float] | None) -> dict[int, float]:
-    return side or {}
 
 
 def _paired(values: Sequence[float]) -> Estimate | None:

@@ -68,14 +68,13 @@ class Table:
         self.rows: dict[str, Row] = {}
         text = path.read_bytes().decode(errors="replace") if path.exists() else ""
         *lines, rest = text.split("\n")
-        self._torn = bool(rest)
         for number, line in enumerate(lines, start=1):
             if line:
                 row = _parse(line)
                 if row is None:
                     raise InputError(f"{path}, line {number}: is not the line of a run; remove it")
                 self.rows.setdefault(row.run, row)
-        if self._torn:
+        if rest:
             print(f"warning: {path}: its last line was cut off, and is left out", file=sys.stderr)
 
     def append(self, row: Row) -> None:
@@ -91,7 +90,6 @@ class Table:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
-        self._torn = False
         self.rows[row.run] = row
 
     def add_finished(self, cells: Iterable[Cell], folder: Path) -> None:
