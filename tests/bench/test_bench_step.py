@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from pipeline.bench import network_step, step
+from pipeline.bench import network_step, operations, step
 from pipeline.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
 from pipeline.bench.operations import peak_memory, time_by_operation
 from pipeline.bench.report import report
@@ -14,6 +14,7 @@ from pipeline.errors import InputError
 from pipeline.models.cost import model_cost
 from pipeline.models.registry import build_model
 from pipeline.recipe import load_recipe
+from pipeline.training.profile import torch_profiler
 from tests.conftest import ROOT
 
 
@@ -61,20 +62,32 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch):
+@pytest.mark.parametrize("kernels", ["plain", "batch_last"])
+def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, kernels):
     """By a clock that goes on by a millisecond each time that it is read: the parts of a real step vary."""
+    monkeypatch.setitem(network_step._PEAK_SIDE, "cpu", 512)
     assert measure_peak("fp32", torch.device("cpu")) > 1e9
-    precisions, reads = [], itertools.count()
+    precisions, reads, profilers = [], itertools.count(), []
+
+    def kept_profiler():
+        profilers.append(torch_profiler())
+        return profilers[-1]
+
+    monkeypatch.setattr(operations, "torch_profiler", kept_profiler)
     monkeypatch.setattr(network_step, "compute_clock", lambda _: 1e-3 * next(reads))
     monkeypatch.setattr(network_step, "set_matmul_precision", precisions.append)
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.matmul_precision", "high")])
+    values = [("train.matmul_precision", "high"), ("engine.kernels", kernels)]
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", values)
     rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
     assert [row["name"] for row in rows] == ["normal", "rp", "timm eager"]
-    assert {row["kernels"] for row in rows} <= {"plain", "batch_last"}
+    assert [row["kernels"] for row in rows] == [kernels, kernels, "plain"]
     flops = 4 * model_cost(recipe.model, 8, 10).training_flops
-    for row in rows:
+    for row, profiler in zip(rows, profilers, strict=True):
         assert row["memory_gib"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)
-        assert {"aten::mm", "other"} <= set(row["operations_ms"])
+        milliseconds = {event.key: event.self_cpu_time_total / 1e3 for event in profiler.key_averages()}
+        other = row["operations_ms"].pop("other")
+        assert row["operations_ms"] == {name: round(milliseconds[name], 3) for name in row["operations_ms"]}
+        assert sum(row["operations_ms"].values()) + other == pytest.approx(sum(milliseconds.values()), abs=0.01)
         assert {row[f"{part}_ms"] for part in PARTS} == {1}
         seconds = 1e-3 * len(PARTS)
         assert row["images_per_cpu_s"] == pytest.approx(4 / seconds, abs=0.1)

@@ -80,7 +80,7 @@ def launch(tmp_path, folder, shard=write.SHARD):
 
 
 def workers_of(process):
-    """The two processes that it started to encode."""
+    """The processes that it started to encode."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if encode._MAIN in child.cmdline()]
 
@@ -117,13 +117,19 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
 
 def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkeypatch):
     """And does not leave the rest of the answer to be waited for."""
+    workers, start_worker = [], encode._start_without_sigint
+
+    def kept(file):
+        workers.append(start_worker(file))
+        return workers[-1]
 
     def kill_and_wait(pipes, _timeout):
-        ready = wait(pipes)  # the first of an answer is there: 16 pictures are more than any pipe holds
-        for worker in psutil.Process().children():
+        ready = wait(pipes)  # the first of an answer is there: 16 images are more than any pipe holds
+        for worker in workers:
             worker.kill()
         return ready
 
+    monkeypatch.setattr(encode, "_start_without_sigint", kept)
     monkeypatch.setattr(encode, "wait", kill_and_wait)
     monkeypatch.setattr(encode, "MIN_SECONDS_PER_PROCESS", 1e-9)
     with pytest.raises(RuntimeError, match="a process that encodes images was killed"):
@@ -134,7 +140,7 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
             PrepSettings(max_size=0, restart_markers=False),
             processes=2,
         )
-    assert psutil.Process().children() == []
+    assert [psutil.pid_exists(worker.pid) for worker in workers] == [False]  # nor a zombie: it was waited for
     assert not (tmp_path / "out").exists()
 
 
