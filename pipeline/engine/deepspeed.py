@@ -15,10 +15,11 @@ from torch import nn
 from typing_extensions import override
 
 from pipeline.data.batches import Batch
+from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
 from pipeline.engine.contract import Engine, StepResult
 from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
-from pipeline.engine.layout import adapt_parameters
+from pipeline.engine.layout import adapt_network
 from pipeline.engine.precision import autocast
 from pipeline.engine.state import State
 from pipeline.engine.torch_versions import set_timeout
@@ -46,7 +47,7 @@ class DeepSpeedEngine(Engine):
         self.replica = (topology.rank, topology.world) if self.stage == 0 else (0, 1)
         self.config = deepspeed_config(section, optim, train, topology)
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-        adapt_parameters(module, half=train.precision != "fp32")
+        adapt_network(module, DTYPES[train.precision])
         optimizer = build_optimizer(optim, module)
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.parameters = dict(module.named_parameters())

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from pipeline.data.precision import DTYPES
 from pipeline.distributed.topology import Topology
-from pipeline.engine.layout import adapt_parameters, separable_blocks
+from pipeline.engine.layout import adapt_network, separable_blocks
 from pipeline.engine.precision import autocast
 from pipeline.engine.torch_engine import TorchEngine
 from pipeline.engine.torch_versions import set_timeout
@@ -52,7 +52,7 @@ class FSDPEngine(TorchEngine):
         pinned = topology.device.type == "cuda"
         offload = CPUOffloadPolicy(pin_memory=pinned) if section.cpu_offload else OffloadPolicy()
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-        adapt_parameters(module, half=train.precision != "fp32")
+        adapt_network(module, DTYPES[train.precision])
         whole = dict(module.named_parameters())  # until they are sharded
         for part in (*separable_blocks(module), module):
             sharded = fully_shard(part, mesh=mesh, mp_policy=policy, offload_policy=offload)

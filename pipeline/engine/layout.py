@@ -1,4 +1,9 @@
-"""Parameters as FSDP2 and DeepSpeed take them, contiguous and with a dimension; and tensors with several names."""
+"""Networks as FSDP2 and DeepSpeed take them: parameters contiguous and with a dimension, one rule for dtypes.
+
+In half precision both engines compute with parameters of that dtype, and buffers stay in theirs, as with DDP. A batch
+norm sees its parameters in the float32 of its statistics. A network with other floating-point buffers (tables of
+positions, filters) mixes dtypes: it computes under autocast, as with DDP, and its norms see float32 too.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,6 +13,10 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
+
+from pipeline.engine.precision import autocast
+
+_MIXED_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)  # on CPUs autocast does not cast what these are given
 
 
 class _Adapted:
@@ -23,17 +32,44 @@ class _Adapted:
         return see(value)
 
 
-@torch.no_grad()
-def adapt_parameters(module: nn.Module, half: bool) -> None:
+class _MixesDtypes:
+    """Mixed into a network that has floating-point buffers: products in `_dtype`, whatever their operands are in."""
+
+    _dtype: torch.dtype
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with autocast(inputs.device, self._dtype):
+            output: torch.Tensor = super().forward(inputs)  # type: ignore[misc]
+        return output
+
+
+def adapt_network(module: nn.Module, dtype: torch.dtype) -> None:
     """Change a network in place to what FSDP2 and DeepSpeed take; names, and what it computes, stay.
 
-    Parameters become contiguous, those without a dimension get one. With `half`, where these engines compute with
-    parameters in half precision, batch norms see theirs in the float32 of their running statistics.
+    dtype: in which these engines compute with parameters.
+    """
+    half = dtype != torch.float32
+    mixes = half and any(_has_tables(part) for part in module.modules())
+    _adapt_parameters(module, float32=_MIXED_NORMS if mixes else _NormBase if half else ())
+    if mixes:
+        module.__class__ = type(type(module).__name__, (_MixesDtypes, type(module)), {"_dtype": dtype})
+
+
+def _has_tables(part: nn.Module) -> bool:
+    """Whether a module has floating-point buffers that are not the statistics of a batch norm."""
+    return not isinstance(part, _NormBase) and any(buffer.is_floating_point() for buffer in part.buffers(False))
+
+
+@torch.no_grad()
+def _adapt_parameters(module: nn.Module, float32: Any) -> None:
+    """Make parameters contiguous, and give those without a dimension one.
+
+    float32: classes of norms that see their parameters in float32.
     """
     for part in list(module.modules()):
         own = dict(part.named_parameters(recurse=False))
         seen: dict[str, Any] = {name: _scalar for name, parameter in own.items() if parameter.ndim == 0}
-        if half and isinstance(part, _NormBase) and part.track_running_stats:
+        if isinstance(part, float32) and getattr(part, "track_running_stats", True):
             seen |= dict.fromkeys(own, torch.Tensor.float)
         if seen:
             part.__class__ = type(type(part).__name__, (_Adapted, type(part)), {"_seen": seen})

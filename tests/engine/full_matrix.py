@@ -2,7 +2,8 @@
 
 It runs the cells in a random order, the same each time, on two ranks that are started anew after a fault, and
 appends a line for each to the file. The same command goes on where it was interrupted. It ends with the counts, and
-with what failed.
+with what failed. `--only "network plain, engine fsdp" --only timm:` keeps the cells in whose line all these words are:
+each of timm's optimizers with FSDP2.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.optim.registry import TIMM
-from tests.engine.matrix import ENGINES, FACTORS, NOT_TRIED, OPTIMIZERS, run_cell
+from tests.engine.matrix import ENGINES, FACTORS, NOT_TRIED, OPTIMIZERS, run_cell, said
 from tests.forks import Forks, group_of
 
 TIMM_NETWORKS = (
@@ -104,10 +105,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, required=True)
     parser.add_argument("--cells", type=int, help="how many of them, in the random order; default: all")
+    parser.add_argument(
+        "--only", action="append", default=[], help="words in a cell's line, such as 'optimizer timm:'"
+    )
     arguments = parser.parse_args()
     to = arguments.to.absolute()
-    cells = product()
-    print(f"{len(cells)} cells in the product", flush=True)
+    cells = [cell for cell in product() if all(words in said(cell) for words in arguments.only)]
+    print(f"{len(cells)} cells", flush=True)
     cells = cells[: arguments.cells]
     while left := [cell for cell in cells if json.dumps(cell) not in results(to)]:
         part, store = to.with_suffix(".part.json"), to.with_suffix(".part.store")

@@ -47,6 +47,12 @@ def test_timms_optimizers_resume_exactly(alone, optimizer):
     assert run_cell(PLAIN | {"optimizer": optimizer}) == "trained"
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "deepspeed 1"])
+def test_buffers_stay_float32_in_half_precision(alone, engine):
+    cell = PLAIN | {"network": "tables", "engine": engine, "precision": "bf16", "ema": "0.9"}
+    assert run_cell(cell) == "trained"
+
+
 TIMM = [
     ("test_nfnet", "fsdp", "fp32"),  # scalars
     ("test_nfnet", "deepspeed 3", "bf16"),

@@ -13,8 +13,8 @@ from pipeline.models.families import KINDS, register
 from pipeline.models.section import ModelSection
 from pipeline.section import key
 
-PARTS = ("batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided")
-Part = Literal["batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided"]
+PARTS = ("batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided", "tables")
+Part = Literal["batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided", "tables"]
 WIDTH = 12
 
 
@@ -27,8 +27,13 @@ class Block(nn.Module):
         self.fc1, self.fc2 = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.tensor(0.5)) if "scalar" in parts else None
         self.forgotten = nn.Linear(WIDTH, 3) if "unused" in parts else None
+        self.positions = nn.Linear(3, WIDTH) if "tables" in parts else None
+        if "tables" in parts:
+            self.register_buffer("table", torch.linspace(0, 1, 3), persistent=False)
 
     def forward(self, x):
+        if self.positions is not None:
+            x = x * self.positions(self.table)  # as Swin V2's relative positions
         y = self.fc2(self.fc1(self.norm(x)).relu())
         if self.scale is not None:
             assert self.scale.ndim == 0
@@ -57,6 +62,9 @@ class Toy(nn.Module):
             self.head_of_first.bias = self.blocks[0].fc2.bias
         if "scalar" in parts:
             self.temperature = nn.Parameter(torch.tensor(1.5))
+        if "tables" in parts:
+            self.register_buffer("waves", torch.linspace(0, 3, WIDTH).cos())
+            self.early_norm = nn.LayerNorm(WIDTH)
         if "unused" in parts:
             self.token = nn.Parameter(torch.ones(1, WIDTH))
         if "strided" in parts:
@@ -72,6 +80,8 @@ class Toy(nn.Module):
 
     def forward(self, x):
         x = self.stem_norm(self.stem(x)).mean((2, 3))
+        if hasattr(self, "waves"):
+            x = self.early_norm(x + self.waves)  # float32, whatever x is in
         for number, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
             if number == 0 and hasattr(self, "head_of_first"):
