@@ -11,13 +11,20 @@ from pydantic_core import CoreSchema, core_schema
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
+Seconds = Annotated[int, Field(gt=0, le=10**9)]  # 32 years; clocks count in nanoseconds, in 63 bits
 Depth = Annotated[int, Field(gt=0, le=10_000)]
 DropPath = Annotated[float, Field(ge=0, lt=1)]  # 1 would skip every block, and divide by 0
 Decay = Annotated[float, Field(ge=0, lt=1)]
+# Of keys from whose meaning no narrower range follows: in float32 their squares and sums are finite, and not zero.
+Amount = Annotated[float, Field(ge=0, le=1e9)]
+PositiveAmount = Annotated[float, Field(ge=1e-9, le=1e9)]
+Epsilon = Annotated[float, Field(ge=1e-30, le=1000)]
+Epochs = Annotated[float, Field(ge=0, le=1_000_000)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Decays = Annotated[tuple[Decay, Decay], Field(strict=False)]
-Triple = Annotated[tuple[float, float, float], Field(strict=False)]
-Deviation = Annotated[float, Field(gt=0)]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Means = Annotated[tuple[Mean, Mean, Mean], Field(strict=False)]
+Deviation = Annotated[float, Field(ge=1e-6, le=1000)]
 Deviations = Annotated[tuple[Deviation, Deviation, Deviation], Field(strict=False)]
 Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 

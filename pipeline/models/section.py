@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # What makes the network, and the keyword arguments that it is called with, without `num_classes`.
 ModelSpec = tuple[Callable[..., "nn.Module"], dict[str, Any]]
-Expansion = Annotated[float, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0)]
+Expansion = Annotated[float, Field(gt=0, le=10_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ModelSection(Section):

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from pipeline.optim.registry import OPTIMIZERS, OptimizerSpec
-from pipeline.section import Decay, Decays, OneOf, Section, key
+from pipeline.section import Amount, Decay, Decays, Epsilon, OneOf, PositiveAmount, Section, key
 
 
 class OptimSection(Section):
@@ -15,17 +15,17 @@ class OptimSection(Section):
         "adamw", "the optimizer; timm:NAME is timm's, such as timm:lion"
     )
     lr: Annotated[float, Field(gt=0, le=1000)] = key(..., "peak learning rate, for the global batch of this recipe")
-    weight_decay: Annotated[float, Field(ge=0)] = key(0.05, "decay of weights; decoupled except in sgd")
+    weight_decay: Amount = key(0.05, "decay of weights; decoupled except in sgd")
     decay_embeddings: bool = key(
         True, "decay the weights of embeddings too, as timm does; vectors and biases never are"
     )
     layer_decay: Annotated[float, Field(gt=0, le=1)] = key(1.0, "factor of the learning rate per layer from the head")
     betas: Decays = key((0.9, 0.999), "AdamW variants: decay of the two moments")
-    eps: Annotated[float, Field(gt=0)] = key(1e-8, "AdamW variants: added to the root of the second moment")
+    eps: Epsilon = key(1e-8, "AdamW variants: added to the root of the second moment")
     momentum: Decay = key(0.9, "sgd, muon: Nesterov momentum (muon's is usually 0.95); beta_lasso: heavy-ball")
-    l1: Annotated[float, Field(ge=0)] = key(0.0, "beta_lasso: lambda, weight of the l1 penalty")
-    lasso_beta: Annotated[float, Field(ge=0)] = key(50.0, "beta_lasso: weights under beta * lambda become zero")
-    clip_grad: Annotated[float, Field(gt=0)] | None = key(None, "greatest global gradient norm, or null")
+    l1: Amount = key(0.0, "beta_lasso: lambda, weight of the l1 penalty")
+    lasso_beta: Amount = key(50.0, "beta_lasso: weights under beta * lambda become zero")
+    clip_grad: PositiveAmount | None = key(None, "greatest global gradient norm, or null")
 
     @property
     def spec(self) -> OptimizerSpec:

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipeline.errors import InputError
 from pipeline.recipe.policy import parse_policy
-from pipeline.section import Fraction, Jitter, Pair, Positive, Section, key
+from pipeline.section import Amount, Fraction, Jitter, Pair, Positive, Section, key
 
 
 class AugmentSection(Section):
@@ -16,7 +16,7 @@ class AugmentSection(Section):
         "resized",
         "resized: random-resized crop; padded: random crop of image_size, with a black border around the picture",
     )
-    padding: Annotated[int, Field(ge=0)] = key(4, "padded crop: width of the border in pixels")
+    padding: Annotated[int, Field(ge=0, le=16_384)] = key(4, "padded crop: width of the border in pixels")
     scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the picture's area")
     ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: minimum and maximum aspect ratio (width over height)")
     hflip: Fraction = key(0.5, "probability of a horizontal flip")
@@ -42,8 +42,8 @@ class AugmentSection(Section):
         "pixel", "random erasing: fill with zeros (const), one random colour a box (rand), or random noise (pixel)"
     )
     re_count: Annotated[int, Field(gt=0, le=1000)] = key(1, "random erasing: maximum number of boxes")
-    mixup: Annotated[float, Field(ge=0)] = key(0.0, "mixup alpha; 0 is off")
-    cutmix: Annotated[float, Field(ge=0)] = key(0.0, "CutMix alpha; 0 is off")
+    mixup: Amount = key(0.0, "mixup alpha; 0 is off")
+    cutmix: Amount = key(0.0, "CutMix alpha; 0 is off")
     cutmix_minmax: Pair | None = key(
         None,
         "CutMix: side of the box as shares of the image's, from the first to below the second in whole pixels, as "
@@ -73,12 +73,14 @@ class AugmentSection(Section):
         """Ranges rise, and mixing has pairs."""
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale {list(self.scale)} must rise within (0, 1]")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio {list(self.ratio)} must rise and be positive")
+        if not 1e-3 <= self.ratio[0] <= self.ratio[1] <= 1e3:
+            raise ValueError(f"ratio {list(self.ratio)} must rise within [0.001, 1000]")
         if self.cutmix_minmax and not 0 <= self.cutmix_minmax[0] < self.cutmix_minmax[1] <= 1:
             raise ValueError(f"cutmix_minmax {list(self.cutmix_minmax)} must rise within [0, 1]")
-        if min(self.color_jitter) < 0 or self.color_jitter[3] > 0.5:
-            raise ValueError(f"color_jitter {list(self.color_jitter)} must not be negative, its hue not above 0.5")
+        if min(self.color_jitter) < 0 or max(self.color_jitter) > 1000 or self.color_jitter[3] > 0.5:
+            raise ValueError(
+                f"color_jitter {list(self.color_jitter)} must be within [0, 1000], its hue not above 0.5"
+            )
         if self.mixing and self.mix_group % 2:
             raise ValueError(f"mix_group {self.mix_group} must be even: pictures are mixed in pairs")
         return self

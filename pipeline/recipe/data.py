@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from pipeline.errors import command
-from pipeline.section import Deviations, Positive, Section, Triple, key
+from pipeline.section import Deviations, Means, Positive, PositiveAmount, Section, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -43,7 +43,7 @@ class PreparedSection(Section):
         "sample order; random: a permutation of all samples; paged: samples near in the file are near in time, for "
         "files larger than memory; auto: paged if the training file exceeds data.memory_gib",
     )
-    memory_gib: Annotated[float, Field(gt=0)] = key(
+    memory_gib: PositiveAmount = key(
         128.0,
         "order auto: GiB of the file that a node is assumed to keep in memory; not measured, so that a recipe has "
         "the same order on every machine and after every restart",
@@ -79,7 +79,7 @@ class DataSection(PreparedSection):
         "error",
         "training picture that cannot be read: stop with an error, or replace it by another, with a warning",
     )
-    mean: Triple = key(IMAGENET_MEAN, "mean of the RGB channels, subtracted; on a scale of 0 to 1")
+    mean: Means = key(IMAGENET_MEAN, "mean of the RGB channels, subtracted; on a scale of 0 to 1")
     std: Deviations = key(IMAGENET_STD, "standard deviation of the RGB channels, divided by; on a scale of 0 to 1")
     pixel_order: Literal["original", "patches", "all"] = key(
         "original",

@@ -5,9 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from pipeline.recipe.losses import LOSSES
-from pipeline.section import Decay, OneOf, Positive, Section, key
-
-Minutes = Annotated[float, Field(gt=0)]
+from pipeline.section import Decay, OneOf, Positive, PositiveAmount, Seconds, Section, key
 
 
 def _is_range(text: object) -> object:
@@ -31,7 +29,9 @@ class TrainSection(Section):
     matmul_precision: Literal["highest", "high"] = key(
         "highest", "what GPUs compute fp32 products in: highest: fp32; high: TF32, faster, with 10 bits of mantissa"
     )
-    head_bias: float = key(0.0, "initial bias of the head; with the sigmoid loss -6.9 is usual for 1000 classes")
+    head_bias: Annotated[float, Field(ge=-1000, le=1000)] = key(
+        0.0, "initial bias of the head; with the sigmoid loss -6.9 is usual for 1000 classes"
+    )
     activation_checkpointing: bool = key(False, "recompute each block in the backward pass, to save memory")
     compile: bool = key(False, "torch.compile the model: a minute at the start, faster steps on a GPU")
     ema_decay: Decay | None = key(
@@ -70,7 +70,9 @@ class TrainSection(Section):
     save_every_steps: Positive | None = key(
         None, "steps between checkpoints; null, and save_minutes too, saves at the end of each epoch"
     )
-    save_minutes: Minutes | None = key(None, "minutes between checkpoints, by the clock of rank 0; null is off")
+    save_minutes: PositiveAmount | None = key(
+        None, "minutes between checkpoints, by the clock of rank 0; null is off"
+    )
     keep_last: Positive = key(2, "newest checkpoints to keep")
     keep_best: str | None = key(
         None,
@@ -109,14 +111,14 @@ class EngineSection(Section):
         "deterministic",
     )
     overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
-    timeout_s: Positive = key(1800, "timeout of collectives, in seconds")
+    timeout_s: Seconds = key(1800, "timeout of collectives, in seconds")
 
 
 class EvalSection(Section):
     """Evaluation during training."""
 
     every_epochs: Positive = key(1, "epochs between evaluations; the last epoch is always evaluated")
-    every_minutes: Minutes | None = key(
+    every_minutes: PositiveAmount | None = key(
         None, "evaluate only at the first of these epochs that ends so many minutes after the last evaluation"
     )
     batch_size: Positive = key(128, "samples per batch and rank")
@@ -137,4 +139,4 @@ class LogSection(Section):
     mistakes: Annotated[int, Field(ge=0, le=256)] = key(
         0, "misclassified pictures to show after each evaluation, with the confusion matrix; 0 is off"
     )
-    images: Annotated[int, Field(ge=0)] = key(32, "pictures in the grid of the first step; 0 is off")
+    images: Annotated[int, Field(ge=0, lt=2**31)] = key(32, "pictures in the grid of the first step; 0 is off")

@@ -37,8 +37,8 @@ LOADER = {
     **dict.fromkeys(("is_training", "shuffle", "drop_last"), FLAG | OPTIONAL),
     **dict.fromkeys(("rank", "world", "device", "num_classes", "auto_augment", "cutmix_minmax"), OPTIONAL),
     **dict.fromkeys(("path", "split"), TEXT),
-    **dict.fromkeys(("mixup", "cutmix"), frozenset(["huge", "fraction"])),
-    "color_jitter": OPTIONAL | {"huge", "fraction", "empty"},
+    **dict.fromkeys(("mixup", "cutmix"), frozenset(["fraction"])),
+    "color_jitter": OPTIONAL | {"fraction", "empty"},
 }
 SETTINGS = {
     **dict.fromkeys(PrepSettings.__dataclass_fields__, NONE),

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from pipeline.models.layer_costs import NetworkCost
 from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Depth, DropPath, Positive, key
+from pipeline.section import Depth, DropPath, Epsilon, Positive, key
 
 
 class MixerSection(ModelSection):
@@ -35,7 +35,7 @@ class MixerSection(ModelSection):
         "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
     )
     permutation_seed: Seed = key(0, "seed of the random permutations")
-    permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] | None = key(
+    permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0, lt=10_000)], ...], Field(strict=False)] | None = key(
         None, "blocks with random permutations, counted from 0; null is all of them"
     )
     permuted_mixings: Literal["token", "channel", "both"] = key(
@@ -58,7 +58,7 @@ class MixerSection(ModelSection):
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
     )
-    norm_eps: Annotated[float, Field(gt=0)] = key(
+    norm_eps: Epsilon = key(
         1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
     )
     drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from pipeline.models.layer_costs import NetworkCost
 from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Depth, Positive, key
+from pipeline.section import Depth, Epsilon, Positive, key
 
 
 class SwMlpSection(ModelSection):
@@ -37,7 +37,7 @@ class SwMlpSection(ModelSection):
     pool: bool = key(
         False, "average over the m / C tokens before the head (table S.1); false: the head reads all m features"
     )
-    norm_eps: Annotated[float, Field(gt=0)] = key(
+    norm_eps: Epsilon = key(
         1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
     )
     mask_seed: Seed = key(0, "seed of the masks")

@@ -1,0 +1,58 @@
+"""Every key of numbers has a range: what float32 or a 64-bit integer cannot compute with is refused by name."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline.models.families import sections
+from pipeline.recipe import Recipe
+from pipeline.recipe.data import DataSection, TextDataSection
+from pipeline.section import Section
+
+WRONG = {"int": (-(10**30), 10**30), "float": (-1e30, 1e30, math.nan, math.inf, -math.inf)}
+
+
+def numeric_keys() -> Iterator[tuple[type[Section], str, str, int]]:
+    """(section, key, type, how many numbers it takes, 0 where it is not a list) of each key of numbers."""
+    known = [info.annotation for info in Recipe.model_fields.values() if isinstance(info.annotation, type)]
+    every = (*(kind for kind in known if issubclass(kind, Section)), DataSection, TextDataSection, *sections())
+    for section in dict.fromkeys(every):
+        for name, info in section.model_fields.items():
+            described = f"{info.annotation} {info.metadata}".split("FieldInfo")[0]
+            kind = next((kind for kind in WRONG if kind in described), None)
+            if kind is not None and "Literal" not in described and "..." not in described:
+                yield section, name, kind, described.count(kind) if "tuple" in described else 0
+
+
+def refuses(section: type[Section], name: str, value: object) -> bool:
+    try:
+        section(**{name: value})
+    except ValidationError as error:
+        return any(
+            name in (*each["loc"], each["msg"].split()[2]) for each in error.errors() if each["type"] != "missing"
+        )
+    return False
+
+
+@pytest.mark.parametrize(("section", "name", "kind", "count"), list(dict.fromkeys(numeric_keys())))
+def test_a_number_out_of_range_is_refused(section: type[Section], name: str, kind: str, count: int) -> None:
+    taken = [value for value in WRONG[kind] if not refuses(section, name, (value,) * count if count else value)]
+    assert taken == []
+
+
+def test_both_kinds_of_keys_are_found() -> None:
+    found = {name for _, name, _, _ in numeric_keys()}
+    assert found >= {
+        "mixup",
+        "std",
+        "mean",
+        "smoothing",
+        "color_jitter",
+        "betas",
+        "eps",
+        "timeout_s",
+        "padding",
+        "seed",
+    }
