@@ -2,8 +2,8 @@
 
 It runs the cells in a random order, the same each time, on two ranks that are started anew after a fault, and
 appends a line for each to the file. The same command goes on where it was interrupted. It ends with the counts, and
-with what failed. `--only "network plain, engine fsdp" --only timm:` keeps the cells in whose line all these words are:
-each of timm's optimizers with FSDP2.
+with what failed. `--only "network plain, engine fsdp" --only timm:` keeps cells whose line has all these words:
+each optimizer of timm with FSDP2.
 """
 
 import argparse
