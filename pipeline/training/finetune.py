@@ -47,7 +47,7 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
             weights = _grown(module, weights, factor, method, source)
             changes.append(f"grown {factor} x {factor} times by {method}")
     wanted, head = module.state_dict(), _head(module, "train.init_from")
-    for name in head:
+    for name in sorted(head):
         if reset_head or (name in weights and weights[name].shape != wanted[name].shape):
             changes.append(f"{name} newly initialised for {len(wanted[name])} classes")
             weights[name] = wanted[name]
@@ -156,8 +156,9 @@ def _read_torch(path: Path) -> Weights:
 
 
 def _head(module: nn.Module, key: str) -> set[str]:
+    """The names of the head's parameters, also those under which the rest of the network shares them."""
     parameters = {id(p) for p in timm_method(module, "get_classifier", key)().parameters()}
-    return {name for name, p in module.named_parameters() if id(p) in parameters}
+    return {name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in parameters}
 
 
 def _tokens(weights: Weights) -> int:

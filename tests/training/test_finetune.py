@@ -104,6 +104,26 @@ def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_pat
         load_init_weights(target, str(tmp_path / "body"))
 
 
+def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Linear(4, 3, bias=False), torch.nn.Linear(4, 3)
+            self.head.weight = self.embedding.weight
+
+        def get_classifier(self):
+            return self.head
+
+    source, target = Tied(), Tied()
+    drawn = target.head.weight.clone()
+    torch.save(source.state_dict(), tmp_path / "weights")
+    assert load_init_weights(target, str(tmp_path / "weights"), reset_head=True) == [
+        f"{name} newly initialised for 3 classes" for name in ("embedding.weight", "head.bias", "head.weight")
+    ]
+    assert torch.equal(target.head.weight, drawn)
+    assert target.head.weight is target.embedding.weight
+
+
 @pytest.mark.parametrize(("name", "head"), [("resnet10t", "fc"), ("vit_tiny_patch16_224", "head")])
 def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_their_statistics(name, head):
     network = timm.create_model(name, num_classes=5)
