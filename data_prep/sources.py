@@ -7,14 +7,19 @@ import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
 
 from data_prep.image_folder import SPLIT_FOLDERS
 from data_prep.labels import check_names
 from data_prep.samples import Dataset
 from data_prep.settings import PrepSettings
 from data_prep.shards import split_of
+from pipeline.arguments import Name, check_arguments
 from pipeline.errors import InputError
+
+Reader = Annotated[str, Field(pattern=r"^\w+(\.\w+)+$")]  # MODULE.FUNCTION
 
 
 class Source(NamedTuple):
@@ -71,7 +76,8 @@ SOURCES = {
 }
 
 
-def register_source(name: str, reader: str, description: str, *, takes_origin: bool = True) -> None:
+@check_arguments
+def register_source(name: Name, reader: Reader, description: str, *, takes_origin: bool = True) -> None:
     """Add a source of another package to `SOURCES`; see `Source`. Raises `InputError` if the name is taken."""
     if name in SOURCES:
         raise InputError(f"source {name!r} is already registered, with the reader {SOURCES[name].reader}")

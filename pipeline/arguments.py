@@ -4,6 +4,7 @@ An int may be of any integer type, and numbers and bools may be NumPy's; a bool 
 number may be infinite. What is wrong is an `InputError` that names the argument.
 """
 
+import dataclasses
 import errno
 import functools
 import inspect
@@ -21,6 +22,7 @@ from pipeline.section import Section, plain
 AnySection = TypeVar("AnySection", bound=Section)
 Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
+_PLAIN: dict[str, type] = {"str": str, "int": int, "bool": bool}
 # Keys of sections that are arguments of other names: timm's.
 _NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode": "mixup_mode"}
 
@@ -49,6 +51,7 @@ def numbers(value: Any) -> Any:
     return tuple(map(plain, value))
 
 
+Name = Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
 Numbers = Annotated[Sequence[float], BeforeValidator(numbers)]
 
 
@@ -78,8 +81,31 @@ def _arguments_of(function: Callable[..., Any]) -> type[_Arguments]:
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     named = [p.name for p in parameters if p.name in hints and p.kind is not p.VAR_KEYWORD]
-    fields: dict[str, Any] = {name: (hints[name], None) for name in named}
+    fields: dict[str, Any] = {name: (_checked(hints[name]), None) for name in named}
     return create_model(function.__qualname__, __base__=_Arguments, **fields)
+
+
+def _checked(hint: Any) -> Any:
+    """The annotation itself; of an entry of a table, whose annotations may name what is not imported, a check."""
+    if not dataclasses.is_dataclass(hint) and not hasattr(hint, "_fields"):
+        return hint
+    return Annotated[Any, AfterValidator(functools.partial(_check_entry, hint))]
+
+
+def _check_entry(kind: type, entry: Any) -> Any:
+    """ValueError unless an entry is of its class, with functions, texts and numbers where they belong."""
+    if not isinstance(entry, kind):
+        raise ValueError(f"Input should be of the class {kind.__name__}")
+    for name, annotation in kind.__annotations__.items():
+        hint, value = str(getattr(annotation, "__name__", annotation)), getattr(entry, name)
+        plain_type = _PLAIN.get(hint.partition(" | ")[0])
+        if value is None and "None" in hint:
+            continue
+        if "Callable" in hint and not callable(value):
+            raise ValueError(f"{name} {value!r:.80} should be a function")
+        if plain_type is not None and type(value) is not plain_type:
+            raise ValueError(f"{name} {value!r:.80} should be of the type {plain_type.__name__}")
+    return entry
 
 
 def _refuse_unknown(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:

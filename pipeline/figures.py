@@ -1,8 +1,9 @@
 """The figures of an evaluation, by what is predicted, and how they are printed."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pipeline.arguments import Name, check_arguments
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,8 +38,13 @@ FIGURES = {
 MEASURED = {"class": ("top1", "top5"), "multilabel": ("map",), "regression": ("mae", "r2")}
 
 
-def register_figure(name: str, figure: Figure, targets: str = "class") -> None:
+@check_arguments
+def register_figure(
+    name: Name, figure: Figure, targets: Literal["class", "multilabel", "regression"] = "class"
+) -> None:
     """Add a figure to all evaluations of a kind of `data.targets`; `InputError` if the name is taken."""
+    if figure.build is None:
+        raise InputError("figure: has no build, the function that makes its metric")
     if name in FIGURES:
         raise InputError(f"figure {name} is already registered")
     loss = FIGURES.pop("loss")

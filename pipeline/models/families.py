@@ -28,6 +28,8 @@ def register(section: type[ModelSection]) -> type[ModelSection]:
     Families outside this package call it before a recipe that names them is loaded. `InputError` if the section is
     incomplete or another one has its kind.
     """
+    if not (isinstance(section, type) and issubclass(section, ModelSection)):
+        raise InputError(f"section {section!r:.80}: should be a class derived from ModelSection")
     kinds = section.kinds()
     if not kinds:
         raise InputError(f"{section.__name__}: has no kind; declare `kind: Literal[...]` with its names in recipes")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.arguments import Name, check_arguments
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -140,10 +141,11 @@ OPTIMIZERS: dict[str, OptimizerSpec] = _Table(
 )
 
 
-def register(name: str, spec: OptimizerSpec) -> None:
+@check_arguments
+def register(name: Name, spec: OptimizerSpec) -> None:
     """Make `optim.name: NAME` mean this optimizer, in recipes that are loaded from now on.
 
-    Raises `InputError` where the name is taken.
+    Raises `InputError` where the name is taken, or an argument is of another type.
     """
     if name in OPTIMIZERS:
         raise InputError(f"optimizer {name} is already registered")

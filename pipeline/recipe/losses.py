@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pipeline.arguments import Name, check_arguments
 from pipeline.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ LOSSES = {
 }
 
 
-def register(name: str, spec: LossSpec) -> None:
+@check_arguments
+def register(name: Name, spec: LossSpec) -> None:
     """Make `train.loss: NAME` mean this loss, in recipes that are loaded from now on; `InputError` if it is taken."""
     if name in LOSSES:
         raise InputError(f"loss {name} is already registered")

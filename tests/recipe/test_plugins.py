@@ -1,6 +1,7 @@
 """`plugins` in a recipe: a plain nn.Module from a file of the user's, built, trained and exported by its name."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,26 @@ import widemix
 from data_prep.sources import SOURCES
 from pipeline import figures
 from pipeline.cli.parser import make_parser
+from pipeline.data.augment.registry import OPERATIONS
 from pipeline.errors import InputError
 from pipeline.formats.manifest import read_manifest
 from pipeline.models.export import loading_line
 from pipeline.models.families import KINDS
+from pipeline.optim.registry import OPTIMIZERS
 from pipeline.recipe import dump_recipe, load_recipe, losses, plugins
 from tests.conftest import train_lines
+from widemix.plugins import (
+    Figure,
+    Law,
+    LossSpec,
+    OptimizerSpec,
+    register_family,
+    register_figure,
+    register_loss,
+    register_operation,
+    register_optimizer,
+    register_source,
+)
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -196,3 +211,56 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
     (recipe.parent / "no_such_plugin.py").write_text("import nothing_of_that_name")
     with pytest.raises(InputError, match=r"cannot be imported .*No module named 'nothing_of_that_name'"):
         load_recipe(recipe)
+
+
+SPEC, LOSS, FIGURE = (
+    OptimizerSpec(lambda *_: None, "ours", 1),
+    LossSpec(lambda *_: None, "ours"),
+    Figure("a", "{}", True),
+)  # type: ignore[arg-type, return-value]
+WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
+    (register_optimizer, (None, SPEC), "name None"),
+    (register_optimizer, ("", SPEC), "name ''"),
+    (register_optimizer, ("two words", SPEC), "name 'two words'"),
+    (register_optimizer, ("x", len), "spec <built-in function len>: Input should be of the class OptimizerSpec"),
+    (register_optimizer, ("x", OptimizerSpec(3, "ours", 1)), "spec OptimizerSpec.*: build 3 should be a function"),  # type: ignore[arg-type]
+    (
+        register_optimizer,
+        ("x", OptimizerSpec(len, None, 1)),
+        "spec OptimizerSpec.*: help None should be of the type str",
+    ),  # type: ignore[arg-type]
+    (
+        register_optimizer,
+        ("x", OptimizerSpec(len, "ours", "two")),
+        "spec OptimizerSpec.*: states 'two' should be of the type int",
+    ),  # type: ignore[arg-type]
+    (register_loss, (7, LOSS), "name 7"),
+    (register_loss, ("x", {"compute": len}), "spec {.*}: Input should be of the class LossSpec"),
+    (register_loss, ("x", LossSpec("mse", "ours")), "spec LossSpec.*: compute 'mse' should be a function"),  # type: ignore[arg-type]
+    (register_figure, (b"x", FIGURE), "name b'x'"),
+    (register_figure, ("x", len), "figure .*: Input should be of the class Figure"),
+    (register_figure, ("x", FIGURE), "figure: has no build"),
+    (register_figure, ("x", Figure("a", "{}", True, len), "classes"), "targets 'classes'"),  # type: ignore[arg-type]
+    (register_source, (None, "a.read", "ours"), "name None"),
+    (register_source, ("x", "read", "ours"), "reader 'read'"),
+    (register_source, ("x", len, "ours"), "reader <built-in"),
+    (register_source, ("x", "a.read", 3), "description 3"),
+    (register_operation, ("X", None, Law()), "function None"),
+    (register_operation, ("X", len, 3), "law 3: Input should be of the class Law"),
+    (register_operation, ("X", len, Law(), "mine"), "sets 'mine'"),
+    (register_operation, ("X", len, Law(), (), "1"), "shown '1'"),
+    (register_family, (None,), "section None: should be a class derived from ModelSection"),
+    (register_family, (torch.nn.Linear,), "section <class .*Linear'>: should be a class derived from ModelSection"),
+]
+
+
+@pytest.mark.parametrize(("register", "arguments", "words"), WRONG_PARTS)
+def test_a_part_of_another_type_is_refused_by_the_arguments_name(
+    register: Callable[..., object], arguments: tuple[object, ...], words: str
+) -> None:
+    before = [list(table) for table in (OPTIMIZERS, losses.LOSSES, figures.FIGURES, SOURCES, KINDS, OPERATIONS)]
+    with pytest.raises(InputError, match=f"^{words}"):
+        register(*arguments)
+    assert before == [
+        list(table) for table in (OPTIMIZERS, losses.LOSSES, figures.FIGURES, SOURCES, KINDS, OPERATIONS)
+    ]

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from pipeline.arguments import Name, Numbers, check_arguments
 from pipeline.errors import InputError
 from pipeline.recipe.policy import add_to_sets
 
@@ -161,8 +162,9 @@ OPERATIONS = [
 ]
 
 
+@check_arguments
 def register_operation(
-    name: str, function: Function, law: Law, sets: Sequence[str] = (), shown: Sequence[float] = ()
+    name: Name, function: Function, law: Law, sets: Sequence[str] = (), shown: Numbers = ()
 ) -> None:
     """Add an operation: with sets `("mine",)`, `rand-m9-tmine` becomes a valid policy.
 
