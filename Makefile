@@ -21,8 +21,12 @@
 demo: setup
 	.venv/bin/python -m launch.demo
 
+# Files in the order of tests/longest.txt; bytecode is kept, whatever the environment says, for the processes they start.
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n logical --maxprocesses 4
+BY_FILE = --dist loadfile --no-loadscope-reorder
+
 test: setup
-	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
+	$(PYTEST) $(BY_FILE) $(ARGS)
 
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
@@ -30,10 +34,10 @@ SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_pictures.py
 
 quick: setup
-	.venv/bin/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
+	$(PYTEST) $(BY_FILE) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-gpu: setup
-	.venv/bin/python -m pytest -n logical --maxprocesses 4 tests/gpu tests/models/test_batch_last_triton.py \
+	$(PYTEST) tests/gpu tests/models/test_batch_last_triton.py \
 		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
 
 CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \

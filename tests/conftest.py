@@ -20,6 +20,7 @@ from data_prep.prepare import prepare
 from data_prep.settings import PrepSettings
 from pipeline.cgroups import usable_cpus
 from tests.forks import Forks, group_of
+from tests.longest import longest
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
@@ -66,6 +67,17 @@ def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> No
     paths = [(ROOT / argument.partition("::")[0]).resolve() for argument in arguments]
     if not all(any(path.is_relative_to(seeing) for seeing in ON_GPUS) for path in paths):
         environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if hasattr(config, "workerinput"):  # of several processes
+        begin_with_longest(items)
+
+
+def begin_with_longest(items: list[pytest.Item]) -> None:
+    """Sort tests by their file's seconds, so that no long file is left to one process at the end."""
+    seconds = longest()
+    items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT).as_posix(), 0))
 
 
 def pytest_addoption(parser) -> None:
