@@ -19,7 +19,7 @@
 .PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants check setup
 
 demo: setup
-	.venv/bin/python -m launch.demo
+	.venv/bin/python -m widemix.launch.demo
 
 # Files in the order of tests/longest.txt; bytecode is kept, whatever the environment says, for the processes they start.
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n logical --maxprocesses 4
@@ -31,7 +31,7 @@ test: setup
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
 SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
-	tests/data/augment/test_distribution.py tests/data/augment/test_real_pictures.py
+	tests/data/augment/test_distribution.py tests/data/augment/test_real_images.py
 
 quick: setup
 	$(PYTEST) $(BY_FILE) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
@@ -51,11 +51,11 @@ test-cluster: setup
 
 nights: setup
 	@$(CLUSTER)
-	.venv/bin/python -m pipeline.cli prep digits --to runs/nights/digits
+	.venv/bin/python -m widemix prep digits --to runs/nights/digits
 	.venv/bin/python -m tests.launch.nights runs/nights/digits "runs/nights/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 chaos: setup
-	.venv/bin/python -m pipeline.cli prep digits --to runs/chaos/digits
+	.venv/bin/python -m widemix prep digits --to runs/chaos/digits
 	.venv/bin/python -m tests.faults.chaos runs/chaos/digits "runs/chaos/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 mutants: setup

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.verify import open_prepared, verify
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.formats.beton import RAW, Beton
-from pipeline.formats.blocks import hash_bytes
-from pipeline.formats.checksums import NUMBER, SUFFIX, compute_checksums, picture_blocks
-from pipeline.formats.manifest import NAME, UNCHECKED, manifest_json, read_manifest
+from widemix.data_prep.verify import open_prepared, verify
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.formats.beton import RAW, Beton
+from widemix.formats.blocks import hash_bytes
+from widemix.formats.checksums import NUMBER, SUFFIX, compute_checksums, image_blocks
+from widemix.formats.manifest import NAME, UNCHECKED, manifest_json, read_manifest
 
 
 def add_checksums(folder: Path) -> list[str]:
@@ -36,7 +36,7 @@ def add_checksums(folder: Path) -> list[str]:
                 data = file.read(int(beton.stop[sample]) - start)
                 checksums[sample] = compute_checksums(beton, np.array([sample]), data, start)[0]
                 if isinstance(beton, Beton) and beton.mode[sample] == RAW:
-                    blocks = picture_blocks(RAW, int(beton.width[sample]), data, b"")
+                    blocks = image_blocks(RAW, int(beton.width[sample]), data, b"")
                     bands.append(np.array(blocks, NUMBER).tobytes())
         files[Path(split.file).with_suffix(SUFFIX).name] = checksums.tobytes() + b"".join(bands)
     if verify(folder):

@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.encode import encode_all
-from data_prep.labels import check_label
-from data_prep.left_out import LISTED
-from data_prep.picture import Encoded
-from data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
-from data_prep.progress import print_status, progress
-from data_prep.samples import FileSlice, Sample
-from data_prep.settings import PrepSettings
-from pipeline.cgroups import usable_cpus
-from pipeline.errors import InputError, RunError
-from pipeline.files import atomic_write
-from pipeline.formats.beton import JPEG, RAW, Beton, open_beton
-from pipeline.formats.blocks import hash_blocks, hash_bytes
-from pipeline.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
-from pipeline.formats.manifest import NAME, Manifest, Split, count_labels
-from pipeline.formats.tables import TYPES
+from widemix.cgroups import usable_cpus
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.labels import check_label
+from widemix.data_prep.left_out import LISTED
+from widemix.data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
+from widemix.data_prep.progress import print_status, progress
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError, RunError
+from widemix.files import atomic_write
+from widemix.formats.beton import JPEG, RAW, Beton, open_beton
+from widemix.formats.blocks import hash_blocks, hash_bytes
+from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
+from widemix.formats.manifest import NAME, Manifest, Split, count_labels
+from widemix.formats.tables import TYPES
 
 SOURCE = "beton"  # in the manifest
 AS_STORED = PrepSettings(max_size=0)  # with which JPEGs are only checked
@@ -46,11 +46,11 @@ class _Stored(Sequence[Sample]):
     def __getitem__(self, index):
         beton = self.beton
         start, size = int(beton.offset[index]), int(beton.size[index])
-        picture: FileSlice | np.ndarray = FileSlice(str(beton.path), start, size)
+        image: FileSlice | np.ndarray = FileSlice(str(beton.path), start, size)
         if beton.mode[index] == RAW:
             shape = beton.height[index], beton.width[index], 3
-            picture = beton.bytes[start : start + size].reshape(shape)
-        return Sample(f"{beton.path.name}[{index}]", int(beton.label[index]), picture)
+            image = beton.bytes[start : start + size].reshape(shape)
+        return Sample(f"{beton.path.name}[{index}]", int(beton.label[index]), image)
 
 
 class _Checked(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.samples import IN_MEMORY, Status
-from pipeline.errors import InputError
-from pipeline.formats.checksums import crc32c
+from widemix.data_prep.samples import IN_MEMORY, Status
+from widemix.errors import InputError
+from widemix.formats.checksums import crc32c
 
 NAMED = 3  # samples in a message
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.official import Layout, check_labels, read_files
-from data_prep.samples import Dataset, PixelArrays
-from pipeline.errors import InputError
+from widemix.data_prep.official import Layout, check_labels, read_files
+from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.errors import InputError
 
 PIXELS = 3 * 32 * 32
 

@@ -1,4 +1,4 @@
-"""A table of pictures: a .csv, or a .jsonl with an object a line, whose columns are `path`, what is to be predicted
+"""A table of images: a .csv, or a .jsonl with an object a line, whose columns are `path`, what is to be predicted
 and, if there are several splits, `split`.
 
 To predict is one of these: a class in the column `label`; any number of classes in the column `labels`, separated by
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from data_prep.labels import number_classes
-from data_prep.samples import Dataset, PictureFiles
-from data_prep.subset import Subset
-from pipeline.errors import InputError
-from pipeline.formats.beton import TARGET
+from widemix.data_prep.labels import number_classes
+from widemix.data_prep.samples import Dataset, ImageFiles
+from widemix.data_prep.subset import Subset
+from widemix.errors import InputError
+from widemix.formats.beton import TARGET
 
 SEPARATOR = "|"  # of the class names in the column `labels`
 PLACES = ("path", "split")  # columns that are no targets
@@ -30,16 +30,16 @@ LABELS = ("label", "labels")
 
 
 def read(origin: Path, targets: str = "") -> Dataset:
-    """The pictures of a table, in its order. Paths are absolute, or relative to its folder.
+    """The images of a table, in its order. Paths are absolute, or relative to its folder.
 
-    targets: columns with a number for each picture, separated by commas; `*` for all but `path` and `split`.
+    targets: columns with a number for each image, separated by commas; `*` for all but `path` and `split`.
 
     Labels are whole numbers from 0, or class names, which are numbered in sorted order (`number_classes`). Without
     the column `split` all is train. Raises `InputError` with the line that is wrong.
     """
     table = _read(origin)
     if not table.rows:
-        raise InputError(f"{origin}: lists no pictures")
+        raise InputError(f"{origin}: lists no images")
     splits: dict[str, list[int]] = defaultdict(list)  # the numbers of rows
     for number, (line, split) in enumerate(table.column("split", "train")):
         if not isinstance(split, str) or not split.isidentifier():
@@ -48,15 +48,15 @@ def read(origin: Path, targets: str = "") -> Dataset:
     paths = []
     for line, path in table.column("path"):
         if not _is_text(path):
-            raise InputError(f"{origin}: line {line}: path {path!r:.80} is not that of a picture")
+            raise InputError(f"{origin}: line {line}: path {path!r:.80} is not that of an image")
         paths.append(_relative(path, origin.parent))
     names, labels, values = _targets(origin, table, targets) if targets else _labels(origin, table)
 
-    def pictures(chosen: list[int]) -> PictureFiles:
+    def images(chosen: list[int]) -> ImageFiles:
         of_split = None if values is None else Subset(values, chosen)
-        return PictureFiles(origin.parent, [paths[i] for i in chosen], [labels[i] for i in chosen], of_split)
+        return ImageFiles(origin.parent, [paths[i] for i in chosen], [labels[i] for i in chosen], of_split)
 
-    return Dataset(names, {split: pictures(chosen) for split, chosen in splits.items()}, targets=values is not None)
+    return Dataset(names, {split: images(chosen) for split, chosen in splits.items()}, targets=values is not None)
 
 
 class _Table(NamedTuple):
@@ -185,7 +185,7 @@ def _several(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], _
     listed = [_listed(origin, line, given) for line, given in table.column("labels")]
     first = _first_places(origin, table, listed)
     if not first:
-        raise InputError(f"{origin}: not one picture has a class in the column labels")
+        raise InputError(f"{origin}: not one image has a class in the column labels")
     names, number = number_classes(origin, first, gaps=True)
     rows = [array("i", (number[name] for name in row)) for row in listed]
     return names, [-1] * len(listed), _Indicators(rows, len(names))

@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn.datasets import load_digits
 
-from data_prep.samples import Dataset, PixelArrays
+from widemix.data_prep.samples import Dataset, PixelArrays
 
 
 def read(origin: None) -> Dataset:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pipeline.formats.blocks import BlockHashes
+from widemix.formats.blocks import BlockHashes
 
 MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.encoding import Encoding, encoding_for
-from data_prep.prep_dir import check_outside, translate_errors
-from data_prep.prepare import find_prepared, is_outdated, select
-from data_prep.settings import PrepSettings
-from data_prep.sources import check_origin, read_source
-from data_prep.subset import Subset
-from data_prep.write import expected_bytes
-from pipeline.cgroups import usable_cpus
+from widemix.cgroups import usable_cpus
+from widemix.data_prep.encoding import Encoding, encoding_for
+from widemix.data_prep.prep_dir import check_outside, translate_errors
+from widemix.data_prep.prepare import find_prepared, is_outdated, select
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import check_origin, read_source
+from widemix.data_prep.subset import Subset
+from widemix.data_prep.write import expected_bytes
 
 MAX_ENCODED = 64  # images of a split that are encoded for the estimate
 DISK_BYTES_PER_S = 500e6  # assumed speed of writing and flushing: nothing is written to measure it

@@ -21,10 +21,10 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
-from data_prep.picture import Encoded, encode
-from data_prep.samples import Sample
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError, RunError
+from widemix.data_prep.image import Encoded, encode
+from widemix.data_prep.samples import Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError, RunError
 
 CHUNK = 16  # images per task: enough to hide the overhead of a task, few enough to keep memory low
 TASKS_PER_PROCESS = 2  # that a process holds at a time: the current one and the next

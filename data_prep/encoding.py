@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.encode import encode_all
-from data_prep.layout import Layout, picture_layout
-from data_prep.restart import library
-from data_prep.samples import Dataset
-from data_prep.settings import PrepSettings
-from data_prep.text import text_layout
-from pipeline.cgroups import usable_cpus
-from pipeline.formats.text import TOKENIZER
+from widemix.cgroups import usable_cpus
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.layout import Layout, image_layout
+from widemix.data_prep.restart import library
+from widemix.data_prep.samples import Dataset
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.text import text_layout
+from widemix.formats.text import TOKENIZER
 
 
 class Encoding(NamedTuple):
@@ -33,21 +33,21 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     """The encoding for this kind of samples, with `processes` processes (None: one per usable CPU)."""
     if dataset.text:
         return _encoding_of_pairs(dataset, origin, settings)
-    in_memory = all(isinstance(split[0].picture, np.ndarray) for split in dataset.splits.values())
+    in_memory = all(isinstance(split[0].image, np.ndarray) for split in dataset.splits.values())
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
     targets = len(dataset.classes) if dataset.targets else 0
     if in_memory or settings.raw:
-        layout = picture_layout(segments=False, targets=targets)
+        layout = image_layout(segments=False, targets=targets)
         return Encoding(layout, records, not in_memory, "images", {}, {})
     compiled = library()  # built here, before the processes that encode need it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
-    layout = picture_layout(settings.restart_markers, targets)
+    layout = image_layout(settings.restart_markers, targets)
     return Encoding(layout, records, True, "images", {}, versions)
 
 
 def _encoding_of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:
-    from data_prep.wordpiece import encode_pairs, learn_tokenizer, load_tokenizer
+    from widemix.data_prep.wordpiece import encode_pairs, learn_tokenizer, load_tokenizer
 
     default = [] if origin is None else [origin / "vocab.txt"]
     given = [Path(settings.vocab)] if settings.vocab else [path for path in default if os.path.lexists(path)]

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.changes import name_some
-from data_prep.encoding import Encoding
-from data_prep.picture import Encoded
-from data_prep.samples import Dataset, Origin
-from data_prep.subset import Subset
-from data_prep.verify import open_prepared
-from pipeline.errors import InputError
-from pipeline.formats.beton import RAW, TARGET, Beton, open_beton
-from pipeline.formats.checksums import compute_checksums, crc32c, open_checksums
-from pipeline.formats.manifest import Manifest
-from pipeline.formats.sources import SUFFIX, read_sources
+from widemix.data_prep.changes import name_some
+from widemix.data_prep.encoding import Encoding
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.samples import Dataset, Origin
+from widemix.data_prep.subset import Subset
+from widemix.data_prep.verify import open_prepared
+from widemix.errors import InputError
+from widemix.formats.beton import RAW, TARGET, Beton, open_beton
+from widemix.formats.checksums import compute_checksums, crc32c, open_checksums
+from widemix.formats.manifest import Manifest
+from widemix.formats.sources import SUFFIX, read_sources
 
 
 def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
@@ -95,7 +95,7 @@ def _describe(place: str, targets: np.ndarray) -> str:
 
 
 class Prepared:
-    """The pictures of prepared folders, by name."""
+    """The images of prepared folders, by name."""
 
     def __init__(self, manifests: Mapping[Path, Manifest], *, all_parts: bool = False) -> None:
         """Of the folders that have these manifests.

@@ -18,11 +18,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_prep.labels import check_label, check_names, number_classes
-from data_prep.samples import Dataset, FileSlice, Sample
-from pipeline.errors import InputError
-from pipeline.formats.beton import TARGET
-from pipeline.formats.checksums import crc32c
+from widemix.data_prep.labels import check_label, check_names, number_classes
+from widemix.data_prep.samples import Dataset, FileSlice, Sample
+from widemix.errors import InputError
+from widemix.formats.beton import TARGET
+from widemix.formats.checksums import crc32c
 
 SOURCE = "python"  # in the manifest
 
@@ -31,7 +31,7 @@ Pairs = Iterable[tuple[Image, int | str | float | Sequence[float] | np.ndarray]]
 
 
 @dataclass(frozen=True)
-class _Pictures(Sequence[Sample]):
+class _Images(Sequence[Sample]):
     spool: str  # path of the file that holds the images given as bytes
     names: list[str] = field(default_factory=list)  # the paths of the others
     labels: list[Any] = field(default_factory=list)
@@ -63,31 +63,31 @@ def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterato
     with tempfile.TemporaryFile(dir=folder) as file:
         collected = {split: _collect(split, pairs, file) for split, pairs in splits.items()}
         file.flush()
-        counts = {len(pictures.targets) // len(pictures) for pictures in collected.values()}
+        counts = {len(images.targets) // len(images) for images in collected.values()}
         if counts - {0}:
             yield Dataset(_target_names(counts, targets), collected, targets=True)
             return
         if targets:
             raise InputError(f"targets {targets!r}: the labels are classes; give each sample one float or several")
-        labels = {label for pictures in collected.values() for label in pictures.labels}
+        labels = {label for images in collected.values() for label in images.labels}
         kinds = {isinstance(label, str) for label in labels}
         if len(kinds) != 1:
             raise InputError("labels are both numbers and names" if kinds else "there are no splits")
         if kinds == {True}:
             classes, number = number_classes(SOURCE, _first_places(collected))
-            for pictures in collected.values():
-                pictures.labels[:] = [number[name] for name in pictures.labels]
+            for images in collected.values():
+                images.labels[:] = [number[name] for name in images.labels]
         else:
             classes = tuple(map(str, range(1 + max(labels))))
         check_names(SOURCE, classes)
         yield Dataset(classes, collected)
 
 
-def _first_places(collected: Mapping[str, _Pictures]) -> dict[str, str]:
+def _first_places(collected: Mapping[str, _Images]) -> dict[str, str]:
     """The class names of all splits, each with the place that has it first."""
     first: dict[str, str] = {}
-    for split, pictures in collected.items():
-        for index, name in enumerate(pictures.labels):
+    for split, images in collected.items():
+        for index, name in enumerate(images.labels):
             if name not in first:
                 first[name] = f"{split}: pair {index}"
     return first
@@ -114,12 +114,12 @@ def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
     return names
 
 
-def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
+def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Images:
     if not isinstance(split, str) or not split.isidentifier():
         raise InputError(f"split {split!r} is no name such as train")
     if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
         raise InputError(f"{split}: {pairs!r:.80} are no pairs (path or bytes, label)")
-    pictures = _Pictures(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    images = _Images(f"/proc/{os.getpid()}/fd/{file.fileno()}")
     for index, pair in enumerate(pairs):
         try:
             image, label = pair
@@ -132,19 +132,19 @@ def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Pictures:
             wanted = "(path or bytes, number, name or several numbers)"
             raise InputError(f"{split}: pair {index} is {pair!r:.80}, not {wanted}") from None
         number = len(label) if isinstance(label, np.ndarray) else 0
-        if index and number != len(pictures.targets) // index:
+        if index and number != len(images.targets) // index:
             raise InputError(f"{split}: pair {index} has {number} targets, and those before it have others")
         if isinstance(label, np.ndarray):
             if not number or not np.isfinite(label).all():
                 raise InputError(f"{split}: pair {index} has the targets {label.tolist()}, not finite numbers")
-            pictures.targets.frombytes(label.tobytes())
+            images.targets.frombytes(label.tobytes())
             label = -1
         elif isinstance(label, int):
             check_label(f"{split}: pair {index}", label)
-        pictures.names.append(name)
-        pictures.labels.append(label)
-        pictures.offsets.append(-1 if data is None else file.tell())
-        pictures.sizes.append(-1 if data is None else file.write(data))
-    if not pictures.names:
+        images.names.append(name)
+        images.labels.append(label)
+        images.offsets.append(-1 if data is None else file.tell())
+        images.sizes.append(-1 if data is None else file.write(data))
+    if not images.names:
         raise InputError(f"{split}: has no pairs")
-    return pictures
+    return images

@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from data_prep.listing import SUFFIXES, Images, is_hidden
-from data_prep.progress import print_status
-from data_prep.samples import Dataset, PictureFiles
-from pipeline.errors import InputError
+from widemix.data_prep.listing import SUFFIXES, Images, is_hidden
+from widemix.data_prep.progress import print_status
+from widemix.data_prep.samples import Dataset, ImageFiles
+from widemix.errors import InputError
 
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
@@ -30,11 +30,11 @@ def read(origin: Path) -> Dataset:
 
 
 def _cure(origin: Path) -> str:
-    """What to do with a folder that holds pictures in another layout."""
+    """What to do with a folder that holds images in another layout."""
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*/*")):
         return f"; move its class folders into {origin / 'train'}, and --holdout 10% takes a split to evaluate on"
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*")):
-        return f", but pictures without classes; put them into folders {origin / 'train'}/CLASS"
+        return f", but images without classes; put them into folders {origin / 'train'}/CLASS"
     return " (each with one folder per class)"
 
 
@@ -70,7 +70,7 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, int], images: Images) -> PictureFiles:
+def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, int], images: Images) -> ImageFiles:
     names: list[str] = []
     labels: list[int] = []
     for name in classes:
@@ -83,7 +83,7 @@ def _images(origin: Path, place: str, classes: Sequence[str], label: dict[str, i
         names += files
         labels += [label[name]] * len(files)
     _check_level(origin, place, classes, names)
-    return PictureFiles(origin, names, labels)
+    return ImageFiles(origin, names, labels)
 
 
 def _check_level(origin: Path, place: str, classes: Sequence[str], names: Sequence[str]) -> None:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.official import FileException, check_md5
-from data_prep.progress import print_status
-from data_prep.samples import Dataset, PictureSlices
-from data_prep.tar_listing import list_tar
-from pipeline.errors import InputError
+from widemix.data_prep.official import FileException, check_md5
+from widemix.data_prep.progress import print_status
+from widemix.data_prep.samples import Dataset, ImageSlices
+from widemix.data_prep.tar_listing import list_tar
+from widemix.errors import InputError
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
 MD5 = {
@@ -67,14 +67,14 @@ def _check_files(origin: Path) -> tuple[FileException, ...]:
     return tuple(exception for name in names for exception in check_md5(origin / name, MD5[name]))
 
 
-def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> PictureSlices:
+def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> ImageSlices:
     tar = origin / (TRAIN if split == "train" else VAL)
     if not members:
         raise InputError(f"{tar}: holds no images; download it again")
     unknown = [member.wnid for member in members if member.wnid not in label]
     if unknown:
         raise InputError(f"{tar}: holds {unknown[0]}, which is not in {origin / 'wnids.txt'}")
-    return PictureSlices(
+    return ImageSlices(
         str(tar),
         [f"{split}/{member.wnid}/{member.name}" for member in members],
         [label[member.wnid] for member in members],

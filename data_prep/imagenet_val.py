@@ -5,10 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.imagenet_tars import DEVKIT, validation_wnids
-from data_prep.listing import Images, is_hidden
-from data_prep.samples import PictureFiles
-from pipeline.errors import InputError
+from widemix.data_prep.imagenet_tars import DEVKIT, validation_wnids
+from widemix.data_prep.listing import Images, is_hidden
+from widemix.data_prep.samples import ImageFiles
+from widemix.errors import InputError
 
 SOLUTION = "LOC_val_solution.csv"  # Kaggle's: lines "ILSVRC2012_val_00048981,n03995372 85 1 499 272"
 
@@ -20,7 +20,7 @@ def is_flat(folder: Path) -> bool:
     return not any(folder for _, folder in names) and any(Images().is_image(f"{folder}/{name}") for name, _ in names)
 
 
-def read_flat_val(origin: Path, place: str, classes: Sequence[str]) -> PictureFiles:
+def read_flat_val(origin: Path, place: str, classes: Sequence[str]) -> ImageFiles:
     """The images of the flat folder `place` in `origin`, by class and name, as class folders would have them.
 
     Raises `InputError` without a list in `origin`, and for images that the list or the classes do not have.
@@ -37,7 +37,7 @@ def read_flat_val(origin: Path, place: str, classes: Sequence[str]) -> PictureFi
         listed.append((number[wnids[stem]], f"{place}/{name}"))
     listed.sort()
     images.print_others(origin / place)
-    return PictureFiles(origin, [name for _, name in listed], [label for label, _ in listed])
+    return ImageFiles(origin, [name for _, name in listed], [label for label, _ in listed])
 
 
 def _labels(origin: Path, place: str) -> tuple[Path, dict[str, str]]:

@@ -1,6 +1,6 @@
 """Joins the parts of a dataset that several machines prepared with `widemix prep ... --part 3/32`.
 
-The result has the bytes of a preparation by one machine. Pictures are copied one by one, and compared with their
+The result has the bytes of a preparation by one machine. Images are copied one by one, and compared with their
 checksums: where one lies, and with which alignment, depends on the sizes of all before it.
 """
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_prep.encoding import encoding_for
-from data_prep.extend import Prepared
-from data_prep.prep_dir import check_outside, check_target, prep_dir, translate_errors
-from data_prep.prepare import plan_of, select
-from data_prep.settings import PrepSettings
-from data_prep.sources import check_origin, read_source
-from data_prep.write_dataset import Job, write_dataset
-from pipeline.errors import InputError
-from pipeline.formats.manifest import NAME, Manifest, read_manifest
+from widemix.data_prep.encoding import encoding_for
+from widemix.data_prep.extend import Prepared
+from widemix.data_prep.prep_dir import check_outside, check_target, prep_dir, translate_errors
+from widemix.data_prep.prepare import plan_of, select
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import check_origin, read_source
+from widemix.data_prep.write_dataset import Job, write_dataset
+from widemix.errors import InputError
+from widemix.formats.manifest import NAME, Manifest, read_manifest
 
 
 @translate_errors()

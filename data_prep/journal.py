@@ -6,8 +6,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from data_prep.progress import print_status
-from pipeline.formats.blocks import hash_bytes
+from widemix.data_prep.progress import print_status
+from widemix.formats.blocks import hash_bytes
 
 
 class Journal:

@@ -4,8 +4,8 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 
-from data_prep.progress import print_status
-from pipeline.errors import InputError
+from widemix.data_prep.progress import print_status
+from widemix.errors import InputError
 
 MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)

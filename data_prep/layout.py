@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from data_prep.samples import Origin
-from pipeline.formats.beton import FIELDS, RECORDS, SEGMENT_FIELDS, TARGET, TARGETS, array_arguments
-from pipeline.formats.tables import ALLOCATING, TYPES, Fields
+from widemix.data_prep.samples import Origin
+from widemix.formats.beton import FIELDS, RECORDS, SEGMENT_FIELDS, TARGET, TARGETS, array_arguments
+from widemix.formats.tables import ALLOCATING, TYPES, Fields
 
 
 class Record(Protocol):
@@ -64,8 +64,8 @@ class Layout(NamedTuple):
         return {name: TYPES[kind] for name, kind, _ in self.fields}
 
 
-def picture_layout(segments: bool, targets: int = 0) -> Layout:
-    """The layout of a file of pictures, with tables of segments or without, with labels or with so many targets."""
+def image_layout(segments: bool, targets: int = 0) -> Layout:
+    """The layout of a file of images, with tables of segments or without, with labels or with so many targets."""
     fields: Fields = SEGMENT_FIELDS if segments else FIELDS
     described = tuple((name, kind, b"") for name, kind in fields)
     if targets:
@@ -73,4 +73,4 @@ def picture_layout(segments: bool, targets: int = 0) -> Layout:
     return Layout(described, RECORDS[fields])
 
 
-PICTURES, SEGMENTED_PICTURES = picture_layout(segments=False), picture_layout(segments=True)
+IMAGES, SEGMENTED_IMAGES = image_layout(segments=False), image_layout(segments=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.official import GZIP, Layout, check_labels, read_files
-from data_prep.samples import Dataset, PixelArrays
-from pipeline.errors import InputError
+from widemix.data_prep.official import GZIP, Layout, check_labels, read_files
+from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.errors import InputError
 
 GZ = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.official import GZIP, FileException
-from data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
-from pipeline.errors import InputError
+from widemix.data_prep.official import GZIP, FileException
+from widemix.data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
+from widemix.errors import InputError
 
 CLASSES = ("entailment", "neutral", "contradiction")
 SUFFIX = r"\.(jsonl|tsv|txt)(\.gz)?"

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.labels import MAX_CLASSES, check_label, check_names
-from data_prep.samples import Dataset, FileSlice, Sample, Status
-from data_prep.shards import find_shards
-from pipeline.errors import InputError
+from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names
+from widemix.data_prep.samples import Dataset, FileSlice, Sample, Status
+from widemix.data_prep.shards import find_shards
+from widemix.errors import InputError
 
 BATCH = 16  # rows that are read at once
 BUFFER = 1 << 20  # bytes read from a file at once
 _READERS = threading.local()  # of each thread: the row group that it has read from last
 
 
-class ParquetPicture(NamedTuple):
+class ParquetImage(NamedTuple):
     """The image in one row of a parquet file."""
 
     path: str
@@ -79,7 +79,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class ParquetPictures(Sequence[Sample]):
+class ParquetImages(Sequence[Sample]):
     """The images of several files. `Sample`s are made on access, which keeps millions of them small."""
 
     paths: Sequence[Path]
@@ -96,8 +96,8 @@ class ParquetPictures(Sequence[Sample]):
         place = int(np.searchsorted(self.first, index, "right")) - 1
         file, group, before = self.groups[place].tolist()
         row = index - int(self.first[place])
-        picture = ParquetPicture(str(self.paths[file]), self.columns[file], group, row)
-        return Sample(f"{self.names[file]}/{before + row}", int(self.labels[index]), picture)
+        image = ParquetImage(str(self.paths[file]), self.columns[file], group, row)
+        return Sample(f"{self.names[file]}/{before + row}", int(self.labels[index]), image)
 
 
 class _File(NamedTuple):
@@ -131,7 +131,7 @@ def read(origin: Path) -> Dataset:
     for split, of_split in listed.items():
         if not any(len(file.labels) for file in of_split.values()):
             raise InputError(f"{next(iter(of_split))}: {split} has no rows")
-    return Dataset(classes, {split: _pictures(origin, of_split) for split, of_split in listed.items()})
+    return Dataset(classes, {split: _images(origin, of_split) for split, of_split in listed.items()})
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
         return ()
 
 
-def _pictures(origin: Path, files: dict[Path, _File]) -> ParquetPictures:
+def _images(origin: Path, files: dict[Path, _File]) -> ParquetImages:
     groups, sizes = [], []
     for number, file in enumerate(files.values()):
         before = 0
@@ -210,7 +210,7 @@ def _pictures(origin: Path, files: dict[Path, _File]) -> ParquetPictures:
             groups.append((number, group, before))
             sizes.append(rows)
             before += rows
-    return ParquetPictures(
+    return ParquetImages(
         list(files),
         [str(path.relative_to(origin)) if origin.is_dir() else path.name for path in files],
         [file.image for file in files.values()],

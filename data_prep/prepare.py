@@ -7,10 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data_prep.encoding import Encoding, encoding_for
-from data_prep.extend import Prepared, find_changes
-from data_prep.from_python import SOURCE
-from data_prep.prep_dir import (
+from widemix.data_prep.encoding import Encoding, encoding_for
+from widemix.data_prep.extend import Prepared, find_changes
+from widemix.data_prep.from_python import SOURCE
+from widemix.data_prep.prep_dir import (
     check_outside,
     check_target,
     clear_leftovers,
@@ -18,16 +18,16 @@ from data_prep.prep_dir import (
     prep_dir,
     translate_errors,
 )
-from data_prep.progress import print_status
-from data_prep.samples import Dataset
-from data_prep.settings import PrepSettings, rename_old_keys
-from data_prep.shuffle import shuffle_train
-from data_prep.sources import check_origin, read_source
-from data_prep.subset import Subset, take_subset
-from data_prep.write_dataset import Job, write_dataset
-from pipeline.errors import InputError
-from pipeline.formats.blocks import hash_bytes
-from pipeline.formats.manifest import NAME, Manifest, read_manifest, split_path
+from widemix.data_prep.progress import print_status
+from widemix.data_prep.samples import Dataset
+from widemix.data_prep.settings import PrepSettings, rename_old_keys
+from widemix.data_prep.shuffle import shuffle_train
+from widemix.data_prep.sources import check_origin, read_source
+from widemix.data_prep.subset import Subset, take_subset
+from widemix.data_prep.write_dataset import Job, write_dataset
+from widemix.errors import InputError
+from widemix.formats.blocks import hash_bytes
+from widemix.formats.manifest import NAME, Manifest, read_manifest, split_path
 
 PACKAGES = ("widemix", "numpy", "pillow")
 
@@ -46,7 +46,7 @@ def prepare(
 ) -> Manifest:
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
-    source: the name of one in `data_prep.sources`, or what `data_prep.from_python.collect` gives, with no `origin`.
+    source: the name of one in `widemix.data_prep.sources`, or what `widemix.data_prep.from_python.collect` gives, with no `origin`.
 
     If the folder already holds the same preparation, it is left unchanged; with `force` it is prepared again. If it
     holds anything else, `InputError` is raised, unless `force`; if the source has grown or its classes have changed

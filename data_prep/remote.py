@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
-from data_prep.progress import print_status
-from pipeline.errors import InputError, RunError
+from widemix.data_prep.progress import print_status
+from widemix.errors import InputError, RunError
 
 TRIES = 5
 WAIT_S = 1.0  # before the second try; before each further one twice as long

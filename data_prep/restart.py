@@ -8,11 +8,11 @@ from math import ceil
 
 import numpy as np
 
-from data_prep.jpeg import Frame, plain_frame
-from data_prep.progress import print_status
-from pipeline.formats.segments import NO_SEGMENTS, NUMBER
-from pipeline.native import BuildError
-from pipeline.native.library import open_library
+from widemix.data_prep.jpeg import Frame, plain_frame
+from widemix.data_prep.progress import print_status
+from widemix.formats.segments import NO_SEGMENTS, NUMBER
+from widemix.native import BuildError
+from widemix.native.library import open_library
 
 MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 PIECE = 1 << 30  # bytes read by one call, of which Linux allows 2 GiB at most
 
@@ -86,16 +86,16 @@ class Sample(NamedTuple):
 
     name: str  # in messages and in the manifest
     label: int
-    picture: Place | np.ndarray
+    image: Place | np.ndarray
     targets: bytes = b""  # float32 each, in a dataset of targets; the label is -1 then
 
     def content(self) -> bytes:
         """The source's bytes, or the pixels."""
-        return self.picture.tobytes() if isinstance(self.picture, np.ndarray) else self.picture.read()
+        return self.image.tobytes() if isinstance(self.image, np.ndarray) else self.image.read()
 
     def status(self) -> Status:
         """The status of the file that it is part of."""
-        return IN_MEMORY if isinstance(self.picture, np.ndarray) else self.picture.status()
+        return IN_MEMORY if isinstance(self.image, np.ndarray) else self.image.status()
 
 
 class Origin(NamedTuple):
@@ -110,7 +110,7 @@ class Dataset:
     """The contents of a source: class names in label order, or names of targets, and the samples of each split."""
 
     classes: tuple[str, ...]
-    splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `data_prep.pairs.Pair`
+    splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `widemix.data_prep.pairs.Pair`
     exceptions: tuple[dict[str, str], ...] = ()  # unexpected files: {"file": name, "rule": what is unusual}
     text: bool = False  # whether the samples are sentence pairs
     check_files: Callable[[], tuple[dict[str, str], ...]] = tuple  # more exceptions, which take long to find
@@ -118,7 +118,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class PictureFiles(Sequence[Sample]):
+class ImageFiles(Sequence[Sample]):
     """Image files under `root`. `Sample`s are made on access, which keeps a million of them small."""
 
     root: Path
@@ -136,7 +136,7 @@ class PictureFiles(Sequence[Sample]):
 
 
 @dataclass(frozen=True)
-class PictureSlices(Sequence[Sample]):
+class ImageSlices(Sequence[Sample]):
     """Images within one file, such as a tar."""
 
     path: str

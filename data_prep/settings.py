@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pipeline.arguments import Whole, check_arguments
-from pipeline.errors import InputError
+from widemix.arguments import Whole, check_arguments
+from widemix.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page: FFCV's process cache relies on that
 LARGEST_PAGE = 64 << 20

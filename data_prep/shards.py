@@ -4,12 +4,12 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
-from data_prep.labels import check_names
-from data_prep.listing import walk
-from data_prep.progress import print_status
-from data_prep.samples import FileSlice
-from pipeline.errors import InputError
+from widemix.data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
+from widemix.data_prep.labels import check_names
+from widemix.data_prep.listing import walk
+from widemix.data_prep.progress import print_status
+from widemix.data_prep.samples import FileSlice
+from widemix.errors import InputError
 
 COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))$")
 WORD = re.compile(r"[a-z]+")

@@ -4,10 +4,10 @@ The luma and chroma planes of a JPEG are resized as they are stored and encoded 
 back. A much larger JPEG is first scaled down by its inverse DCT. The result is closer to the original than Pillow's.
 """
 
-from data_prep.jpeg import Frame
-from data_prep.opening import decoded_pixels
-from data_prep.restart import WARNED, WRITTEN, call_codec, interval_for, library, segment_table
-from data_prep.settings import PrepSettings
+from widemix.data_prep.jpeg import Frame
+from widemix.data_prep.opening import decoded_pixels
+from widemix.data_prep.restart import WARNED, WRITTEN, call_codec, interval_for, library, segment_table
+from widemix.data_prep.settings import PrepSettings
 
 
 def shrunk_size(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int]:

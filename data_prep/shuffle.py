@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from data_prep.samples import Dataset, Sample
-from data_prep.settings import PrepSettings
-from data_prep.subset import Subset
+from widemix.data_prep.samples import Dataset, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.subset import Subset
 
 
 def shuffle_train(dataset: Dataset, settings: PrepSettings) -> Dataset:

@@ -11,13 +11,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
-from data_prep.image_folder import SPLIT_FOLDERS
-from data_prep.labels import check_names
-from data_prep.samples import Dataset
-from data_prep.settings import PrepSettings
-from data_prep.shards import split_of
-from pipeline.arguments import Name, check_arguments
-from pipeline.errors import InputError
+from widemix.arguments import Name, check_arguments
+from widemix.data_prep.image_folder import SPLIT_FOLDERS
+from widemix.data_prep.labels import check_names
+from widemix.data_prep.samples import Dataset
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.shards import split_of
+from widemix.errors import InputError
 
 Reader = Annotated[str, Field(pattern=r"^\w+(\.\w+)+$")]  # MODULE.FUNCTION
 
@@ -34,45 +34,48 @@ class Source(NamedTuple):
 
 SOURCES = {
     "digits": Source(
-        "data_prep.digits.read",
+        "widemix.data_prep.digits.read",
         "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; takes no --from",
         takes_origin=False,
     ),
     "image-folder": Source(
-        "data_prep.image_folder.read", "images in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+        "widemix.data_prep.image_folder.read", "images in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
     ),
     "imagenet": Source(
-        "data_prep.imagenet.read",
+        "widemix.data_prep.imagenet.read",
         "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, Kaggle's DIR/ILSVRC/Data/CLS-LOC, or the "
         "official tars and devkit; a flat val with its list",
     ),
     "webdataset": Source(
-        "data_prep.webdataset.read",
+        "widemix.data_prep.webdataset.read",
         "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)",
         shards=True,
     ),
     "parquet": Source(
-        "data_prep.parquet.read",
+        "widemix.data_prep.parquet.read",
         "Hugging Face's image datasets: DIR/**/*.parquet with the columns image {bytes, path} and label",
         shards=True,
     ),
     "csv": Source(
-        "data_prep.csv_list.read",
+        "widemix.data_prep.csv_list.read",
         "any images listed in a file LIST.csv or LIST.jsonl with the columns path, split, and label or labels, or "
         "numbers to predict (--targets)",
         takes_targets=True,
     ),
-    "cifar10": Source("data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
+    "cifar10": Source("widemix.data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
     "cifar100": Source(
-        "data_prep.cifar.cifar100", "CIFAR-100 with fine labels, python or binary version, .tar.gz or unpacked"
+        "widemix.data_prep.cifar.cifar100",
+        "CIFAR-100 with fine labels, python or binary version, .tar.gz or unpacked",
     ),
-    "mnist": Source("data_prep.mnist.read", "MNIST: the four idx files, .gz or unpacked"),
+    "mnist": Source("widemix.data_prep.mnist.read", "MNIST: the four idx files, .gz or unpacked"),
     "svhn": Source(
-        "data_prep.svhn.read", "SVHN cropped digits: any of train_32x32.mat, test_32x32.mat, extra_32x32.mat"
+        "widemix.data_prep.svhn.read", "SVHN cropped digits: any of train_32x32.mat, test_32x32.mat, extra_32x32.mat"
     ),
-    "stl10": Source("data_prep.stl10.read", "STL-10: the binary files, unpacked; train, test, folds and unlabeled"),
-    "mnli": Source("data_prep.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
-    "snli": Source("data_prep.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+    "stl10": Source(
+        "widemix.data_prep.stl10.read", "STL-10: the binary files, unpacked; train, test, folds and unlabeled"
+    ),
+    "mnli": Source("widemix.data_prep.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+    "snli": Source("widemix.data_prep.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
 }
 
 

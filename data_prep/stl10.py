@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.official import FileException, check_labels, check_md5, find_file
-from data_prep.samples import Dataset, PixelArrays
-from pipeline.errors import InputError
+from widemix.data_prep.official import FileException, check_labels, check_md5, find_file
+from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.errors import InputError
 
 FOLDER = "stl10_binary"
 PIXELS = 3 * 96 * 96
@@ -51,10 +51,10 @@ def _pixels(path: Path) -> np.ndarray:
 
 
 def _labelled(split: str, pixels: Path, labels: Path) -> PixelArrays:
-    numbers, pictures = np.fromfile(labels, np.uint8), _pixels(pixels)
-    if len(numbers) != len(pictures):
-        raise InputError(f"{labels}: must hold a label of 1 to 10 for each of the {len(pictures)} images")
-    return PixelArrays(split, pictures, check_labels(labels, numbers, 1, 10) - 1)
+    numbers, images = np.fromfile(labels, np.uint8), _pixels(pixels)
+    if len(numbers) != len(images):
+        raise InputError(f"{labels}: must hold a label of 1 to 10 for each of the {len(images)} images")
+    return PixelArrays(split, images, check_labels(labels, numbers, 1, 10) - 1)
 
 
 def _folds(path: Path, train: PixelArrays) -> dict[str, PixelArrays]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data_prep.samples import Dataset, Sample
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
+from widemix.data_prep.samples import Dataset, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from data_prep.official import FileException, check_labels, check_md5, find_file
-from data_prep.samples import Dataset, PixelArrays
-from pipeline.errors import InputError
+from widemix.data_prep.official import FileException, check_labels, check_md5, find_file
+from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.errors import InputError
 
 FILES = {
     "train": ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),

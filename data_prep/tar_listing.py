@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.listing import is_hidden_path
-from data_prep.samples import FileSlice
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.native.build import cache_folder
+from widemix.data_prep.listing import is_hidden_path
+from widemix.data_prep.samples import FileSlice
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.native.build import cache_folder
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # the first bytes: gzip, bzip2, xz, zstd
 FORM = 2  # of the lists that are kept; those of another are made again

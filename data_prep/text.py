@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from data_prep.layout import Layout
-from data_prep.samples import Origin
-from pipeline.formats.beton import array_arguments
-from pipeline.formats.checksums import crc32c
-from pipeline.formats.text import FIELDS, SAMPLE, TOKEN
+from widemix.data_prep.layout import Layout
+from widemix.data_prep.samples import Origin
+from widemix.formats.beton import array_arguments
+from widemix.formats.checksums import crc32c
+from widemix.formats.text import FIELDS, SAMPLE, TOKEN
 
 
 class EncodedPair(NamedTuple):

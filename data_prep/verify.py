@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep import adopt, from_python
-from data_prep.progress import progress
-from data_prep.settings import PrepSettings, rename_old_keys
-from pipeline.errors import InputError
-from pipeline.formats.beton import Beton, open_beton
-from pipeline.formats.blocks import BLOCK, hash_bytes, map_blocks
-from pipeline.formats.checksums import Checksums, compute_checksums, open_checksums
-from pipeline.formats.manifest import UNCHECKED, Manifest, Split, check_counts, read_manifest
-from pipeline.formats.sources import describe_sample
-from pipeline.formats.text import TOKENIZER, TextBeton, open_text
+from widemix.data_prep import adopt, from_python
+from widemix.data_prep.progress import progress
+from widemix.data_prep.settings import PrepSettings, rename_old_keys
+from widemix.errors import InputError
+from widemix.formats.beton import Beton, open_beton
+from widemix.formats.blocks import BLOCK, hash_bytes, map_blocks
+from widemix.formats.checksums import Checksums, compute_checksums, open_checksums
+from widemix.formats.manifest import UNCHECKED, Manifest, Split, check_counts, read_manifest
+from widemix.formats.sources import describe_sample
+from widemix.formats.text import TOKENIZER, TextBeton, open_text
 
 OpenFunction = Callable[[Path], Beton | TextBeton]
 MAX_LINES = 20  # of damaged samples of a split; the others are only counted

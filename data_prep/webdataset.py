@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.labels import check_label
-from data_prep.listing import HEAD, SUFFIXES, begins_as_image
-from data_prep.samples import Dataset, FileSlice, Sample
-from data_prep.shards import find_shards, read_names
-from data_prep.tar_listing import Members, list_tar
-from pipeline.errors import InputError
+from widemix.data_prep.labels import check_label
+from widemix.data_prep.listing import HEAD, SUFFIXES, begins_as_image
+from widemix.data_prep.samples import Dataset, FileSlice, Sample
+from widemix.data_prep.shards import find_shards, read_names
+from widemix.data_prep.tar_listing import Members, list_tar
+from widemix.errors import InputError
 
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on
 CLASSES = "classes.txt"
@@ -22,7 +22,7 @@ ENDS = "; a key ends at the first dot of a file's name"
 
 
 @dataclass(frozen=True)
-class TarPictures(Sequence[Sample]):
+class TarImages(Sequence[Sample]):
     """Images in several tars. `Sample`s are made on access, which keeps millions of them small."""
 
     tars: Sequence[Path]
@@ -49,11 +49,11 @@ def read(origin: Path) -> Dataset:
     A shard's split is told by its path, as in `split_of`. Class names are the lines of `classes.txt`, by default
     the labels. Raises `InputError` for damaged shards.
     """
-    splits = {split: _pictures(origin, tars) for split, tars in find_shards(origin, ".tar").items()}
+    splits = {split: _images(origin, tars) for split, tars in find_shards(origin, ".tar").items()}
     return Dataset(_classes(origin, splits), splits)
 
 
-def _classes(origin: Path, splits: dict[str, TarPictures]) -> tuple[str, ...]:
+def _classes(origin: Path, splits: dict[str, TarImages]) -> tuple[str, ...]:
     count = 1 + max(int(split.labels.max(initial=0)) for split in splits.values())
     path = origin / CLASSES
     if not path.is_file():
@@ -64,14 +64,14 @@ def _classes(origin: Path, splits: dict[str, TarPictures]) -> tuple[str, ...]:
     return names
 
 
-def _pictures(origin: Path, tars: Sequence[Path]) -> TarPictures:
+def _images(origin: Path, tars: Sequence[Path]) -> TarImages:
     rows = [(number, *row) for number, tar in enumerate(tars) for row in _samples(tar)]
     if not rows:
         raise InputError(f"{tars[0]}: holds no samples (KEY.jpg with KEY.cls or KEY.json)")
     number, names, labels, offsets, sizes = zip(*rows, strict=True)
     columns = (np.array(column, np.int64) for column in (labels, offsets, sizes))
     places = [str(tar.relative_to(origin)) if origin.is_dir() else tar.name for tar in tars]
-    return TarPictures(tars, places, np.array(number, np.int64), np.array(names, np.bytes_), *columns)
+    return TarImages(tars, places, np.array(number, np.int64), np.array(names, np.bytes_), *columns)
 
 
 def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
@@ -86,17 +86,17 @@ def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
             if other != number:
                 raise InputError(f"{tar}: {match[1]} has {members.name(other)} and then {name} again; remove one")
     for key, parts in keys.items():
-        pictures = [number for extension, number in parts.items() if f".{extension}" in SUFFIXES]
-        if not pictures:
+        images = [number for extension, number in parts.items() if f".{extension}" in SUFFIXES]
+        if not images:
             named = {number for extension, number in parts.items() if "." not in extension}  # not seg.png
-            pictures = [number for number in named if begins_as_image(_read(tar, members, number, HEAD))]
-        if len(pictures) != 1:
+            images = [number for number in named if begins_as_image(_read(tar, members, number, HEAD))]
+        if len(images) != 1:
             there = ", ".join(f".{extension}" for extension in parts)
-            raise InputError(f"{tar}: {key} has {len(pictures)} images, not one, among {there}{ENDS}")
+            raise InputError(f"{tar}: {key} has {len(images)} images, not one, among {there}{ENDS}")
         labels = [extension for extension in ("cls", "json") if extension in parts]
         if not labels:
             raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json{ENDS}")
-        image = pictures[0]
+        image = images[0]
         label = _label(tar, f"{key}.{labels[0]}", _read(tar, members, parts[labels[0]]))
         yield bytes(members.names[image]), label, int(members.offsets[image]), int(members.sizes[image])
 

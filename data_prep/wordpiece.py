@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.pairs import Pair
-from data_prep.samples import Origin
-from data_prep.text import EncodedPair
-from pipeline.errors import InputError
-from pipeline.formats.checksums import crc32c
-from pipeline.formats.text import TOKEN
+from widemix.data_prep.pairs import Pair
+from widemix.data_prep.samples import Origin
+from widemix.data_prep.text import EncodedPair
+from widemix.errors import InputError
+from widemix.formats.checksums import crc32c
+from widemix.formats.text import TOKEN
 
 BATCH = 1000  # pairs per call of the tokenizer, which uses all threads
 ALPHABET = 1000  # most frequent characters that are kept

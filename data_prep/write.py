@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.disk import DiskFile
-from data_prep.journal import Journal
-from data_prep.layout import PICTURES, Layout, Record
-from data_prep.settings import PAGE
-from data_prep.written import Written
-from pipeline.errors import InputError
-from pipeline.formats.blocks import BlockHashes
-from pipeline.formats.checksums import NUMBER, sample_checksum
-from pipeline.formats.tables import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
+from widemix.data_prep.disk import DiskFile
+from widemix.data_prep.journal import Journal
+from widemix.data_prep.layout import IMAGES, Layout, Record
+from widemix.data_prep.settings import PAGE
+from widemix.data_prep.written import Written
+from widemix.errors import InputError
+from widemix.formats.blocks import BlockHashes
+from widemix.formats.checksums import NUMBER, sample_checksum
+from widemix.formats.tables import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
 
 SHARD = 64 << 20  # bytes of data between two journal entries; a kill loses up to three, with what waits for the disk
 
@@ -32,7 +32,7 @@ class BetonWriter:
     """
 
     def __init__(
-        self, path: Path, journal: Path, expected: int, layout: Layout = PICTURES, *, page: int = 0, seed: str = ""
+        self, path: Path, journal: Path, expected: int, layout: Layout = IMAGES, *, page: int = 0, seed: str = ""
     ) -> None:
         """Write to `path`, with the journal at `journal`, at most `expected` samples.
 
@@ -149,7 +149,7 @@ class BetonWriter:
         return header.tobytes() + fields.tobytes()
 
 
-def expected_bytes(count: int, data: float, layout: Layout = PICTURES, page: int = 0) -> int:
+def expected_bytes(count: int, data: float, layout: Layout = IMAGES, page: int = 0) -> int:
     """The approximate size in bytes of a file of `count` samples with `data` bytes of data in all."""
     page = page or PAGE
     unused = 0.5 * data / max(count, 1) * data / page  # half a sample at the end of each page

@@ -5,19 +5,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.changes import check_unchanged
-from data_prep.encoding import Encoding
-from data_prep.left_out import check_classes, check_share
-from data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
-from data_prep.progress import progress
-from data_prep.samples import Dataset
-from data_prep.settings import PrepSettings
-from data_prep.write import BetonWriter
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.formats import checksums, sources
-from pipeline.formats.blocks import hash_bytes
-from pipeline.formats.manifest import Manifest, Split, count_labels
+from widemix.data_prep.changes import check_unchanged
+from widemix.data_prep.encoding import Encoding
+from widemix.data_prep.left_out import check_classes, check_share
+from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
+from widemix.data_prep.progress import progress
+from widemix.data_prep.samples import Dataset
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.write import BetonWriter
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.formats import checksums, sources
+from widemix.formats.blocks import hash_bytes
+from widemix.formats.manifest import Manifest, Split, count_labels
 
 
 class Job(NamedTuple):

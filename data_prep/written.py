@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.samples import Origin
-from pipeline.formats.checksums import NUMBER
-from pipeline.formats.tables import ALLOCATION
+from widemix.data_prep.samples import Origin
+from widemix.formats.checksums import NUMBER
+from widemix.formats.tables import ALLOCATION
 
 ORIGIN = np.dtype([("checksum", "<u4"), ("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8")])
 PER_SAMPLE = ("samples", "table", "checksums", "stored")  # the tables with a row for each sample that was written

@@ -1,4 +1,4 @@
-"""DINO's ten crops of a picture (Caron et al. 2021), decoded once: dino_views.py FOLDER."""
+"""DINO's ten crops of an image (Caron et al. 2021), decoded once: dino_views.py FOLDER."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a vision transformer. A checkpoint resumes within an epoch, on the same pictures."""
+"""Hugging Face's Trainer with a vision transformer. A checkpoint resumes within an epoch, on the same images."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig,
 import widemix
 
 
-class Pictures(IterableDataset):
+class Images(IterableDataset):
     """The loader's batches under the names of the model's arguments."""
 
     def __init__(self, loader: widemix.Loader):
@@ -27,14 +27,14 @@ class SetEpoch(TrainerCallback):
         train_dataloader.dataset.loader.set_epoch(int(state.epoch))
 
 
-class PicturesTrainer(Trainer):
+class ImagesTrainer(Trainer):
     def get_train_dataloader(self):
         return DataLoader(self.train_dataset, batch_size=None)  # they are batches already
 
 
 if __name__ == "__main__":
-    pictures = Pictures(widemix.Loader(sys.argv[1], "train", 128, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25))
+    images = Images(widemix.Loader(sys.argv[1], "train", 128, auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.25))
     model = ViTForImageClassification(ViTConfig(num_labels=1000))
     arguments = TrainingArguments("runs/vit", num_train_epochs=90, save_steps=1000)
-    trainer = PicturesTrainer(model, arguments, train_dataset=pictures, callbacks=[SetEpoch()])
+    trainer = ImagesTrainer(model, arguments, train_dataset=images, callbacks=[SetEpoch()])
     trainer.train(resume_from_checkpoint=Path("runs/vit").exists())

@@ -11,7 +11,7 @@ from torchvision.models import resnet18
 import widemix
 
 
-class Pictures(lightning.LightningDataModule):
+class Images(lightning.LightningDataModule):
     def __init__(self, folder: Path, batch_size: int = 128, image_size: int = 224):
         super().__init__()
         self.keys = {"path": folder, "batch_size": batch_size, "image_size": image_size}
@@ -34,4 +34,4 @@ class Classifier(lightning.LightningModule):
 
 
 if __name__ == "__main__":
-    lightning.Trainer(max_epochs=90).fit(Classifier(1000), Pictures(Path(sys.argv[1])), ckpt_path="last")
+    lightning.Trainer(max_epochs=90).fit(Classifier(1000), Images(Path(sys.argv[1])), ckpt_path="last")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pipeline.processes import end_with_parent
+from widemix.processes import end_with_parent
 
 DATA = Path("datasets/digits")
 MODELS = ("mixer", "rp_mixer")
@@ -22,7 +22,7 @@ def main() -> int:
     """Prepare the data, train four runs, and print their table; returns 1 if an accuracy is too low."""
     folder = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     _widemix("prep", "digits", "--to", str(DATA))
-    table = Table(title="Handwritten digits, two ranks on this machine, 360 test pictures")
+    table = Table(title="Handwritten digits, two ranks on this machine, 360 test images")
     for name in ("model", "engine"):
         table.add_column(name)
     for name in ("test top-1", "seconds", "last loss relative to DDP"):
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _widemix(*words: str) -> None:
     print(f"\n$ widemix {shlex.join(words)}", flush=True)
-    command = [sys.executable, "-m", "pipeline.cli", *words]
+    command = [sys.executable, "-m", "widemix", *words]
     code = subprocess.run(command, check=False, preexec_fn=end_with_parent()).returncode
     if code:
         sys.exit(code)

@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from data_prep.progress import print_status
-from pipeline.errors import InputError
-from pipeline.files import fsync_path
+from widemix.data_prep.progress import print_status
+from widemix.errors import InputError
+from widemix.files import fsync_path
 
 _PIECE = 4 << 20
 _INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from launch.slurm.ports import free_ports
-from pipeline.cgroups import usable_cpus
-from pipeline.errors import InputError
-from pipeline.processes import end_with_parent, leave_closed_terminal, stop_signals
+from widemix.cgroups import usable_cpus
+from widemix.errors import InputError
+from widemix.launch.slurm.ports import free_ports
+from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
 
 # After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
 STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint

@@ -10,11 +10,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, run_command
-from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
-from pipeline.errors import InputError
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, run_command
+from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
+from widemix.errors import InputError
+from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 
 # Codes from 128 mean to Kubeflow's operators that another start may help.
 START_AGAIN = 128 + 15
@@ -33,7 +33,7 @@ def run_pod(train: list[str], stage_to: str) -> Exit:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[STATUS_DIR_VARIABLE] = folder
         try:
-            run_torchrun(["-m", "pipeline.train", *train, f"--data.path={data}"])
+            run_torchrun(["-m", "widemix", "train", *train, f"--data.path={data}"])
         except ChildFailedError as error:
             print(error, file=sys.stderr, flush=True)
         finally:
@@ -45,8 +45,8 @@ def run_pod(train: list[str], stage_to: str) -> Exit:
 
 
 def main() -> None:
-    """Run as a pod's command; the words after `--` are the arguments of `pipeline.train`."""
-    parser = Parser(prog="python -m launch.pod", description=__doc__)
+    """Run as a pod's command; the words after `--` are the arguments of `widemix.trainer`."""
+    parser = Parser(prog="python -m widemix.launch.pod", description=__doc__)
     parser.add_argument("--stage-to", default="", metavar="DIR", help="folder on the node's own disk for the data")
     separator = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     train = sys.argv[separator + 1 :]

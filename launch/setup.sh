@@ -143,8 +143,8 @@ say "installing Python packages by pip: downloads 3 GB the first time and takes 
 install_project || explain_and_fail
 # A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.
 [ "$extras" = dev ] || ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
-# Optional: without it Pillow decodes pictures, to the same pixels but slower.
-run .venv/bin/python -m pipeline.native || say "pipeline/native did not build, so loading pictures is slower; see $log"
+# Optional: without it Pillow decodes images, to the same pixels but slower.
+run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
 rm -rf .venv/tmp
 echo "$(environment_id) $inputs" >"$stamp"
 say "done in $(($(date +%s) - started)) s; everything is in .venv"

@@ -18,15 +18,15 @@ from typing import NamedTuple
 import psutil
 from blake3 import blake3
 
-from data_prep import remote
-from data_prep.progress import print_status, progress
-from data_prep.remote import Remote, open_remote
-from data_prep.samples import FileSlice
-from launch.relay import Neighbour, Relay
-from pipeline.errors import InputError
-from pipeline.files import atomic_write, fsync_path, try_lock
-from pipeline.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
-from pipeline.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
+from widemix.data_prep import remote
+from widemix.data_prep.progress import print_status, progress
+from widemix.data_prep.remote import Remote, open_remote
+from widemix.data_prep.samples import FileSlice
+from widemix.errors import InputError
+from widemix.files import atomic_write, fsync_path, try_lock
+from widemix.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
+from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
+from widemix.launch.relay import Neighbour, Relay
 
 RELAY_THREADS = 4
 _COPY = re.compile(r".+-[0-9a-f]{16}(\.unfinished)?")

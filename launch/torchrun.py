@@ -7,11 +7,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from launch.relay import Relay
-from launch.stage import stage
-from pipeline.errors import InputError
-from pipeline.recipe import load_recipe
-from pipeline.torch_support import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
+from widemix.errors import InputError
+from widemix.launch.relay import Relay
+from widemix.launch.stage import stage
+from widemix.recipe import load_recipe
+from widemix.torch_support import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from pipeline.errors import InputError
-from pipeline.section import Section, plain
+from widemix.errors import InputError
+from widemix.section import Section, plain
 
 AnySection = TypeVar("AnySection", bound=Section)
 Result = TypeVar("Result")

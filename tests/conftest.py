@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.cgroups import usable_cpus
 from tests.forks import Forks, group_of
 from tests.longest import longest
+from widemix.cgroups import usable_cpus
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
@@ -97,7 +97,7 @@ def digits(tmp_path_factory) -> Path:
 class Command:
     """`widemix` in a process of its own, as a user runs it."""
 
-    def __init__(self, *words: str | Path, module: str = "pipeline.cli", env: dict[str, str] | None = None):
+    def __init__(self, *words: str | Path, module: str = "widemix", env: dict[str, str] | None = None):
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, words)],
             cwd=ROOT,
@@ -139,7 +139,7 @@ class Command:
 class Fork(Command):
     """The same in forks of a process that has imported everything, which saves seconds: see `tests.forks`.
 
-    With a `world` it is so many ranks of `python -m pipeline.train`, as a launcher would start them. fault: see
+    With a `world` it is so many ranks of `python -m widemix train`, as a launcher would start them. fault: see
     `tests.faults.faulty`.
     """
 

@@ -15,12 +15,12 @@ with warnings.catch_warnings():
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
 
-    import pipeline.engine.ddp
-    import pipeline.engine.deepspeed
-    import pipeline.engine.fsdp
-    import pipeline.train
-    import pipeline.training.finetune
-    import pipeline.training.loop  # noqa: F401
+    import widemix.engine.ddp
+    import widemix.engine.deepspeed
+    import widemix.engine.fsdp
+    import widemix.trainer
+    import widemix.training.finetune
+    import widemix.training.loop  # noqa: F401
 
 gc.freeze()  # a fork looks for garbage only among its own objects, and copies no page to do so
 gc.enable()

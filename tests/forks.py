@@ -19,7 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 # Below those that the kernel gives to whoever asks for any port, which another test would be given at any moment, and
-# below those of pipeline.distributed.launchers. Processes begin at different ones.
+# below those of widemix.distributed.launchers. Processes begin at different ones.
 _PORTS = range(10_000, 20_000)
 _next_port = itertools.count(97 * os.getpid())
 
@@ -112,24 +112,24 @@ def group_of(world: int) -> list[dict[str, str]]:
 
 def be_widemix(*words: str) -> None:
     """`widemix WORDS`."""
-    import pipeline.cli
+    import widemix.cli
 
     _on_one_thread()
     sys.argv = ["widemix", *words]
-    pipeline.cli.main()
+    widemix.cli.main()
 
 
 def be_rank(*words: str) -> None:
-    """`python -m pipeline.train WORDS`."""
-    from pipeline import train
+    """`python -m widemix train WORDS`."""
+    from widemix import trainer as train
 
     _on_one_thread()
-    sys.argv = ["pipeline.train", *words]
+    sys.argv = ["widemix", "train", *words]
     train.main()
 
 
 def _on_one_thread() -> None:
     """Two threads beside other work wait for each other most of the time."""
-    from pipeline.distributed import topology
+    from widemix.distributed import topology
 
     topology.share_cpus = lambda _: 1

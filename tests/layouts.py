@@ -75,10 +75,10 @@ def cifar10(folder: Path) -> None:
     pixels = noise(TRAIN, 3, 32, 32)
     if (REAL / "cifar10").exists():
         with tarfile.open(REAL / "cifar10/cifar10-jpeg.tar.xz") as tar:
-            pictures = (tar.extractfile(member) for member in tar if member.name.endswith(".jpg"))
+            images = (tar.extractfile(member) for member in tar if member.name.endswith(".jpg"))
             for i in range(TRAIN):
-                picture = Image.open(io.BytesIO(next(pictures).read()))  # type: ignore[union-attr]
-                pixels[i] = np.asarray(picture.convert("RGB")).transpose(2, 0, 1)
+                image = Image.open(io.BytesIO(next(images).read()))  # type: ignore[union-attr]
+                pixels[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
         (folder / name).write_bytes(_labelled(pixels, labels=1))
     _names(folder / "batches.meta.txt", 10)
@@ -92,7 +92,7 @@ def cifar100(folder: Path) -> None:
 
 
 def _labelled(pixels: np.ndarray, labels: int) -> bytes:
-    """Records of `labels` label bytes and the pixels of a picture."""
+    """Records of `labels` label bytes and the pixels of an image."""
     return np.hstack([noise(len(pixels), labels, below=10), pixels.reshape(len(pixels), -1)]).tobytes()
 
 
@@ -129,7 +129,7 @@ def mnli(folder: Path) -> None:
 
 
 def table(folder: Path) -> None:
-    """Pictures with two numbers each to predict, in a table."""
+    """Images with two numbers each to predict, in a table."""
     rows = ["path,split,one,other"]
     for i in range(TRAIN + TEST):
         Image.fromarray(noise(40, 50, 3)).save(folder / f"{i}.jpg")

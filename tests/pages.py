@@ -6,13 +6,13 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.slurm.cells import cross
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit
-from pipeline.cli.parser import COMMANDS
-from pipeline.recipe import load_recipe
-from pipeline.studies.study import is_study, read_study, study_cells
-from pipeline.train import add_arguments
+from widemix.cli.parser import COMMANDS
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit
+from widemix.launch.slurm.cells import cross
+from widemix.recipe import load_recipe
+from widemix.studies.study import is_study, read_study, study_cells
+from widemix.trainer import add_arguments
 
 BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -47,8 +47,8 @@ def parser() -> Parser:
 
 
 def rank_parser() -> Parser:
-    """The parser of `python -m pipeline.train`."""
-    made = Parser(prog="pipeline.train")
+    """The parser of `python -m widemix train`."""
+    made = Parser(prog="widemix.trainer")
     add_arguments(made)
     return made
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cgroups as limits
-from pipeline.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 from tests.conftest import ROOT
+from widemix import cgroups as limits
+from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 
 HELD_BACK = """
 import os, signal, time, types
-from pipeline import cgroups
+from widemix import cgroups
 calls = 0
 def perf_counter():
     global calls

@@ -7,11 +7,11 @@ import sys
 import pytest
 import yaml
 
-from pipeline.cli import reference
-from pipeline.cli.commands import run_command
 from tests.conftest import ROOT
 from tests.forks import Forks, be_widemix
 from tests.pages import blocks, check, parser
+from widemix.cli import reference
+from widemix.command_line.commands import run_command
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 WIDTH = 100  # of a line of code: what the site shows without scrolling
@@ -46,7 +46,7 @@ def follow(page, folder, monkeypatch, capsys) -> None:
         first = block.text.partition("\n")[0]
         if block.language == "python":
             code = compile(block.text, str(page), "exec")
-            if first == "# pictures to try":
+            if first == "# images to try":
                 exec(code, {})
         if re.fullmatch(r"# \w+\.(py|yaml)", first):
             (folder / first.removeprefix("# ")).write_text(block.text)
@@ -61,7 +61,7 @@ def follow(page, folder, monkeypatch, capsys) -> None:
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
-    """The folder of the tutorial about own pictures, in which the README is followed too."""
+    """The folder of the tutorial about own images, in which the README is followed too."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "recipes").symlink_to(ROOT / "recipes")
     return folder
@@ -69,7 +69,7 @@ def own(tmp_path_factory):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_can_be_followed(page, own, tmp_path, monkeypatch, capsys):
-    if page.stem == "own_pictures":
+    if page.stem == "own_images":
         follow(page, own, monkeypatch, capsys)
         follow(ROOT / "README.md", own, monkeypatch, capsys)
     else:
@@ -93,5 +93,5 @@ def test_every_page_is_in_the_navigation():
 @pytest.mark.parametrize("name", ["commands", "keys"])
 def test_the_reference_is_the_codes(name):
     page = (ROOT / f"docs/reference/{name}.md").read_text()
-    assert page == getattr(reference, f"{name}_page")(), "stale: `python -m pipeline.cli.reference docs/reference`"
+    assert page == getattr(reference, f"{name}_page")(), "stale: `python -m widemix.cli.reference docs/reference`"
     assert "typing." not in page.lower()

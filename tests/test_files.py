@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pipeline.files import atomic_write, try_lock, write_output
+from widemix.files import atomic_write, try_lock, write_output
 
 
 def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):

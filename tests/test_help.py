@@ -7,12 +7,12 @@ import shlex
 
 import pytest
 
-from pipeline.cli.arguments import Parser, describe_section
-from pipeline.cli.commands import _split
-from pipeline.cli.parser import make_parser
-from pipeline.cli.reference import _commands
-from pipeline.recipe import SECTIONS, keys
 from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.cli.reference import _commands
+from widemix.command_line.arguments import Parser, describe_section
+from widemix.command_line.commands import _split
+from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()
 PARSERS = {parser.prog: parser for parser in _commands(COMMANDS)}
@@ -47,7 +47,7 @@ def test_examples_in_help_parse(monkeypatch):
 
 def test_a_long_import_is_named(tmp_path, capsys):
     file = tmp_path / "slow.py"
-    call = "from pipeline.cli import _name_import\nfrom threading import Thread\n"
+    call = "from widemix.cli import _name_import\nfrom threading import Thread\n"
     file.write_text(call + "thread = Thread(target=_name_import)\nthread.start()\nthread.join()\n")
     for name, said in (("torch.slow", "importing torch and timm\n"), ("other.slow", "")):
         spec = importlib.util.spec_from_file_location(name, file)

@@ -11,48 +11,48 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = [
     [
-        "pipeline.errors",
-        "pipeline.files",
-        "pipeline.cgroups",
-        "pipeline.processes",
-        "pipeline.section",
-        "pipeline.timm_import",
-        "pipeline.torch_support",
+        "widemix.errors",
+        "widemix.files",
+        "widemix.cgroups",
+        "widemix.processes",
+        "widemix.section",
+        "widemix.timm_import",
+        "widemix.torch_support",
     ],
-    ["pipeline.arguments"],
-    ["pipeline.figures"],
-    ["pipeline.native"],
-    ["pipeline.formats"],
-    ["pipeline.models"],
+    ["widemix.arguments"],
+    ["widemix.metrics"],
+    ["widemix.native"],
+    ["widemix.formats"],
+    ["widemix.models"],
     ["data_prep"],
-    ["pipeline.optim"],
-    ["pipeline.recipe"],
-    ["pipeline.distributed"],
-    ["pipeline.cli.arguments"],
-    ["pipeline.cli.commands"],
-    ["pipeline.data"],
-    ["pipeline.engine"],
-    ["pipeline.run"],
-    ["pipeline.training"],
-    ["pipeline.estimate", "pipeline.doctor"],
-    ["pipeline.train"],
-    ["pipeline.bench", "pipeline.analysis", "pipeline.studies", "pipeline.report"],
-    ["data_prep.bench"],
+    ["widemix.optim"],
+    ["widemix.recipe"],
+    ["widemix.distributed"],
+    ["widemix.command_line.arguments"],
+    ["widemix.command_line.commands"],
+    ["widemix.data"],
+    ["widemix.engine"],
+    ["widemix.run"],
+    ["widemix.training"],
+    ["widemix.estimate", "widemix.doctor"],
+    ["widemix.trainer"],
+    ["widemix.bench", "widemix.analysis", "widemix.studies", "widemix.report"],
+    ["widemix.bench.prep"],
     ["launch"],
-    ["pipeline.cli"],
+    ["widemix"],
     ["widemix"],
 ]
 PACKAGES = ("pipeline", "data_prep", "launch", "widemix")
 # What of pipeline the writer of prepared data may use; and what of pipeline may use the other packages.
 FOR_DATA_PREP = {
-    "pipeline.errors",
-    "pipeline.arguments",
-    "pipeline.files",
-    "pipeline.cgroups",
-    "pipeline.native",
-    "pipeline.formats",
+    "widemix.errors",
+    "widemix.arguments",
+    "widemix.files",
+    "widemix.cgroups",
+    "widemix.native",
+    "widemix.formats",
 }
-ABOVE_PIPELINE = "pipeline.cli"
+ABOVE_PIPELINE = "widemix"
 FILES = sorted(path for room in PACKAGES for path in (ROOT / room).rglob("*.py"))
 
 
@@ -99,7 +99,7 @@ def test_packages_import_each_other_in_one_direction(path):
         assert theirs != "widemix", f"{name} imports {module}"
         if package == "pipeline":
             assert name.startswith(f"{ABOVE_PIPELINE}."), f"{name} imports {module}"
-        if package == "data_prep" and name != "data_prep.bench":
+        if package == "data_prep" and name != "widemix.bench.prep":
             assert any(module.startswith(room) for room in FOR_DATA_PREP), f"{name} imports {module}"
 
 
@@ -131,7 +131,7 @@ def test_c_files_call_each_other_in_one_direction():
         }
         for file, text in sources.items()
     }
-    assert {"crop.c", "resize.c", "scratch.c"} <= calls["pictures.c"], "the calls were not found"
+    assert {"crop.c", "resize.c", "scratch.c"} <= calls["images.c"], "the calls were not found"
     list(TopologicalSorter(calls).static_order())
 
 

@@ -14,10 +14,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
 from tests.conftest import ROOT, Fork
+from widemix.cli.parser import make_parser
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
 
 CATALOGUE = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(Path(__file__).parent.glob("messages/*"))}
 FILES = CATALOGUE.pop("files")
@@ -27,7 +27,7 @@ MESSAGES = {command: words for part in CATALOGUE.values() for command, words in 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, digits) -> dict[str, str]:
     tmp, base = tmp_path_factory.mktemp("mistakes"), tmp_path_factory.mktemp("base")
-    names = {"digits": str(digits), "tmp": str(tmp), "pictures": f"{base}/pictures", "root": str(ROOT)}
+    names = {"digits": str(digits), "tmp": str(tmp), "images": f"{base}/images", "root": str(ROOT)}
     names |= {"run": f"{base}/run", "export": f"{base}/export"}
     names["new"] = f"--data.path {digits} --run-dir {tmp}/r"  # a run that could start
     small = ["--train.max_steps", "1", "--model.depth", "1", "--log.tensorboard", "false"]
@@ -48,8 +48,8 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
     [weights] = Path(names["run"]).glob("checkpoints/*/model.safetensors")
     (tmp / "half.safetensors").write_bytes(weights.read_bytes()[:5000])
     damage(digits, tmp)
-    (base / "pictures/train/a").mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(base / "pictures/train/a/1.png")
+    (base / "images/train/a").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(base / "images/train/a/1.png")
     return names
 
 
@@ -80,7 +80,7 @@ def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(places["tmp"])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    folders = [Path(places[name]) for name in ("tmp", "run", "export", "pictures", "digits")]
+    folders = [Path(places[name]) for name in ("tmp", "run", "export", "images", "digits")]
     before = [sorted(folder.rglob("*")) for folder in folders]
     code = run_command(make_parser(), None, shlex.split(command.format(**places)))
     output = capsys.readouterr()
@@ -111,9 +111,9 @@ def test_another_kind_drops_the_keys_of_the_old_one(places, monkeypatch, capsys)
 
 
 def test_a_network_that_does_not_fit(places, monkeypatch, capsys):
-    from pipeline.errors import InputError
-    from pipeline.models.registry import build_model
-    from pipeline.recipe import load_recipe
+    from widemix.errors import InputError
+    from widemix.models.registry import build_model
+    from widemix.recipe import load_recipe
 
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("model.channels", "1000000000")])
     with pytest.raises(InputError, match=r"^model: a mixer with these sizes does not fit into memory"):

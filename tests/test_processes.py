@@ -7,9 +7,9 @@ import sys
 import textwrap
 import time
 
-from pipeline.processes import end_with_torchrun, stop_signals
 from tests.conftest import ROOT
 from tests.terminal import Terminal
+from widemix.processes import end_with_torchrun, stop_signals
 
 # A rank, or a cell: says that it is up, and how it ends.
 CHILD = """
@@ -31,7 +31,9 @@ def python(code: str, *words: str, **options) -> subprocess.Popen:
 
 
 def test_ranks_end_with_a_launcher_that_is_killed():
-    with python("import sys; from launch.local import launch; launch(['-c', sys.argv[1]], 2)", CHILD) as launcher:
+    with python(
+        "import sys; from widemix.launch.local import launch; launch(['-c', sys.argv[1]], 2)", CHILD
+    ) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.read(6) == b"up up "
         launcher.kill()
@@ -42,8 +44,8 @@ def test_ranks_end_with_a_launcher_that_is_killed():
 def test_processes_that_encode_end_with_the_one_that_prepares():
     encoding = """
         import time
-        from data_prep.encode import _workers
-        from data_prep.settings import PrepSettings
+        from widemix.data_prep.encode import _workers
+        from widemix.data_prep.settings import PrepSettings
         with _workers(2, PrepSettings()):
             print("up", flush=True)
             time.sleep(600)
@@ -58,7 +60,7 @@ def test_processes_that_encode_end_with_the_one_that_prepares():
 def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
     starter = """
         import os, sys
-        from pipeline.processes import end_with_parent
+        from widemix.processes import end_with_parent
         prepare = end_with_parent()
         if os.fork() == 0:  # the parent of the next one is not the process that asked
             if os.fork() == 0:
@@ -74,7 +76,7 @@ def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
 
 def test_ranks_of_torchrun_end_with_it(monkeypatch):
     rank = f"""
-        from pipeline.processes import end_with_torchrun
+        from widemix.processes import end_with_torchrun
         end_with_torchrun()
         {textwrap.indent(CHILD, " " * 8).strip()}
     """
@@ -102,7 +104,7 @@ def test_hang_ups_count_unless_they_were_ignored_at_the_start(monkeypatch):
 
 STOPPABLE = """
 import sys, time
-from pipeline.distributed.signals import StopRequest
+from widemix.distributed.signals import StopRequest
 with StopRequest() as stop:
     print("up", flush=True)
     while not stop.requested:
@@ -120,7 +122,7 @@ def test_a_run_whose_terminal_is_closed_stops_as_one_that_is_asked_to():
 
 
 def test_so_do_ranks():
-    starter = "import sys; from launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], 2))"
+    starter = "import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], 2))"
     terminal = Terminal("-c", starter, STOPPABLE)
     terminal.wait_for(b"up\r\n", 2)
     assert terminal.close() == 75

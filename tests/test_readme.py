@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sources import SOURCES
-from pipeline.estimate.tables import named_table
-from pipeline.models.cost import model_cost
-from pipeline.models.mixer.section import MixerSection
-from pipeline.recipe.files import find_recipe
+from widemix.data_prep.sources import SOURCES
+from widemix.estimate.tables import named_table
+from widemix.models.cost import model_cost
+from widemix.models.mixer.section import MixerSection
+from widemix.recipe.files import find_recipe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -12,13 +12,13 @@ from tests.conftest import ROOT
 pytest.importorskip("wandb")
 KILLED = """
 import os, signal, sys
-import pipeline.bench, pipeline.train, pipeline.analysis, widemix
+import widemix.bench, widemix.trainer, widemix.analysis, widemix
 import timm.optim, timm.utils
 assert "wandb" not in sys.modules
 os.kill(os.getpid(), signal.SIGKILL)
 """
 USED = """
-import pipeline.models, timm, timm.utils.summary
+import widemix.models, timm, timm.utils.summary
 print(timm.utils.summary.wandb.__version__)
 import wandb
 print(wandb.__version__)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from pipeline.torch_support import BUILDS, END, OLDEST, build_for, build_for_driver, table
 from tests.conftest import ROOT
+from widemix.torch_support import BUILDS, END, OLDEST, build_for, build_for_driver, table
 
 LOCK = dict(
     re.findall(r"^(torch|torchvision)==(\S+)", (ROOT / "launch/container/requirements.lock").read_text(), re.M)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, recipe_hash
-from pipeline.studies.cell import Cell, yaml_text
+from widemix.errors import InputError
+from widemix.recipe import Recipe, recipe_hash
+from widemix.studies.cell import Cell, yaml_text
 
 TABLE = "cells.tsv"
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 _REASON_S, _POLL_S = 5.0, 0.2
 # Reasons why Slurm leaves a job in the queue that do not pass by themselves; those of an administrator may.

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, run_command
-from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
-from pipeline.figures import main_figure
-from pipeline.files import atomic_write
-from pipeline.run.starts import read_starts
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, run_command
+from widemix.distributed.rank_status import RankStatus, read_rank_statuses
+from widemix.files import atomic_write
+from widemix.metrics import main_figure
+from widemix.run.starts import read_starts
 
 # In the folder of logs, one name a line:
 FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named
@@ -209,7 +209,7 @@ def _start_time(logs: Path, now: float) -> float:
 
 def main() -> None:
     """Run as the last command of train.sbatch."""
-    parser = Parser(prog="python -m launch.slurm.finish", description=__doc__)
+    parser = Parser(prog="python -m widemix.launch.slurm.finish", description=__doc__)
     parser.add_argument("folder", type=Path, help="run folder")
     parser.add_argument("logs", type=Path, help="folder of this start's logs")
     parser.add_argument("ranks", type=int, help="number of ranks that the job should have")

@@ -14,18 +14,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launch.environment import unpack
-from launch.relay import Neighbour, Relay
-from launch.slurm.elastic import Meeting, train_elastic
-from launch.slurm.finish import FAULTY_NODES, STARTED
-from launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, run_command
-from pipeline.distributed.launchers import USES, route_from
-from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
-from pipeline.distributed.start_times import note_part
-from pipeline.errors import InputError
-from pipeline.processes import end_with_parent
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, run_command
+from widemix.distributed.launchers import USES, route_from
+from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
+from widemix.distributed.start_times import note_part
+from widemix.errors import InputError
+from widemix.launch.environment import unpack
+from widemix.launch.relay import Neighbour, Relay
+from widemix.launch.slurm.elastic import Meeting, train_elastic
+from widemix.launch.slurm.finish import FAULTY_NODES, STARTED
+from widemix.launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options
+from widemix.processes import end_with_parent
 
 LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
 JOIN_S = 120  # for the nodes of an attempt to start torchrun
@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
         if _can_exclude(_preflight(arguments, data), os.environ):
             return Exit.FAILED
         note_part("preflight")
-    command = torchrun_command(arguments, ["pipeline.train", *train, f"--data.path={data}"], os.environ)
+    command = torchrun_command(arguments, ["widemix", "train", *train, f"--data.path={data}"], os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     run_torchrun(command)
     return Exit.DONE
@@ -156,7 +156,7 @@ def _use_local_python(archive: str, stage_to: str) -> None:
     python = str(unpack(Path(archive), local_folder(stage_to)) / "bin/python")
     note_part("environment")
     os.environ[LOCAL_VARIABLE] = Path(archive).stem
-    os.execv(python, [python, "-m", "launch.slurm.node", *sys.argv[1:]])
+    os.execv(python, [python, "-m", "widemix.launch.slurm.node", *sys.argv[1:]])
 
 
 def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
@@ -172,7 +172,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
         run_torchrun(command)
 
     with _relay(arguments, os.environ) as relay:  # for nodes that are late, too
-        program = ["pipeline.train", *train, f"--data.path={data_for(train, arguments.stage, relay)}"]
+        program = ["widemix", "train", *train, f"--data.path={data_for(train, arguments.stage, relay)}"]
         note_part("staging")
         nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
         train_elastic(Meeting(store, node, nodes, arguments.sizes), node, attempt, arguments.restarts)
@@ -194,7 +194,7 @@ def _relay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Abstrac
 
 def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
     """Run the doctor on all ranks; with --preflight exclude, return the faulty nodes that it names."""
-    program = ["pipeline.cli", "doctor", "--cluster", "--data", str(data)]
+    program = ["widemix", "doctor", "--cluster", "--data", str(data)]
     names = arguments.logs / FAULTY_NODES
     if arguments.preflight == "exclude":
         program += ["--exclude", str(names)]
@@ -245,8 +245,8 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Run as a task of srun; the words after `--` are the arguments of `pipeline.train`."""
-    parser = Parser(prog="python -m launch.slurm.node", description=__doc__)
+    """Run as a task of srun; the words after `--` are the arguments of `widemix.trainer`."""
+    parser = Parser(prog="python -m widemix.launch.slurm.node", description=__doc__)
     for name in ("stage", "preflight", "environment"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("ranks", "restarts"):

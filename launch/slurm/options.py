@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launch.slurm.finish import NOTICE_MIN
-from pipeline.cli.commands import check_least
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, check_world
-from pipeline.studies.study import is_study
+from widemix.command_line.commands import check_least
+from widemix.errors import InputError
+from widemix.launch.slurm.finish import NOTICE_MIN
+from widemix.recipe import Recipe, check_world
+from widemix.studies.study import is_study
 
 _RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
 

@@ -4,10 +4,10 @@ import argparse
 import socket
 import sys
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, run_command
-from pipeline.distributed.launchers import PORTS, USES, job_port
-from pipeline.errors import RunError
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, run_command
+from widemix.distributed.launchers import PORTS, USES, job_port
+from widemix.errors import RunError
 
 
 def free_ports(job: int) -> dict[str, int]:
@@ -52,7 +52,7 @@ def _print(arguments: argparse.Namespace) -> Exit:
 
 def main() -> None:
     """Run on the first node, before srun."""
-    parser = Parser(prog="python -m launch.slurm.ports", description=__doc__)
+    parser = Parser(prog="python -m widemix.launch.slurm.ports", description=__doc__)
     parser.add_argument("job", type=int, help="the job's number")
     sys.exit(run_command(parser, _print))
 

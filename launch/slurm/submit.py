@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
-from launch.slurm.commands import check_pyxis, queued, run, waits_for
-from launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
-from launch.torchrun import check_torch
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, load_from_arguments
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.formats.manifest import read_manifest
-from pipeline.recipe import Recipe, check_world, dump_recipe
-from pipeline.studies.cell import Cell, unique
-from pipeline.studies.study import is_study, read_study, study_cells
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, load_from_arguments
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.formats.manifest import read_manifest
+from widemix.launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
+from widemix.launch.slurm.commands import check_pyxis, queued, run, waits_for
+from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
+from widemix.launch.torchrun import check_torch
+from widemix.recipe import Recipe, check_world, dump_recipe
+from widemix.studies.cell import Cell, unique
+from widemix.studies.study import is_study, read_study, study_cells
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names

@@ -1,1 +1,1 @@
-"""Numbers and pictures of what recipes and runs do."""
+"""Numbers and images of what recipes and runs do."""

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from pipeline.analysis.figures import COLORS, label, literal, new_figure, styled
-from pipeline.training.assessment import BINS, Assessment, Details
+from widemix.analysis.figures import COLORS, label, literal, new_figure, styled
+from widemix.evaluation.assessment import BINS, Assessment, Details
 
 NAMED = 40  # classes whose names fit
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 Reduced = TypeVar("Reduced")
 

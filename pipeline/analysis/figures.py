@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pipeline.errors import InputError
-from pipeline.run import checkpoint
-from pipeline.run.lease import hold
+from widemix.errors import InputError
+from widemix.run import checkpoint
+from widemix.run.lease import hold
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 STYLE: Any = {
@@ -52,19 +52,19 @@ def as_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def add_to_tensorboard(pictures: Mapping[str, bytes], run: Path) -> Path:
+def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:
     """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files.
 
     They replace those of the same name and step, but not while the run is trained: its own file is left alone.
     """
-    from pipeline.run.tensorboard import Board
+    from widemix.run.tensorboard import Board
 
     try:
         step = checkpoint.find(run).position.step
     except InputError:  # it has no checkpoint yet
         step = 0
     tags = {
-        f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in pictures.items()
+        f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in images.items()
     }
     with ExitStack() as stack:
         dropped = None

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pipeline.analysis.figures import label, new_figure, styled
-from pipeline.errors import InputError
-from pipeline.models.permutation import Permute
+from widemix.analysis.figures import label, new_figure, styled
+from widemix.errors import InputError
+from widemix.models.permutation import Permute
 
 _TOKEN_MIXINGS = ("mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens")  # of our networks, and timm's
 
@@ -48,7 +48,7 @@ def patch_filters(module: nn.Module) -> tuple[str, np.ndarray]:
     for name, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d) and layer.in_channels == 3 and layer.groups == 1:
             return name, layer.weight.detach().float().cpu().permute(0, 2, 3, 1).numpy()
-    raise InputError("the network has no convolution of pictures, so no patch filters")
+    raise InputError("the network has no convolution of images, so no patch filters")
 
 
 def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:

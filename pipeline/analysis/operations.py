@@ -7,24 +7,24 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.data.augment.draw import draw_argument
-from pipeline.data.augment.hue import turn_hue
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.registry import OPERATIONS, Operation
-from pipeline.data.augment.scratch import scratch_for
-from pipeline.data.augment.smooth import gaussian_smooth
+from widemix.data.augment.draw import draw_argument
+from widemix.data.augment.hue import turn_hue
+from widemix.data.augment.operations import apply
+from widemix.data.augment.registry import OPERATIONS, Operation
+from widemix.data.augment.scratch import scratch_for
+from widemix.data.augment.smooth import gaussian_smooth
 
 AMPLIFIED = 128  # factor of differences, so that they are visible
-LARGEST = 128  # pixels: larger pictures are reduced, their differences to the maximum of each block
+LARGEST = 128  # pixels: larger images are reduced, their differences to the maximum of each block
 MAGNITUDES = range(0, 11, 2)  # shown of an operation that names no arguments
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """An operation of ours and its peer, as functions of picture and argument, and the arguments to compare."""
+    """An operation of ours and its peer, as functions of image and argument, and the arguments to compare."""
 
     name: str
-    number: int | None  # see `pipeline.data.augment.registry`; None: not an operation of policies
+    number: int | None  # see `widemix.data.augment.registry`; None: not an operation of policies
     arguments: tuple[float, ...]  # a single unused one if the operation has none
     peer: str
     ours: Callable[[np.ndarray, float], np.ndarray]
@@ -44,14 +44,14 @@ def all_comparisons(fill: tuple[int, int, int]) -> list[Comparison]:
 
 
 def _of_operation(operation: Operation, fill: tuple[int, int, int], resample: Image.Resampling | None) -> Comparison:
-    def ours(picture: np.ndarray, argument: float) -> np.ndarray:
-        changed = picture.copy()
+    def ours(image: np.ndarray, argument: float) -> np.ndarray:
+        changed = image.copy()
         if operation.function is not None:
             operation.function(changed, float(argument))
             return changed
         packed = np.uint32(fill[0] | fill[1] << 8 | fill[2] << 16)
         cubic = resample == Image.Resampling.BICUBIC
-        apply(changed, operation.number, float(argument), cubic, packed, scratch_for(*picture.shape[:2]))
+        apply(changed, operation.number, float(argument), cubic, packed, scratch_for(*image.shape[:2]))
         return changed
 
     name = operation.title if resample is None else f"{operation.title}, {resample.name.lower()}"
@@ -69,9 +69,9 @@ def _peer(
     function = getattr(auto_augment, operation.peer)
     options = {} if resample is None else {"fillcolor": fill, "resample": resample}
 
-    def theirs(picture: np.ndarray, argument: float) -> np.ndarray:
+    def theirs(image: np.ndarray, argument: float) -> np.ndarray:
         arguments = (argument,) if operation.has_argument else ()
-        return np.asarray(function(Image.fromarray(picture), *arguments, **options))
+        return np.asarray(function(Image.fromarray(image), *arguments, **options))
 
     return theirs
 
@@ -87,24 +87,24 @@ def _arguments_of_law(operation: Operation) -> tuple[float, ...]:
 def _of_jitter() -> list[Comparison]:
     from torchvision.transforms import functional as F
 
-    def turn(picture: np.ndarray, turns: float) -> np.ndarray:
-        changed = picture.copy()
+    def turn(image: np.ndarray, turns: float) -> np.ndarray:
+        changed = image.copy()
         turn_hue(changed.reshape(-1), turns)
         return changed
 
-    def smooth(picture: np.ndarray, sigma: float) -> np.ndarray:
-        changed, scratch = picture.copy(), scratch_for(*picture.shape[:2])
+    def smooth(image: np.ndarray, sigma: float) -> np.ndarray:
+        changed, scratch = image.copy(), scratch_for(*image.shape[:2])
         rows = changed.reshape(len(changed), -1)
         between = scratch.mixed.reshape(rows.shape)
         gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, between, scratch.weighted)
         return changed
 
-    def turn_with_torchvision(picture: np.ndarray, turns: float) -> np.ndarray:
-        return np.asarray(F.adjust_hue(Image.fromarray(picture), turns))
+    def turn_with_torchvision(image: np.ndarray, turns: float) -> np.ndarray:
+        return np.asarray(F.adjust_hue(Image.fromarray(image), turns))
 
-    def smooth_with_torchvision(picture: np.ndarray, sigma: float) -> np.ndarray:
-        size = min(23, 2 * min(picture.shape[:2]) - 1)  # torchvision cannot mirror more than the picture's width
-        tensor = torch.from_numpy(picture).permute(2, 0, 1)
+    def smooth_with_torchvision(image: np.ndarray, sigma: float) -> np.ndarray:
+        size = min(23, 2 * min(image.shape[:2]) - 1)  # torchvision cannot mirror more than the image's width
+        tensor = torch.from_numpy(image).permute(2, 0, 1)
         return F.gaussian_blur(tensor, [size, size], [sigma, sigma]).permute(1, 2, 0).numpy()
 
     turns, sigmas = (-0.5, -0.3, -0.1, 0.0, 0.1, 0.3, 0.5), (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0)
@@ -114,18 +114,18 @@ def _of_jitter() -> list[Comparison]:
     ]
 
 
-def comparison_tiles(comparison: Comparison, picture: np.ndarray) -> tuple[list[np.ndarray], list[str]]:
+def comparison_tiles(comparison: Comparison, image: np.ndarray) -> tuple[list[np.ndarray], list[str]]:
     """Tiles and captions of three rows: ours, the peer's, the difference times `AMPLIFIED`; without a peer of one."""
     several = len(comparison.arguments) > 1
     numbers = [f" {argument:.3g}" if several else "" for argument in comparison.arguments]
-    results = [comparison.ours(picture, argument) for argument in comparison.arguments]
+    results = [comparison.ours(image, argument) for argument in comparison.arguments]
     ours = [_reduced(result, np.mean) for result in results]
     if comparison.theirs is None:
         return ours, [f"ours{number}" for number in numbers]
     peers, differences, verdicts = [], [], []
     for argument, result in zip(comparison.arguments, results, strict=True):
         try:
-            peers_result = comparison.theirs(picture, argument)
+            peers_result = comparison.theirs(image, argument)
         except ValueError:  # Pillow 13 keeps no fewer than one bit
             blank = np.full_like(ours[0], 255)
             peers.append(blank)
@@ -140,9 +140,9 @@ def comparison_tiles(comparison: Comparison, picture: np.ndarray) -> tuple[list[
     return [*ours, *peers, *differences], [*labels, *verdicts]
 
 
-def _reduced(picture: np.ndarray, merge: Callable[..., np.ndarray]) -> np.ndarray:
-    """A picture with each block of pixels merged into one, if it is larger than `LARGEST`; the rest is cut off."""
-    block = -(-max(picture.shape[:2]) // LARGEST)
-    height, width = (size // block for size in picture.shape[:2])
-    blocks = picture[: height * block, : width * block].reshape(height, block, width, block, 3)
+def _reduced(image: np.ndarray, merge: Callable[..., np.ndarray]) -> np.ndarray:
+    """An image with each block of pixels merged into one, if it is larger than `LARGEST`; the rest is cut off."""
+    block = -(-max(image.shape[:2]) // LARGEST)
+    height, width = (size // block for size in image.shape[:2])
+    blocks = image[: height * block, : width * block].reshape(height, block, width, block, 3)
     return merge(blocks, axis=(1, 3)).round().astype(np.uint8)

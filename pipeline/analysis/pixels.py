@@ -1,4 +1,4 @@
-"""Accuracy on pictures whose pixels are shuffled in one fixed way: `widemix analyse pixels`."""
+"""Accuracy on images whose pixels are shuffled in one fixed way: `widemix analyse pixels`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.analysis.figures import COLORS, label, new_figure, styled
-from pipeline.data.grid import denormalise
-from pipeline.data.loader import EvalLoader
-from pipeline.distributed.topology import read_topology
-from pipeline.errors import InputError
-from pipeline.recipe.data import DataSection
-from pipeline.training.assessment import assess_network
-from pipeline.training.networks import Network
+from widemix.analysis.figures import COLORS, label, new_figure, styled
+from widemix.data.grid import denormalise
+from widemix.data.loader import EvalLoader
+from widemix.distributed.topology import read_topology
+from widemix.errors import InputError
+from widemix.evaluation.assessment import assess_network
+from widemix.evaluation.networks import Network
+from widemix.recipe.data import DataSection
 
 ORDERS = {"original": "original", "patches": "patches, and pixels within patches", "all": "all pixels"}
-ROW = 6  # pictures of a row of the sheet
+ROW = 6  # images of a row of the sheet
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class PixelScores:
 
 
 def shuffled_inputs(network: Network, order: str, patch: int | None = None) -> Network:
-    """Return the network with its pictures in another order of pixels, one of `ORDERS`, by its `data.pixel_seed`.
+    """Return the network with its images in another order of pixels, one of `ORDERS`, by its `data.pixel_seed`.
 
     patch: side of the patches; by default those that it was trained with, or its own. `InputError` if they do not
-    divide the picture, or if it reads text.
+    divide the image, or if it reads text.
     """
     if not isinstance(network.data, DataSection):
         raise InputError(f"{network.name}: reads {network.data.kind}, which has no pixels")
@@ -103,7 +103,7 @@ def draw_scores(scores: Sequence[PixelScores], classes: int):
 
 @styled
 def draw_inputs(network: Network, data: Path | None = None, split: str | None = None, patch: int | None = None):
-    """Return the first pictures of the split as the network gets them, a row for each order."""
+    """Return the first images of the split as the network gets them, a row for each order."""
     figure, axes = new_figure(1.1 * ROW, 1.25 * len(ORDERS), columns=ROW, rows=len(ORDERS), squeeze=False)
     for row, (order, text) in zip(axes, ORDERS.items(), strict=True):
         section = shuffled_inputs(network, order, patch).data
@@ -112,9 +112,9 @@ def draw_inputs(network: Network, data: Path | None = None, split: str | None = 
         section = section.model_copy(update=changes)  # labels are not used
         loader = EvalLoader(section, ROW, read_topology(), samples=np.arange(ROW))
         with loader.batches() as batches:
-            pictures = denormalise(next(batches).inputs, section)
-        for place, picture in zip(row, pictures, strict=False):
-            place.imshow(picture, interpolation="nearest")
+            images = denormalise(next(batches).inputs, section)
+        for place, image in zip(row, images, strict=False):
+            place.imshow(image, interpolation="nearest")
         for place in row:
             place.axis("off")
             place.set_title(" ")  # room for the heading, which must not widen the first column

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from pipeline.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
-from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from pipeline.analysis.figures import COLORS, heat_map, label, new_figure, short_names, styled
-from pipeline.data.loader import EvalLoader
-from pipeline.distributed.topology import read_topology
-from pipeline.errors import InputError
-from pipeline.formats.manifest import read_manifest
-from pipeline.models.cost import model_cost
-from pipeline.recipe.data import AnyDataSection, DataSection
-from pipeline.run.progress import Tally
-from pipeline.training.networks import Network
+from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
+from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from widemix.analysis.figures import COLORS, heat_map, label, new_figure, short_names, styled
+from widemix.data.loader import EvalLoader
+from widemix.distributed.topology import read_topology
+from widemix.errors import InputError
+from widemix.evaluation.networks import Network
+from widemix.formats.manifest import read_manifest
+from widemix.models.cost import model_cost
+from widemix.recipe.data import AnyDataSection, DataSection
+from widemix.run.progress import Tally
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.block_diagonal import BlockDiagonal, GroupedLinear
-from pipeline.models.shallow.network import Monarch
-from pipeline.models.sw_mlp.sparse import SparseLinear
+from widemix.models.block_diagonal import BlockDiagonal, GroupedLinear
+from widemix.models.shallow.network import Monarch
+from widemix.models.sw_mlp.sparse import SparseLinear
 
 DENSE = 2048  # smaller side of the largest matrix that is decomposed whole: 20 s on a core
 LANCZOS = 6  # singular values of larger ones, the largest

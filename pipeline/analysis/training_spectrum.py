@@ -9,12 +9,12 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
-from pipeline.analysis.figures import label, new_figure, styled
-from pipeline.analysis.spectrum import LayerSpectrum, spectra
-from pipeline.errors import InputError
-from pipeline.models.registry import empty_inputs
-from pipeline.run.checkpoint import complete_checkpoints
-from pipeline.training.networks import Network, initial_module, load_network, of_recipe
+from widemix.analysis.figures import label, new_figure, styled
+from widemix.analysis.spectrum import LayerSpectrum, spectra
+from widemix.errors import InputError
+from widemix.evaluation.networks import Network, initial_module, load_network, of_recipe
+from widemix.models.registry import empty_inputs
+from widemix.run.checkpoint import complete_checkpoints
 
 LINES = ("-", "--", ":", "-.")
 Course = list[tuple[int | None, list[LayerSpectrum]]]  # a step, None if it is not known, and the layers at it

@@ -1,1 +1,1 @@
-"""Benchmarks of widemix against other libraries: each in turns, in one process, on the same pictures."""
+"""Benchmarks of widemix against other libraries: each in turns, in one process, on the same images."""

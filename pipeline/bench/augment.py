@@ -1,4 +1,4 @@
-"""Training pictures of the full ImageNet recipe, ours against timm's and torchvision's.
+"""Training images of the full ImageNet recipe, ours against timm's and torchvision's.
 
 Random-resized crop to 224, flip, rand-m9-mstd0.5-inc1, normalised float32 tensor, random erasing with noise at
 probability 0.25. From files to tensors, on one core. Needs real ImageNet JPEGs in a folder of classes; if they are
@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.bench.sample import link_repeatedly, prepare
-from pipeline.bench.timing import Contestant, compare_loaders
-from pipeline.data.decode import Decoder, cubic, random_boxes
-from pipeline.data.loader import TrainLoader
-from pipeline.data.split import open_split
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from pipeline.recipe.train import TrainSection
+from widemix.bench.sample import link_repeatedly, prepare
+from widemix.bench.timing import Contestant, compare_loaders
+from widemix.data.decode import Decoder, cubic, random_boxes
+from widemix.data.loader import TrainLoader
+from widemix.data.split import open_split
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from widemix.recipe.train import TrainSection
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE, BATCH = 224, 25
-ROUND = 500  # pictures: an epoch of 20 batches, since each epoch starts new threads
+ROUND = 500  # images: an epoch of 20 batches, since each epoch starts new threads
 TIMM = "timm + Pillow, original files"
 
 
@@ -41,9 +41,9 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise InputError(f"--from {arguments.origin}: has fewer than {BATCH} training JPEGs (train/<class>/*.JPEG)")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        pictures = Path(folder) / "pictures"
-        links = link_repeatedly(files, pictures, len(files) * max(1, ROUND // len(files)))
-        return compare_loaders(_contestants(links, pictures, Path(folder)), arguments.rounds, peer=TIMM)
+        images = Path(folder) / "images"
+        links = link_repeatedly(files, images, len(files) * max(1, ROUND // len(files)))
+        return compare_loaders(_contestants(links, images, Path(folder)), arguments.rounds, peer=TIMM)
 
 
 def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
@@ -90,26 +90,26 @@ def _loader(folder: Path, policy: str | None, re_prob: float) -> Contestant:
 def _decoder(folder: Path) -> Contestant:
     beton = open_split(_data(folder), "train", open_beton)
     decoder = Decoder(beton)
-    pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
+    images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def process(number: int) -> int:
         boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures, threads=1)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images, threads=1)
         return len(samples)
 
     return process
 
 
 def _entropy_decoder(folder: Path) -> Contestant:
-    """Decode the last pixel of each picture: of what precedes it only the entropy coding is read."""
+    """Decode the last pixel of each image: of what precedes it only the entropy coding is read."""
     beton = open_split(_data(folder), "train", open_beton)
     decoder, samples = Decoder(beton), np.arange(len(beton))
     ones = np.ones_like(samples)
     boxes = np.stack([beton.height - 1, beton.width - 1, ones, ones, 0 * ones], axis=1)
-    pictures = np.empty((len(beton), 1, 1, 3), np.uint8)
+    images = np.empty((len(beton), 1, 1, 3), np.uint8)
 
     def process(number: int) -> int:
-        decoder.read(samples, boxes, samples < 0, pictures, threads=1)
+        decoder.read(samples, boxes, samples < 0, images, threads=1)
         return len(samples)
 
     return process
@@ -120,15 +120,15 @@ def _decoder_with_timm_policy(folder: Path) -> Contestant:
     beton = open_split(_data(folder), "train", open_beton)
     decoder = Decoder(beton)
     transform = _timm_transform().transforms[2:]
-    pictures, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
+    images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def process(number: int) -> int:
         boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures, threads=1)
-        for picture in pictures:
-            image = Image.fromarray(picture)
+        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images, threads=1)
+        for image in images:
+            augmented = Image.fromarray(image)
             for step in transform:
-                image = _apply(step, image)
+                augmented = _apply(step, augmented)
         return len(samples)
 
     return process
@@ -159,7 +159,7 @@ def _timm_transform():
 
 
 def _apply(transform, image):
-    """Apply a transform; retry when timm asks Pillow 13 for 0 bits and fails, as it does for one picture in 600."""
+    """Apply a transform; retry when timm asks Pillow 13 for 0 bits and fails, as it does for one image in 600."""
     while True:
         try:
             return transform(image)

@@ -1,6 +1,6 @@
 """The cost of a checkpoint: how long training stalls, how long writing takes, how large the files are.
 
-Mixer-B/16 on two ranks of this machine, two pictures per rank and step: the state has the size of a real run's, which
+Mixer-B/16 on two ranks of this machine, two images per rank and step: the state has the size of a real run's, which
 does not depend on the batch. On its CPUs, unless it has a GPU for each rank. Every rank runs this module, started by
 torchrun.
 """
@@ -22,15 +22,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.bench.timing import elapsed
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology, process_group, read_topology, set_torch_threads
-from pipeline.engine import Engine, build_engine
-from pipeline.errors import InputError
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
-from pipeline.run.checkpoint import COMPLETE, Position, RetentionPolicy
-from pipeline.run.saving import Saver
+from widemix.bench.timing import elapsed
+from widemix.data.batches import Batch
+from widemix.distributed.topology import Topology, process_group, read_topology, set_torch_threads
+from widemix.engine import Engine, build_engine
+from widemix.errors import InputError
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
+from widemix.run.checkpoint import COMPLETE, Position, RetentionPolicy
+from widemix.run.saving import Saver
 
 VERSIONS = ("torch", "deepspeed", "safetensors")
 RECIPE = Path(__file__).parents[2] / "recipes/imagenet/mixer_b16.yaml"
@@ -52,7 +52,7 @@ def _measure_in_processes(name: str, rounds: int) -> dict[str, Any]:
     """Start the ranks of one engine and return their row."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        arguments = ["-m", "pipeline.bench.checkpoint", name, str(rounds), folder]
+        arguments = ["-m", "widemix.bench.checkpoint", name, str(rounds), folder]
         environ = os.environ | ({} if torch.cuda.device_count() >= RANKS else {"CUDA_VISIBLE_DEVICES": ""})
         done = subprocess.run([*launcher, *arguments], env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -91,14 +91,14 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def _build(name: str, topology: Topology) -> tuple[Engine, list[Batch]]:
-    """Build an engine of Mixer-B/16 and the batches of a step, two random pictures."""
+    """Build an engine of Mixer-B/16 and the batches of a step, two random images."""
     batch = [("train.global_batch", str(2 * RANKS)), ("augment.mix_group", "2"), ("train.grad_accum_steps", "1")]
     recipe = load_recipe(RECIPE, [*batch, *ENGINES[name]])
     side, classes, device = recipe.data.image_size, recipe.data.num_classes, topology.device
     module = build_model(recipe.model, side, classes).to(device)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
-    pictures = torch.randn(2, 3, side, side, device=device)
-    return engine, [Batch(pictures, torch.full((2, classes), 1 / classes, device=device), np.zeros(2, np.int64))]
+    images = torch.randn(2, 3, side, side, device=device)
+    return engine, [Batch(images, torch.full((2, classes), 1 / classes, device=device), np.zeros(2, np.int64))]
 
 
 def _save(

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.bench.timing import wall_clock
-from pipeline.errors import InputError
-from pipeline.recipe.data import DataSection
-from pipeline.training.networks import Network
+from widemix.bench.timing import wall_clock
+from widemix.errors import InputError
+from widemix.evaluation.networks import Network
+from widemix.recipe.data import DataSection
 
 VERSIONS = ("torch", "timm")
 BATCHES = (1, 8, 64, 256)
@@ -31,7 +31,7 @@ def measure_inference(
     which other processes disturb least. Raises `InputError` for a network of text.
     """
     if not isinstance(network.data, DataSection):
-        raise InputError(f"bench inference: {network.name} reads {network.data.kind}, not pictures")
+        raise InputError(f"bench inference: {network.name} reads {network.data.kind}, not images")
     side, module = network.data.image_size, network.module.to(device)
     inputs = torch.randn(max(batches), 3, side, side).contiguous(memory_format=torch.channels_last).to(device)
     parts = {batch: inputs[:batch] for batch in batches}

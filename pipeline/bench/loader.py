@@ -1,7 +1,7 @@
 """Loading without an augmentation policy, ours against other libraries: crop to 224, resize, flip.
 
 Real ImageNet JPEGs, each under several names, in whole epochs on one decoding thread. Rows with "uint8" leave the
-pictures as they are; the others normalise to float32. simplejpeg, SPDL and DALI take part if they are installed.
+images as they are; the others normalise to float32. simplejpeg, SPDL and DALI take part if they are installed.
 """
 
 import argparse
@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.bench.sample import link_repeatedly, prepare
-from pipeline.bench.timing import Contestant, compare_loaders, percent_longer
-from pipeline.data.decode import Decoder, cubic, random_boxes
-from pipeline.data.loader import TrainLoader
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.checksums import open_checksums
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from pipeline.recipe.train import TrainSection
+from widemix.bench.sample import link_repeatedly, prepare
+from widemix.bench.timing import Contestant, compare_loaders, percent_longer
+from widemix.data.decode import Decoder, cubic, random_boxes
+from widemix.data.loader import TrainLoader
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.formats.checksums import open_checksums
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
+from widemix.recipe.train import TrainSection
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 SIDE, BATCH = 224, 50
@@ -42,13 +42,13 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        links = link_repeatedly(files, folder / "pictures", arguments.samples)
+        links = link_repeatedly(files, folder / "images", arguments.samples)
         for kind, option in (
             ("original", "--no-restart-markers"),
             ("segments", "--restart-markers"),
             ("raw", "--raw"),
         ):
-            prepare("imagenet", folder / "pictures", folder / kind, "--max-size=0", option)
+            prepare("imagenet", folder / "images", folder / kind, "--max-size=0", option)
         decoders = {
             "ours, original bytes, uint8": folder / "original",
             "ours, restart markers, uint8": folder / "segments",
@@ -72,7 +72,7 @@ def _contestants(links: Sequence[Path], folder: Path, decoders: dict[str, Contes
     contestants = {
         FFCV: _ffcv(original / "train.beton"),
         **decoders,
-        "timm's create_loader, original files": _timm(folder / "pictures" / "train"),
+        "timm's create_loader, original files": _timm(folder / "images" / "train"),
         "torchvision v2 and its decoder, original files": _torchvision(links),
         "ours, original bytes": _loader(original),
         "ours, restart markers": _loader(segments),
@@ -93,21 +93,21 @@ def _contestants(links: Sequence[Path], folder: Path, decoders: dict[str, Contes
 
 
 def _count(batches: Iterable[Any]) -> int:
-    """Return the number of pictures in batches, each a sequence or tensor of them."""
+    """Return the number of images in batches, each a sequence or tensor of them."""
     return sum(len(batch) for batch in batches)
 
 
 def _decoder(folder: Path, checked: bool = True) -> Contestant:
     beton = open_beton(folder / "train.beton")
     decoder = Decoder(beton, open_checksums(beton) if checked else None)
-    pictures = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
+    images = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
 
     def process(number: int) -> int:
         order = np.random.RandomState(number).permutation(len(beton))
         for start in range(0, len(order), BATCH):
             samples = order[start : start + BATCH]
             boxes = random_boxes(samples, beton.height, beton.width, 0, number, SCALE, RATIO, 0.5)
-            decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), pictures[: len(samples)], threads=1)
+            decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images[: len(samples)], threads=1)
         return len(order)
 
     return process
@@ -172,7 +172,7 @@ def _simplejpeg(files: Sequence[Path]) -> Contestant:
 
 
 def _transformed(files: Sequence[Path], decode: Callable[[Path], torch.Tensor]) -> Contestant:
-    """torchvision's transforms of pictures that `decode` reads, uint8 [3, H, W]."""
+    """torchvision's transforms of images that `decode` reads, uint8 [3, H, W]."""
     from torchvision.transforms import v2
 
     transform = v2.Compose(
@@ -184,14 +184,14 @@ def _transformed(files: Sequence[Path], decode: Callable[[Path], torch.Tensor]) 
         ]
     )
 
-    class Pictures(torch.utils.data.Dataset):
+    class Images(torch.utils.data.Dataset):
         def __len__(self) -> int:
             return len(files)
 
         def __getitem__(self, index: int) -> torch.Tensor:
             return transform(decode(files[index]))
 
-    loader = torch.utils.data.DataLoader(Pictures(), BATCH, shuffle=True)
+    loader = torch.utils.data.DataLoader(Images(), BATCH, shuffle=True)
     return lambda number: _count(loader)
 
 

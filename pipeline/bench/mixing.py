@@ -1,8 +1,8 @@
 """The cost of mixup and CutMix relative to a training step of Mixer-B/16 on the same batch.
 
-On a GPU if there is one (bf16, 256 pictures in groups of 32, wall-clock time), else on the CPU (fp32, 8 pictures, CPU
+On a GPU if there is one (bf16, 256 images in groups of 32, wall-clock time), else on the CPU (fp32, 8 images, CPU
 time of the process). A step is forward, backward and AdamW on soft targets, without data loading. timm's `Mixup` is
-timed too, and all that is done with decoded pictures: normalising, erasing, mixing and rounding.
+timed too, and all that is done with decoded images: normalising, erasing, mixing and rounding.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
-from pipeline.data.augment.erase import draw_erasing
-from pipeline.data.finish import by_triton, finish_in_steps
-from pipeline.data.mixing import draw_mixture, soft_labels
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.registry import build_model
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD
+from widemix.bench.timing import Contestant, compute_clock, time_in_turns
+from widemix.data.augment.erase import draw_erasing
+from widemix.data.finish import by_triton, finish_in_steps
+from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
 VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20
@@ -29,7 +29,7 @@ STEP = "a step of Mixer-B/16"
 SETTINGS: dict[str, dict[str, Any]] = {
     "one draw a group, mixup 0.8 and CutMix 1.0": {"mixup": 0.8, "cutmix": 1.0},
     "one draw a pair": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},
-    "one draw a picture": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "elem"},
+    "one draw an image": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "elem"},
     "CutMix alone, by boxes of 0.2 to 0.8": {"cutmix_minmax": (0.2, 0.8)},
 }
 
@@ -100,27 +100,27 @@ def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]
 
 
 def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSection) -> Callable[[int], object]:
-    pictures = images.clone()
+    batch = images.clone()
 
     def mix(number: int) -> torch.Tensor:
-        mixture = draw_mixture(len(pictures), pictures.shape[-1], section, 0, number, 0)
-        mixture.mix(pictures)
+        mixture = draw_mixture(len(batch), batch.shape[-1], section, 0, number, 0)
+        mixture.mix(batch)
         return mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
 
     return mix
 
 
 def _finish(images: torch.Tensor, group: int, finish: Callable[..., object]) -> Callable[[int], object]:
-    """As the training loader finishes decoded pictures of this shape."""
+    """As the training loader finishes decoded images of this shape."""
     gpu, count = images.device.type == "cuda", len(images)
-    pictures = torch.randint(256, (count, SIDE, SIDE, 3), dtype=torch.uint8, pin_memory=gpu)
+    batch = torch.randint(256, (count, SIDE, SIDE, 3), dtype=torch.uint8, pin_memory=gpu)
     mean, std = (255 * torch.tensor(of, device=images.device)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
     section = AugmentSection(re_prob=0.25, mix_group=group, mixup=0.8, cutmix=1.0)
     dtype = torch.bfloat16 if gpu else torch.float32
 
     def run(number: int) -> object:
         erasing = draw_erasing(np.arange(count), SIDE, section, 0, number)
-        return finish(pictures, mean, std, dtype, erasing, draw_mixture(count, SIDE, section, 0, number, 0))
+        return finish(batch, mean, std, dtype, erasing, draw_mixture(count, SIDE, section, 0, number, 0))
 
     return run
 
@@ -129,5 +129,5 @@ def _timm(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]
     from timm.data import Mixup
 
     np.random.seed(0)
-    pictures, mixup = images.clone(), Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=CLASSES)
-    return lambda number: mixup(pictures, labels)
+    batch, mixup = images.clone(), Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=CLASSES)
+    return lambda number: mixup(batch, labels)

@@ -18,15 +18,15 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.bench.operations import peak_memory, time_by_operation
-from pipeline.bench.timing import compute_clock
-from pipeline.distributed.topology import keep_freed_memory, set_matmul_precision
-from pipeline.engine.kernels import choose_kernels, use_kernels
-from pipeline.errors import InputError
-from pipeline.models.mixer.network import Mixer
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe
+from widemix.bench.operations import peak_memory, time_by_operation
+from widemix.bench.timing import compute_clock
+from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
+from widemix.engine.kernels import choose_kernels, use_kernels
+from widemix.errors import InputError
+from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe
 
 PARTS = ("forward", "backward", "optimizer")
 _PEAK_SIDE = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product is the peak
@@ -52,7 +52,7 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     Raises `InputError` for a network of text, or in float8.
     """
     if recipe.model.takes == "text":
-        raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no pictures")
+        raise InputError(f"bench step: a network of kind {recipe.model.kind} takes no images")
     if recipe.train.fp8:
         raise InputError("bench step: its steps compute in train.precision, not in float8; set train.fp8 to false")
     keep_freed_memory(device)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from pipeline.estimate.fake import MemoryTracker
-from pipeline.training.profile import torch_profiler
+from widemix.estimate.fake import MemoryTracker
+from widemix.training.profile import torch_profiler
 
 _LISTED = 12  # operations; the others are added up
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import write_output
+from widemix.files import write_output
 
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import RunError
+from widemix.errors import RunError
 
 
 def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
@@ -24,6 +24,6 @@ def prepare(source: str, origin: Path, to: Path, *options: str) -> None:
     Samples are in the order of the source.
     """
     arguments = [source, "--from", str(origin), "--to", str(to), "--no-shuffle", *options]
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", "prep", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "widemix", "prep", *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RunError(f"widemix prep {source}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.bench.report import machine
-from pipeline.bench.timing import Contestant, time_in_turns, wall_clock
-from pipeline.data.batches import Batch
-from pipeline.data.loader import TrainLoader, check_model
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import (
+from widemix.bench.report import machine
+from widemix.bench.timing import Contestant, time_in_turns, wall_clock
+from widemix.data.batches import Batch
+from widemix.data.loader import TrainLoader, check_model
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import (
     Topology,
     mean_over_ranks,
     process_group,
@@ -33,14 +33,14 @@ from pipeline.distributed.topology import (
     set_matmul_precision,
     share_cpus,
 )
-from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.engine.kernels import set_kernels
-from pipeline.engine.precision import autocast
-from pipeline.errors import InputError
-from pipeline.models.registry import build_model
-from pipeline.optim.build import build_optimizer, set_rate
-from pipeline.recipe import Recipe, check_world
-from pipeline.recipe.losses import LOSSES
+from widemix.engine import build_engine, check_engine, prepare
+from widemix.engine.kernels import set_kernels
+from widemix.engine.precision import autocast
+from widemix.errors import InputError
+from widemix.models.registry import build_model
+from widemix.optim.build import build_optimizer, set_rate
+from widemix.recipe import Recipe, check_world
+from widemix.recipe.losses import LOSSES
 
 PARTS = ("compute", "exposed communication", "data wait", "other")
 VERSIONS = ("torch", "numpy")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.scale import PARTS
+from widemix.bench.scale import PARTS
 
 COLOURS = ("#3b6ea8", "#c8553d", "#e0a458", "#9aa5b1")
 
@@ -25,7 +25,7 @@ def draw_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
     for row in rows[1:]:
         text = f"{row['efficiency']:.0%}"
         speed.annotate(text, (row["ranks"], row["images_per_s"]), (8, -10), textcoords="offset points", fontsize=8)
-    speed.set(xscale="log", yscale="log", xlabel="ranks", ylabel="pictures/s")
+    speed.set(xscale="log", yscale="log", xlabel="ranks", ylabel="images/s")
     speed.set_xticks(ranks, [str(count) for count in ranks])
     speed.set_yticks(rates, [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates])
     speed.minorticks_off()

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.bench.sample import prepare
-from pipeline.errors import InputError
+from widemix.bench.sample import prepare
+from widemix.errors import InputError
 
 VERSIONS = ("torch", "ffcv", "numba")
 SIDE, BATCH = 224, 50
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
 
 def _start(name: str, data: Path, cache: Path) -> Cost:
     began, used = time.perf_counter(), _children_cpu_seconds()
-    command = [sys.executable, "-m", "pipeline.bench.start", name, str(data)]
+    command = [sys.executable, "-m", "widemix.bench.start", name, str(data)]
     subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": str(cache)}, check=True)
     return Cost(time.perf_counter() - began, _children_cpu_seconds() - used)
 
@@ -82,11 +82,11 @@ def _ffcv(folder: Path) -> None:
 def _ours(folder: Path, policy: str | None) -> None:
     import torch
 
-    from pipeline.data.loader import TrainLoader
-    from pipeline.distributed.topology import Topology
-    from pipeline.recipe.augment import AugmentSection
-    from pipeline.recipe.data import DataSection
-    from pipeline.recipe.train import TrainSection
+    from widemix.data.loader import TrainLoader
+    from widemix.distributed.topology import Topology
+    from widemix.recipe.augment import AugmentSection
+    from widemix.recipe.data import DataSection
+    from widemix.recipe.train import TrainSection
 
     data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
     augment = AugmentSection(auto_augment=policy, re_prob=0.25 if policy else 0.0)

@@ -21,26 +21,26 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeline.bench.network_step import measure_networks
-from pipeline.bench.timing import Contestant, compute_clock, time_in_turns
-from pipeline.cli.commands import load_from_arguments
-from pipeline.data.batches import Batch
-from pipeline.distributed.requests import SharedRequests
-from pipeline.distributed.signals import StopRequest
-from pipeline.distributed.topology import Topology, process_group
-from pipeline.distributed.watchdog import Watchdog
-from pipeline.engine import Engine, build_engine
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe
-from pipeline.recipe.train import LogSection
-from pipeline.run.checkpoint import RetentionPolicy
-from pipeline.run.log import RunLog
-from pipeline.run.metrics import peak_memory
-from pipeline.run.run_dir import ResumeState
-from pipeline.run.saving import Saver
-from pipeline.training.faults import Rollback
-from pipeline.training.loop import Loop, RunContext
-from pipeline.training.schedule import Schedule, build_schedule
+from widemix.bench.network_step import measure_networks
+from widemix.bench.timing import Contestant, compute_clock, time_in_turns
+from widemix.command_line.commands import load_from_arguments
+from widemix.data.batches import Batch
+from widemix.distributed.requests import SharedRequests
+from widemix.distributed.signals import StopRequest
+from widemix.distributed.topology import Topology, process_group
+from widemix.distributed.watchdog import Watchdog
+from widemix.engine import Engine, build_engine
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe
+from widemix.recipe.train import LogSection
+from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.log import RunLog
+from widemix.run.metrics import peak_memory
+from widemix.run.run_dir import ResumeState
+from widemix.run.saving import Saver
+from widemix.training.faults import Rollback
+from widemix.training.loop import Loop, RunContext
+from widemix.training.schedule import Schedule, build_schedule
 
 VERSIONS = ("torch", "timm")
 PLAIN, ENGINE, LOOP = "plain loop", "our engine alone", "our whole loop"
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def make_recipe(model: dict[str, Any], side: int, batch: int, precision: str, **log: Any) -> Recipe:
-    """Return a recipe for a Mixer on pictures of `side` pixels, whose batches never come from a folder."""
+    """Return a recipe for a Mixer on images of `side` pixels, whose batches never come from a folder."""
     return Recipe.model_validate(
         {
             "data": {"path": "memory", "num_classes": 1000, "image_size": side},
@@ -141,7 +141,7 @@ def _turn(train: Callable[[int], None], steps: int) -> Contestant:
 def _build_loop(
     recipe: Recipe, engine: Engine, schedule: Schedule, topology: Topology, folder: Path, stack: ExitStack
 ) -> Loop:
-    """Build the loop as `pipeline.train` does; it is never evaluated or saved, as its run has no end."""
+    """Build the loop as `widemix.trainer` does; it is never evaluated or saved, as its run has no end."""
     store, start = torch.distributed.HashStore(), ResumeState(folder)
 
     def evaluate() -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Takes the number of the round; returns how many units (pictures, calls, steps) it processed in it.
+# Takes the number of the round; returns how many units (images, calls, steps) it processed in it.
 Contestant = Callable[[int], int]
 
 

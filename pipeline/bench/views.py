@@ -1,4 +1,4 @@
-"""Several views of each picture from one decoding, against one loader for each view.
+"""Several views of each image from one decoding, against one loader for each view.
 
 Real ImageNet JPEGs in whole epochs on one decoding thread. DINO's ten crops with its augmentation, and with crop and
 flip alone; and two equal crops, as of MoCo.
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from pipeline.bench.sample import prepare
-from pipeline.bench.timing import Contestant, compare_loaders
-from pipeline.data.loader import TrainLoader
-from pipeline.data.views import View
-from pipeline.distributed.topology import Topology
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
-from pipeline.recipe.train import TrainSection
+from widemix.bench.sample import prepare
+from widemix.bench.timing import Contestant, compare_loaders
+from widemix.data.loader import TrainLoader
+from widemix.data.views import View
+from widemix.distributed.topology import Topology
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
+from widemix.recipe.train import TrainSection
 
 VERSIONS = ("torch", "numba", "numpy")
 BATCH = 32

@@ -15,10 +15,10 @@ def main() -> None:
     if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
         timer.start()
     try:
-        from pipeline.cli.commands import exit_rank, run_command, tune_garbage_collector
+        from widemix.command_line.commands import exit_rank, run_command, tune_garbage_collector
 
         tune_garbage_collector()
-        from pipeline.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
+        from widemix.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
 
         code = run_command(make_parser())
         if os.environ.get("RANK"):

@@ -3,11 +3,11 @@
 import argparse
 from pathlib import Path
 
-from pipeline.cli.analyse_networks import add_cka, add_spectrum, add_weights
-from pipeline.cli.analyse_pictures import add_filters, add_pixels
-from pipeline.cli.analyse_theory import add_regularisation, add_sparse_spectrum
-from pipeline.cli.arguments import add_recipe_arguments
-from pipeline.cli.commands import Exit, check_least, load_from_arguments
+from widemix.cli.analyse_images import add_filters, add_pixels
+from widemix.cli.analyse_networks import add_cka, add_spectrum, add_weights
+from widemix.cli.analyse_theory import add_regularisation, add_sparse_spectrum
+from widemix.command_line.arguments import add_recipe_arguments
+from widemix.command_line.commands import Exit, check_least, load_from_arguments
 
 
 def add_analyse(commands) -> None:
@@ -32,9 +32,9 @@ def add_augment(analyses) -> None:
     """Add `widemix analyse augment`."""
     parser = analyses.add_parser(
         "augment",
-        help="augmented training pictures, and every operation next to Pillow's",
+        help="augmented training images, and every operation next to Pillow's",
         examples="widemix analyse augment digits/rp_mixer --to figures",
-        description="Write training.png, the first training pictures as the model gets them, and operations.png, "
+        description="Write training.png, the first training images as the model gets them, and operations.png, "
         "every augmentation operation over its range of magnitudes, next to Pillow's result and the difference. "
         "Needs the prepared data.",
     )
@@ -42,25 +42,25 @@ def add_augment(analyses) -> None:
     add = parser.add_argument
     add("--to", type=Path, metavar="DIR", help="folder to write to (default: analysis/<recipe>)")
     add("--tensorboard", type=Path, metavar="RUN", help="add both to the TensorBoard of this run folder")
-    add("--pictures", type=int, default=32, metavar="N", help="number of training pictures (default: 32)")
+    add("--images", type=int, default=32, metavar="N", help="number of training images (default: 32)")
     add("--seed", type=int, metavar="N", help="seed of the augmentation (default: the recipe's train.seed)")
     parser.set_defaults(command=_augment)
 
 
 def _augment(arguments: argparse.Namespace) -> Exit:
     recipe = load_from_arguments(arguments)
-    check_least(arguments, 1, "pictures")
+    check_least(arguments, 1, "images")
     check_least(arguments, 0, "seed")
-    from pipeline.analysis.augment import draw_sheets
+    from widemix.analysis.augment import draw_sheets
 
     path = Path(arguments.recipe)
     folder = arguments.to or Path("analysis") / f"{path.resolve().parent.name}-{path.stem}"
     seed = recipe.train.seed if arguments.seed is None else arguments.seed
-    paths = draw_sheets(recipe, folder, arguments.pictures, seed)
+    paths = draw_sheets(recipe, folder, arguments.images, seed)
     for path in paths:
         print(path)
     if arguments.tensorboard:
-        from pipeline.analysis.figures import add_to_tensorboard
+        from widemix.analysis.figures import add_to_tensorboard
 
         print(add_to_tensorboard({path.stem: path.read_bytes() for path in paths}, arguments.tensorboard))
     return Exit.DONE

@@ -5,10 +5,10 @@ import math
 import sys
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, check_least
-from pipeline.cli.inputs import NETWORK, add_ema, check_networks
-from pipeline.cli.outputs import add_outputs, write_outputs
-from pipeline.errors import InputError
+from widemix.cli.inputs import NETWORK, add_ema, check_networks
+from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.command_line.commands import Exit, check_least
+from widemix.errors import InputError
 
 
 def add_cka(analyses) -> None:
@@ -41,8 +41,8 @@ def add_cka(analyses) -> None:
 
 def _cka(arguments: argparse.Namespace) -> Exit:
     check_networks(*arguments.networks, *(arguments.others or ()))
-    from pipeline.analysis.cka import LEAST, diagonal_mean
-    from pipeline.analysis.similarity import (
+    from widemix.analysis.cka import LEAST, diagonal_mean
+    from widemix.analysis.similarity import (
         Samples,
         compare_each,
         mean_diagonals,
@@ -50,7 +50,7 @@ def _cka(arguments: argparse.Namespace) -> Exit:
         similarities_json,
         similarity_figures,
     )
-    from pipeline.training.networks import load_network
+    from widemix.evaluation.networks import load_network
 
     check_least(arguments, 0, "seed")
     check_least(arguments, LEAST, "batch", "samples")
@@ -98,7 +98,7 @@ def add_spectrum(analyses) -> None:
 
 def _spectrum(arguments: argparse.Namespace) -> Exit:
     check_networks(arguments.network)
-    from pipeline.analysis.training_spectrum import as_json, course, draw_course
+    from widemix.analysis.training_spectrum import as_json, course, draw_course
 
     steps = course(arguments.network, arguments.layers, arguments.ema)
     for layer in steps[-1][1]:
@@ -134,7 +134,7 @@ def add_weights(analyses) -> None:
 
 def _weights(arguments: argparse.Namespace) -> Exit:
     check_networks(*arguments.networks)
-    from pipeline.analysis.effective_weights import (
+    from widemix.analysis.effective_weights import (
         TooLargeError,
         block_weights,
         draw_fields,
@@ -142,7 +142,7 @@ def _weights(arguments: argparse.Namespace) -> Exit:
         input_features,
         receptive_fields,
     )
-    from pipeline.training.networks import load_network
+    from widemix.evaluation.networks import load_network
 
     check_least(arguments, 1, "units")
     matrices, numbers = {}, []

@@ -2,9 +2,9 @@
 
 import argparse
 
-from pipeline.cli.commands import Exit, check_least, check_most
-from pipeline.cli.outputs import add_outputs, write_outputs
-from pipeline.errors import InputError
+from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.command_line.commands import Exit, check_least, check_most
+from widemix.errors import InputError
 
 _MOST_ROWS = 1e6
 
@@ -30,7 +30,7 @@ def add_sparse_spectrum(analyses) -> None:
 
 
 def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
-    from pipeline.analysis.sparse_spectrum import draw_scaling, draw_widening, scalings, widening
+    from widemix.analysis.sparse_spectrum import draw_scaling, draw_widening, scalings, widening
 
     widths = arguments.widths or (1500, 2000, 2500, 3000, 3500, 4096)
     check_least(arguments, 1, "connections", "trials")
@@ -84,7 +84,7 @@ def add_regularisation(analyses) -> None:
 def _regularisation(arguments: argparse.Namespace) -> Exit:
     import numpy as np
 
-    from pipeline.analysis.regularisation import draw_sweep, regression, sweep
+    from widemix.analysis.regularisation import draw_sweep, regression, sweep
 
     check_least(arguments, 1, "tokens", "channels", "samples")
     check_least(arguments, 0, "noise", "seed")

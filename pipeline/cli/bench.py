@@ -5,13 +5,13 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from pipeline.cli.arguments import add_recipe_arguments
-from pipeline.cli.commands import Exit, check_least, load_from_arguments
-from pipeline.cli.inputs import add_ema, check_networks
-from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.errors import InputError
+from widemix.cli.inputs import add_ema, check_networks
+from widemix.command_line.arguments import add_recipe_arguments
+from widemix.command_line.commands import Exit, check_least, load_from_arguments
+from widemix.distributed.launchers import export_torchrun_env
+from widemix.errors import InputError
 
-# Modules of pipeline.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
+# Modules of widemix.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
 # whose versions are printed with the figures.
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
@@ -19,12 +19,12 @@ BENCHES = {
     "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision, simplejpeg, SPDL and DALI",
     "mixing": "mixup and CutMix as a share of a step of Mixer-B/16, against timm",
     "start": "a start until the first batch, against FFCV",
-    "prep": "preparing ImageNet pictures, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
+    "prep": "preparing ImageNet images, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
     "trainers": "50 steps of Lightning, Hugging Face's Trainer, FFCV and timm's train.py, on their loaders and ours",
-    "views": "several views of each picture from one decoding, against a loader for each view",
+    "views": "several views of each image from one decoding, against a loader for each view",
 }
-ELSEWHERE = {"prep": "data_prep.bench", "trainers": "widemix.bench"}
+ELSEWHERE = {"prep": "widemix.bench.prep", "trainers": "widemix.bench.trainers"}
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
 
@@ -47,7 +47,7 @@ def add_bench(commands) -> None:
                 type=Path,
                 default=SAMPLE,
                 metavar="DIR",
-                help="folder of pictures; the benchmark prepares them (default: the sample in shared/)",
+                help="folder of images; the benchmark prepares them (default: the sample in shared/)",
             )
         add(
             "--rounds",
@@ -63,7 +63,7 @@ def add_bench(commands) -> None:
                 type=int,
                 default=5000,
                 metavar="N",
-                help="pictures, by repeating the data (default: 5000)",
+                help="images, by repeating the data (default: 5000)",
             )
         if name == "trainers":
             add("--timm-train", type=Path, metavar="FILE", help="train.py of a timm checkout (default: without it)")
@@ -73,7 +73,7 @@ def add_bench(commands) -> None:
                 "has the same; recipe keys are options too"
             )
             add("recipe", nargs="?", metavar="RECIPE.yaml", help=network)
-            batch = "pictures a step (default: the recipe's; without a recipe 256 on a GPU, 1 on a CPU)"
+            batch = "images a step (default: the recipe's; without a recipe 256 on a GPU, 1 on a CPU)"
             add("--batch", type=int, metavar="N", help=batch)
             add("--compiled", action="store_true", help="with a recipe: also compiled by torch.compile")
         bench.set_defaults(command=_bench, bench=name)
@@ -104,10 +104,10 @@ def add_inference(benches) -> None:
 def _inference(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "rounds", "batches")
     check_networks(arguments.network)
-    from pipeline.bench.inference import BATCHES, VERSIONS, measure_inference
-    from pipeline.bench.report import report
-    from pipeline.distributed.topology import read_topology
-    from pipeline.training.networks import load_network
+    from widemix.bench.inference import BATCHES, VERSIONS, measure_inference
+    from widemix.bench.report import report
+    from widemix.distributed.topology import read_topology
+    from widemix.evaluation.networks import load_network
 
     network, device = load_network(arguments.network, arguments.ema), read_topology().device
     batches = list(dict.fromkeys(arguments.batches or BATCHES))
@@ -148,12 +148,12 @@ def _scale(arguments: argparse.Namespace) -> int:
     recipe = load_from_arguments(arguments)
     check_least(arguments, 1, "batch", "steps", "ranks", "cpus")
     if arguments.ranks > 1 and not started:
-        from launch.local import launch
+        from widemix.launch.local import launch
 
-        return launch(["-m", "pipeline.cli", *(word for word in sys.argv[1:])], arguments.ranks)
-    from pipeline.bench.report import report
-    from pipeline.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
-    from pipeline.bench.scale_figure import draw_scale
+        return launch(["-m", "widemix", *(word for word in sys.argv[1:])], arguments.ranks)
+    from widemix.bench.report import report
+    from widemix.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
+    from widemix.bench.scale_figure import draw_scale
 
     read_rows(arguments.to, settings_of(recipe, arguments.batch, arguments.cpus))
     row = measure_scale(recipe, arguments.batch, arguments.steps, arguments.cpus)
@@ -178,11 +178,11 @@ def _bench(arguments: argparse.Namespace) -> Exit:
         raise InputError(f"--from {origin}: no such folder")
     from packaging.requirements import Requirement
 
-    from pipeline.bench.report import report
-    from pipeline.doctor.finding import install
-    from pipeline.doctor.software import unmet
+    from widemix.bench.report import report
+    from widemix.doctor.finding import install
+    from widemix.doctor.software import unmet
 
-    bench = import_module(ELSEWHERE.get(arguments.bench, f"pipeline.bench.{arguments.bench}"))
+    bench = import_module(ELSEWHERE.get(arguments.bench, f"widemix.bench.{arguments.bench}"))
     absent = [name for name in bench.VERSIONS if unmet(Requirement(name))]
     if absent:
         raise InputError(f"bench {arguments.bench}: needs {', '.join(absent)}; {install(*absent)}")

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from pipeline.errors import InputError
-from pipeline.models.names import FORMS, HUB, TIMM
-from pipeline.recipe.files import find_recipe
+from widemix.errors import InputError
+from widemix.models.names import FORMS, HUB, TIMM
+from widemix.recipe.files import find_recipe
 
 NETWORK = (
     "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import InputError
+from widemix.command_line.commands import Exit
+from widemix.errors import InputError
 
 if TYPE_CHECKING:
-    from pipeline.run.listing import RunSummary
+    from widemix.run.listing import RunSummary
 
 EXAMPLES = """widemix runs                        all runs in runs/
 widemix runs runs/study             those in a folder
@@ -41,7 +41,7 @@ def _runs(arguments: argparse.Namespace) -> Exit:
     paths = [Path(word) for word in arguments.words[bool(verb) :]]
     if verb == "diff":
         return _diff(paths)
-    from pipeline.run.listing import find_runs, summarise
+    from widemix.run.listing import find_runs, summarise
 
     found, damaged = [], []
     for run in find_runs(paths or [Path("runs")]):
@@ -87,9 +87,9 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iter
 
 def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
     """The table with its head: a column for each kind of figure, and the keys in which the runs differ."""
-    from pipeline.figures import figure_heading
-    from pipeline.run.listing import differing_keys
-    from pipeline.studies.cell import yaml_text
+    from widemix.metrics import figure_heading
+    from widemix.run.listing import differing_keys
+    from widemix.studies.cell import yaml_text
 
     keys = differing_keys([run.recipe for run in found])
     figures = list(dict.fromkeys(run.figure for run in found))
@@ -106,8 +106,8 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
 
 
 def _diff(paths: list[Path]) -> Exit:
-    from pipeline.run.listing import compare_recipes
-    from pipeline.studies.cell import yaml_text
+    from widemix.run.listing import compare_recipes
+    from widemix.studies.cell import yaml_text
 
     if len(paths) != 2:
         raise InputError(f"runs diff: takes two runs, got {len(paths)}")

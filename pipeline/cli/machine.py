@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.arguments import add_recipe_arguments
-from pipeline.cli.commands import Exit, check_most, load_from_arguments
-from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.errors import InputError
-from pipeline.files import write_output
+from widemix.command_line.arguments import add_recipe_arguments
+from widemix.command_line.commands import Exit, check_most, load_from_arguments
+from widemix.distributed.launchers import export_torchrun_env
+from widemix.errors import InputError
+from widemix.files import write_output
 
 if TYPE_CHECKING:
-    from pipeline.estimate.hardware import Cluster
+    from widemix.estimate.hardware import Cluster
 
 
 def add_cost(commands) -> None:
@@ -49,7 +49,7 @@ def add_cost(commands) -> None:
 
 
 def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    from pipeline.estimate.hardware import GPUS, NETWORKS
+    from widemix.estimate.hardware import GPUS, NETWORKS
 
     add = parser.add_argument_group("cluster").add_argument
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs in all (default: 1)")
@@ -63,14 +63,14 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _cost(arguments: argparse.Namespace) -> Exit:
-    from pipeline.estimate.hardware import Cluster
+    from widemix.estimate.hardware import Cluster
 
     tables = [f"--{name}" for name in ("named", "omega", "table", "recipes") if getattr(arguments, name)]
     named = [arguments.recipe] if arguments.recipe else [f"--{name}" for name, _ in arguments.overrides[:1]]
     if tables and len(tables + named) > 1:
         raise InputError(f"{tables[0]}: is instead of a recipe, and does not go with {[*tables, *named][1]}")
     if arguments.recipes:
-        from pipeline.estimate.recipe_tables import refresh
+        from widemix.estimate.recipe_tables import refresh
 
         print(f"{refresh(arguments.recipes)}: written")
         return Exit.DONE
@@ -92,7 +92,7 @@ def _table(arguments: argparse.Namespace) -> Callable[[argparse.Namespace, "Clus
 
 
 def _print_pairs(arguments: argparse.Namespace, _cluster: "Cluster") -> list[Any]:
-    from pipeline.estimate.tables import pairs_rows, pairs_table
+    from widemix.estimate.tables import pairs_rows, pairs_table
 
     rows = pairs_rows(arguments.omega, arguments.gamma)
     print(pairs_table(arguments.omega, arguments.gamma))
@@ -100,14 +100,14 @@ def _print_pairs(arguments: argparse.Namespace, _cluster: "Cluster") -> list[Any
 
 
 def _print_named(_arguments: argparse.Namespace, _cluster: "Cluster") -> list[Any]:
-    from pipeline.estimate.tables import named_rows, named_table
+    from widemix.estimate.tables import named_rows, named_table
 
     print(named_table())
     return named_rows()
 
 
 def _print_rehearsals(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any]:
-    from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+    from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 
     rows: list[Any] = []
     for row in rehearsal_rows(arguments.table, cluster, arguments.overrides):
@@ -121,7 +121,7 @@ def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any
     check_most(arguments, 1e12, "samples")
     cluster.check()
 
-    from pipeline.estimate.report import estimate, show  # imports torch and timm, for which no mistake should wait
+    from widemix.estimate.report import estimate, show  # imports torch and timm, for which no mistake should wait
 
     rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
     show(rows, arguments.recipe)
@@ -158,14 +158,14 @@ def _doctor(arguments: argparse.Namespace) -> int:
         for name in ("data", "network", "exclude"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name} needs --cluster")
-        from pipeline.doctor import run_doctor
+        from widemix.doctor import run_doctor
 
         return run_doctor()
     export_torchrun_env()
     if not 0 < arguments.timeout < 3600:
         raise InputError(f"--timeout {arguments.timeout:g}: must be above 0 and under 3600")
-    from pipeline.doctor.cluster import run_cluster_doctor
-    from pipeline.estimate.hardware import network_bandwidth
+    from widemix.doctor.cluster import run_cluster_doctor
+    from widemix.estimate.hardware import network_bandwidth
 
     rated = network_bandwidth(arguments.network) if arguments.network is not None else None
     return run_cluster_doctor(arguments.data, rated, arguments.exclude, arguments.timeout)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.cli.commands import Exit
-from pipeline.files import write_output
+from widemix.command_line.commands import Exit
+from widemix.files import write_output
 
 
 def add_outputs(parser: argparse.ArgumentParser, to: str, json: str) -> None:
@@ -28,7 +28,7 @@ def write_outputs(
 
     Only what is asked for is drawn. Prints the paths. A table without text is left out.
     """
-    from pipeline.analysis.figures import add_to_tensorboard, as_png
+    from widemix.analysis.figures import add_to_tensorboard, as_png
 
     drawn = {name: as_png(draw()) for name, draw in figures.items()} if arguments.to or arguments.tensorboard else {}
     if arguments.to:

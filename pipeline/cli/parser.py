@@ -5,8 +5,8 @@ A command imports what it needs when it runs, so that help and errors are printe
 
 from importlib.metadata import version
 
-from pipeline.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit
-from pipeline.cli.arguments import Parser, accept_local_rank
+from widemix.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit
+from widemix.command_line.arguments import Parser, accept_local_rank
 
 COMMANDS = (
     prep.add_prep,

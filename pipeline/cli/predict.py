@@ -11,33 +11,33 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cgroups import usable_cpus
-from pipeline.cli.commands import Exit, check_least
-from pipeline.cli.inputs import NETWORK, add_ema, check_networks
-from pipeline.errors import InputError
-from pipeline.files import write_output
+from widemix.cgroups import usable_cpus
+from widemix.cli.inputs import NETWORK, add_ema, check_networks
+from widemix.command_line.commands import Exit, check_least
+from widemix.errors import InputError
+from widemix.files import write_output
 
 if TYPE_CHECKING:
-    from data_prep.listing import Images
+    from widemix.data_prep.listing import Images
 
 
 def add_predict(commands) -> None:
     """Add `widemix predict`."""
     parser = commands.add_parser(
         "predict",
-        help="class and probability of each picture in a folder",
-        examples="widemix predict runs/a my_pictures/val --to predictions.csv\n"
-        "widemix predict exported picture.jpg --top 3",
-        description="Write the likeliest class of each picture in a folder, and its probability, or the numbers that "
+        help="class and probability of each image in a folder",
+        examples="widemix predict runs/a my_images/val --to predictions.csv\n"
+        "widemix predict exported image.jpg --top 3",
+        description="Write the likeliest class of each image in a folder, and its probability, or the numbers that "
         "a network of data.targets regression predicts, with the transforms "
-        f"of an evaluation. Pictures that cannot be read are left out, named and counted. {NETWORK}",
+        f"of an evaluation. Images that cannot be read are left out, named and counted. {NETWORK}",
     )
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")
-    add("folder", type=Path, metavar="FOLDER", help="folder of pictures, searched with all below it, or one picture")
+    add("folder", type=Path, metavar="FOLDER", help="folder of images, searched with all below it, or one image")
     add("--to", dest="to_file", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
-    add("--top", type=int, default=1, metavar="K", help="classes of each picture, likeliest first (default: 1)")
-    add("--batch", type=int, default=64, metavar="N", help="pictures of a batch (default: 64)")
+    add("--top", type=int, default=1, metavar="K", help="classes of each image, likeliest first (default: 1)")
+    add("--batch", type=int, default=64, metavar="N", help="images of a batch (default: 64)")
     add_ema(parser)
     parser.set_defaults(command=_predict)
 
@@ -48,9 +48,9 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
-    names, others = _pictures(arguments.folder)
-    from pipeline.training.networks import load_network
-    from pipeline.training.predict import Predictor
+    names, others = _images(arguments.folder)
+    from widemix.evaluation.networks import load_network
+    from widemix.evaluation.predict import Predictor
 
     predictor = Predictor(load_network(arguments.network, arguments.ema))
     numbers = predictor.section.targets == "regression"
@@ -67,7 +67,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
         else:
             rows.append((name, found))
     if not rows:
-        raise InputError(f"{arguments.folder}: none of its {bad} pictures can be read")
+        raise InputError(f"{arguments.folder}: none of its {bad} images can be read")
     if numbers:
         text = _csv_of_numbers(rows) if suffix == ".csv" else _json_lines_of_numbers(rows)
     else:
@@ -77,13 +77,13 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     else:
         write_output(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
     left_out = f", {bad} could not be read" if bad else ""
-    print(f"{len(rows)} pictures predicted{left_out}", file=sys.stderr)
+    print(f"{len(rows)} images predicted{left_out}", file=sys.stderr)
     return Exit.DONE
 
 
-def _pictures(folder: Path) -> "tuple[list[str], Images]":
-    """The pictures to predict, relative to `folder`, which may be one itself (""), and what else it holds."""
-    from data_prep.listing import SUFFIXES, Images
+def _images(folder: Path) -> "tuple[list[str], Images]":
+    """The images to predict, relative to `folder`, which may be one itself (""), and what else it holds."""
+    from widemix.data_prep.listing import SUFFIXES, Images
 
     images = Images()
     if folder.is_file():
@@ -91,18 +91,18 @@ def _pictures(folder: Path) -> "tuple[list[str], Images]":
     names = images.find(str(folder))
     if not names:
         held = "".join(f"; left out {phrase}" for phrase in images.describe_others())
-        raise InputError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){held}")
+        raise InputError(f"{folder}: holds no images ({', '.join(SUFFIXES)}){held}")
     return names, images
 
 
 def _predictions(
     predictor: Any, folder: Path, names: Sequence[str], top: int, size: int
 ) -> Iterator[tuple[str, list[tuple[str, float]] | InputError]]:
-    """Of each picture its name, and its likeliest classes with their probabilities, or why it cannot be read.
+    """Of each image its name, and its likeliest classes with their probabilities, or why it cannot be read.
 
     Of a network that predicts numbers all of them, with their names.
     """
-    from data_prep.picture import decode_file
+    from widemix.data_prep.image import decode_file
 
     def decode(name: str) -> Any:
         try:
@@ -110,20 +110,20 @@ def _predictions(
         except InputError as error:
             return error
 
-    from pipeline.run.progress import Tally
+    from widemix.run.progress import Tally
 
-    tally = Tally("pictures predicted", len(names))
+    tally = Tally("images predicted", len(names))
     with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads:
         warnings.simplefilter("ignore")  # Pillow's, about unusual files
         for start in range(0, len(names), size):
             batch = names[start : start + size]
             decoded = list(threads.map(decode, batch))
-            good = [picture for picture in decoded if not isinstance(picture, InputError)]
+            good = [image for image in decoded if not isinstance(image, InputError)]
             shares = iter(predictor.probabilities(good) if good else ())
-            for name, picture in zip(batch, decoded, strict=True):
+            for name, image in zip(batch, decoded, strict=True):
                 shown = name or folder.name
-                if isinstance(picture, InputError):
-                    yield shown, picture
+                if isinstance(image, InputError):
+                    yield shown, image
                     continue
                 share = next(shares)
                 likeliest = (-share).argsort(kind="stable")[:top]
@@ -134,36 +134,36 @@ def _predictions(
 
 
 def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:
-    """picture,class,probability; with more than one class class_1,probability_1,class_2, ..."""
+    """image,class,probability; with more than one class class_1,probability_1,class_2, ..."""
     most = max((len(classes) for _, classes in rows), default=top)
     numbers = [""] if most == 1 else [f"_{number}" for number in range(1, most + 1)]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["picture", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))])
+    writer.writerow(["image", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))])
     for name, classes in rows:
         writer.writerow([name, *(value for label, share in classes for value in (label, f"{share:.6f}"))])
     return buffer.getvalue()
 
 
 def _csv_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
-    """picture, and a column for each target."""
+    """image, and a column for each target."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     for _, found in rows[:1]:
-        writer.writerow(["picture", *(target for target, _ in found)])
+        writer.writerow(["image", *(target for target, _ in found)])
     for name, found in rows:
         writer.writerow([name, *(f"{value:.6g}" for _, value in found)])
     return buffer.getvalue()
 
 
 def _json_lines_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
-    return "".join(json.dumps({"picture": name, "targets": dict(found)}) + "\n" for name, found in rows)
+    return "".join(json.dumps({"image": name, "targets": dict(found)}) + "\n" for name, found in rows)
 
 
 def _json_lines(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
-    """A line for each picture."""
+    """A line for each image."""
     lines = (
-        {"picture": name, "classes": [{"class": label, "probability": share} for label, share in classes]}
+        {"image": name, "classes": [{"class": label, "probability": share} for label, share in classes]}
         for name, classes in rows
     )
     return "".join(json.dumps(line) + "\n" for line in lines)

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, check_least
-from pipeline.errors import InputError
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, check_least
+from widemix.errors import InputError
 
 if TYPE_CHECKING:
-    from data_prep.dry_run import Estimate
-    from pipeline.formats.manifest import Manifest, Split
+    from widemix.data_prep.dry_run import Estimate
+    from widemix.formats.manifest import Manifest, Split
 
 
 BAD = "largest share of a split's images that may be skipped; more of them, or all of a class, end the command "
@@ -25,14 +25,14 @@ def parse_place(text: str) -> Path | str:
 
 def add_prep(commands) -> None:
     """Add the command `prep`."""
-    from data_prep.sources import SOURCES
+    from widemix.data_prep.sources import SOURCES
 
     parser = commands.add_parser(
         "prep",
         help="prepare a dataset, once",
         usage="%(prog)s SOURCE [--from DIR] [--to DIR] [options]",
         examples="widemix prep digits --to datasets/digits\n"
-        "widemix prep image-folder --from my_pictures --to datasets/own\n"
+        "widemix prep image-folder --from my_images --to datasets/own\n"
         "widemix prep imagenet --from /data/ILSVRC2012 --to datasets/imagenet --dry-run",
         description="Read a dataset and write one .beton file per split, and manifest.json last. "
         "Each file appears whole or not at all. If the command is interrupted, the same command resumes it.",
@@ -119,12 +119,12 @@ def _add_text_options(parser: Parser) -> None:
 
 
 def _prep(arguments: argparse.Namespace) -> Exit:
-    from data_prep.dry_run import dry_run
-    from data_prep.prepare import prepare
-    from data_prep.remote import download
-    from data_prep.settings import PrepSettings, parse_share
-    from data_prep.sources import wanted_files
-    from pipeline.recipe.plugins import import_modules
+    from widemix.data_prep.dry_run import dry_run
+    from widemix.data_prep.prepare import prepare
+    from widemix.data_prep.remote import download
+    from widemix.data_prep.settings import PrepSettings, parse_share
+    from widemix.data_prep.sources import wanted_files
+    from widemix.recipe.plugins import import_modules
 
     import_modules(arguments.plugins, "--plugins")
     given = vars(arguments)
@@ -168,7 +168,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
 
 
 def _max_bad(arguments: argparse.Namespace) -> float:
-    from data_prep.settings import parse_share
+    from widemix.data_prep.settings import parse_share
 
     share = parse_share(arguments.max_bad)
     if not 0 <= share <= 1:
@@ -223,7 +223,7 @@ def add_join(commands) -> None:
 
 
 def _join(arguments: argparse.Namespace) -> Exit:
-    from data_prep.join import join
+    from widemix.data_prep.join import join
 
     manifest = join(arguments.parts, arguments.to, max_bad=_max_bad(arguments), force=arguments.force)
     print_summary(manifest, arguments.to)

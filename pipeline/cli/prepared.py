@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from pipeline.cli.commands import Exit
-from pipeline.cli.prep import parse_place, print_summary
-from pipeline.errors import InputError, command
+from widemix.cli.prep import parse_place, print_summary
+from widemix.command_line.commands import Exit
+from widemix.errors import InputError, command
 
 
 def add_adopt(commands) -> None:
@@ -27,8 +27,8 @@ def add_adopt(commands) -> None:
 
 
 def _adopt(arguments: argparse.Namespace) -> Exit:
-    from data_prep.adopt import adopt
-    from data_prep.shards import read_names, split_of
+    from widemix.data_prep.adopt import adopt
+    from widemix.data_prep.shards import read_names, split_of
 
     betons: dict[str, Path] = {}
     for word in arguments.files:
@@ -60,9 +60,9 @@ def add_verify(commands) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> Exit:
-    from data_prep.add_checksums import add_checksums
-    from data_prep.verify import repair_command, verify
-    from pipeline.formats.manifest import UNCHECKED, read_manifest
+    from widemix.data_prep.add_checksums import add_checksums
+    from widemix.data_prep.verify import repair_command, verify
+    from widemix.formats.manifest import UNCHECKED, read_manifest
 
     folder = arguments.folder
     damages = add_checksums(folder) if arguments.add_checksums else verify(folder)
@@ -100,11 +100,11 @@ def add_stage(commands) -> None:
 
 
 def _stage(arguments: argparse.Namespace) -> Exit:
-    from data_prep.progress import print_status
-    from launch.stage import remove_old, stage
+    from widemix.data_prep.progress import print_status
+    from widemix.launch.stage import remove_old, stage
 
     if arguments.environment:
-        from launch.environment import pack
+        from widemix.launch.environment import pack
 
         if arguments.folder is not None or arguments.clean is not None:
             raise InputError("--environment: packs the environment alone; give no folder and no --clean")

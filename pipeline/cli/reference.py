@@ -1,16 +1,16 @@
-"""Writes the reference pages from the code: `python -m pipeline.cli.reference docs/reference`."""
+"""Writes the reference pages from the code: `python -m widemix.cli.reference docs/reference`."""
 
 import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.cli.arguments import Parser, yaml_value
-from pipeline.cli.parser import make_parser
-from pipeline.files import atomic_write
-from pipeline.recipe import SECTIONS, tables
+from widemix.cli.parser import make_parser
+from widemix.command_line.arguments import Parser, yaml_value
+from widemix.files import atomic_write
+from widemix.recipe import SECTIONS, tables
 
-ABOUT = "Made from the code, by `python -m pipeline.cli.reference docs/reference`."
+ABOUT = "Made from the code, by `python -m widemix.cli.reference docs/reference`."
 
 
 def commands_page() -> str:

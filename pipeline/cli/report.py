@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import InputError
-from pipeline.files import write_output
+from widemix.command_line.commands import Exit
+from widemix.errors import InputError
+from widemix.files import write_output
 
 EXAMPLES = """widemix report runs/a                       write report.html
 widemix report runs/a runs/b --to ab.html   compare two runs
@@ -18,7 +18,7 @@ def add_report(commands) -> None:
         "report",
         help="write a page with curves, tables and recipe of runs",
         description="Write one HTML file about a run, or several runs compared: curves, evaluations, events, "
-        "pictures, recipe and environment. It needs no other file and no network.",
+        "images, recipe and environment. It needs no other file and no network.",
         examples=EXAMPLES,
     )
     add = parser.add_argument
@@ -29,9 +29,9 @@ def add_report(commands) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> Exit:
-    from pipeline.report.page import page
-    from pipeline.report.run import read_runs
-    from pipeline.run.listing import find_runs
+    from widemix.report.page import page
+    from widemix.report.run import read_runs
+    from widemix.run.listing import find_runs
 
     found = []
     for folder in arguments.runs:

@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.cli.commands import Exit, check_least, load_from_arguments
-from pipeline.cli.inputs import add_ema, add_evaluation, check_networks
-from pipeline.cli.outputs import add_outputs, write_outputs
-from pipeline.distributed.launchers import export_torchrun_env
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, check_world, dump_recipe, match_folder
+from widemix.cli.inputs import add_ema, add_evaluation, check_networks
+from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.command_line.commands import Exit, check_least, load_from_arguments
+from widemix.distributed.launchers import export_torchrun_env
+from widemix.errors import InputError
+from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
 
 EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes
 widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
@@ -22,7 +22,7 @@ widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
 
 def add_train(commands) -> None:
     """Add `widemix train`."""
-    from pipeline.train import add_arguments
+    from widemix.trainer import add_arguments
 
     parser = commands.add_parser(
         "train", help="train a recipe", description="Train a recipe, or continue a run.", examples=EXAMPLES
@@ -33,7 +33,7 @@ def add_train(commands) -> None:
         type=int,
         metavar="N",
         help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
-        "GPUs, or 1). On several nodes start `python -m pipeline.train` with torchrun instead",
+        "GPUs, or 1). On several nodes start `python -m widemix train` with torchrun instead",
     )
     dry = "print the resolved recipe, its cost and its first batch, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
@@ -41,7 +41,7 @@ def add_train(commands) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from pipeline.train import train_from_arguments
+    from widemix.trainer import train_from_arguments
 
     if export_torchrun_env():
         if arguments.dry_run:
@@ -56,10 +56,10 @@ def _train(arguments: argparse.Namespace) -> int:
         return _dry_run(recipe, arguments.recipe, ranks)
     if ranks == 1:
         return train_from_arguments(arguments)
-    from launch.local import launch
+    from widemix.launch.local import launch
 
     os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
-    command = ["-m", "pipeline.train", arguments.recipe, "--resume", arguments.resume]
+    command = ["-m", "widemix", "train", arguments.recipe, "--resume", arguments.resume]
     if arguments.run_dir:
         command += ["--run-dir", str(arguments.run_dir)]
     command += [] if not arguments.verbosity else ["-q" if arguments.verbosity < 0 else "-v"]
@@ -70,10 +70,10 @@ def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
     """Print what a run would do: every key, the costs on as many A100s, and the first batch, read and augmented."""
     import torch
 
-    from pipeline.data.loader import TrainLoader
-    from pipeline.distributed.topology import Topology
-    from pipeline.estimate.hardware import Cluster
-    from pipeline.estimate.report import estimate, show
+    from widemix.data.loader import TrainLoader
+    from widemix.distributed.topology import Topology
+    from widemix.estimate.hardware import Cluster
+    from widemix.estimate.report import estimate, show
 
     print(dump_recipe(recipe))
     show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
@@ -133,10 +133,10 @@ def _eval(arguments: argparse.Namespace) -> int:
     check_least(arguments, 1, "ranks", "batch")
     check_networks(arguments.network)
     if not export_torchrun_env() and arguments.ranks > 1:
-        from launch.local import launch
+        from widemix.launch.local import launch
 
-        return launch(["-m", "pipeline.cli", *sys.argv[1:]], arguments.ranks)
-    from pipeline.training.assessment import assess
+        return launch(["-m", "widemix", *sys.argv[1:]], arguments.ranks)
+    from widemix.evaluation.assessment import assess
 
     result = assess(
         arguments.network,
@@ -153,7 +153,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     numbers = {key: value for key, value in vars(result).items() if key not in ("figures", "details")}
     figures = {}
     if result.details:
-        from pipeline.analysis.evaluation import draw_confusion, draw_reliability
+        from widemix.analysis.evaluation import draw_confusion, draw_reliability
 
         details = result.details
         known = zip(result.classes, details.per_class, strict=False)
@@ -186,7 +186,7 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    from pipeline.training.trained import export_checkpoint
+    from widemix.evaluation.trained import export_checkpoint
 
     labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx)
     print(f"{arguments.to}: {len(labels)} classes; {line}")
@@ -209,7 +209,7 @@ def add_push(commands) -> None:
 
 
 def _push(arguments: argparse.Namespace) -> Exit:
-    from pipeline.models.hub import push
+    from widemix.models.hub import push
 
     print(push(arguments.folder, arguments.repository, arguments.private))
     return Exit.DONE

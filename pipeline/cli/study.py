@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands import Exit, check_least
-from pipeline.errors import InputError
-from pipeline.recipe import keys, suggest
-from pipeline.recipe.files import find_study
+from widemix.command_line.commands import Exit, check_least
+from widemix.errors import InputError
+from widemix.recipe import keys, suggest
+from widemix.recipe.files import find_study
 
 if TYPE_CHECKING:
-    from pipeline.studies.cell import Cell
-    from pipeline.studies.plan import Plan, Run
-    from pipeline.studies.protocol import Search
+    from widemix.studies.cell import Cell
+    from widemix.studies.plan import Plan, Run
+    from widemix.studies.protocol import Search
 
 
 def add_study(commands) -> None:
@@ -85,7 +85,7 @@ def _add_bounds(verbs) -> None:
 
 def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
     if name == "plan":
-        from pipeline.estimate.hardware import GPUS
+        from widemix.estimate.hardware import GPUS
 
         gpu = "also print hours on one GPU of this kind, by a roofline, and the size of the checkpoints"
         verb.add_argument("--gpu", choices=tuple(GPUS), help=gpu)
@@ -109,9 +109,9 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
 
 def _read(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
     """The study with its table, and the folder of its runs."""
-    from pipeline.studies.plan import make_plan
-    from pipeline.studies.rows import Table
-    from pipeline.studies.study import read_study
+    from widemix.studies.plan import make_plan
+    from widemix.studies.rows import Table
+    from widemix.studies.study import read_study
 
     study = read_study(arguments.recipe)
     folder = arguments.to or Path("runs") / arguments.recipe.stem
@@ -128,9 +128,9 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
-    from pipeline.run.lease import Leases
-    from pipeline.studies.cell import unique
-    from pipeline.studies.status import requirements, state
+    from widemix.run.lease import Leases
+    from widemix.studies.cell import unique
+    from widemix.studies.status import requirements, state
 
     plan, folder = _trained(arguments)
     leases = Leases(folder)
@@ -156,7 +156,7 @@ def _plan(arguments: argparse.Namespace) -> Exit:
 
 
 def _run(arguments: argparse.Namespace) -> Exit:
-    from pipeline.studies.cell import unique
+    from widemix.studies.cell import unique
 
     plan, folder = _trained(arguments)
     run = _runner(arguments, plan, folder)
@@ -165,8 +165,8 @@ def _run(arguments: argparse.Namespace) -> Exit:
 
 
 def _search(arguments: argparse.Namespace) -> Exit:
-    from pipeline.files import atomic_write
-    from pipeline.studies.search import as_csv, best
+    from widemix.files import atomic_write
+    from widemix.studies.search import as_csv, best
 
     plan, folder = _trained(arguments)
     search = _search_section(arguments, plan)
@@ -185,7 +185,7 @@ def _search(arguments: argparse.Namespace) -> Exit:
 
 def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
     """What is searched: what the study says, or the options."""
-    from pipeline.studies.protocol import Range, Search
+    from widemix.studies.protocol import Range, Search
 
     check_least(arguments, 1, "trials")
     name, low, high = arguments.key or "optim.lr", arguments.low, arguments.high
@@ -210,9 +210,9 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
 
 def _runner(arguments: argparse.Namespace, plan: "Plan", folder: Path, search: "Search | None" = None) -> "Run":
     """Check what the cells need, and the data of those that are missing; returns what trains cells."""
-    from pipeline.formats.manifest import read_manifest
-    from pipeline.recipe import check_world
-    from pipeline.studies.runner import Runner
+    from widemix.formats.manifest import read_manifest
+    from widemix.recipe import check_world
+    from widemix.studies.runner import Runner
 
     check_least(arguments, 1, "at_once", "ranks")
     for cell in plan.cells:
@@ -248,8 +248,8 @@ def _gpus() -> list[str]:
 
 
 def _report(arguments: argparse.Namespace) -> Exit:
-    from pipeline.studies.page import write_report
-    from pipeline.studies.results import collect
+    from widemix.studies.page import write_report
+    from widemix.studies.results import collect
 
     plan, folder = _read(arguments)
     if plan.study.measured:
@@ -269,8 +269,8 @@ def _report(arguments: argparse.Namespace) -> Exit:
 
 
 def _bounds(arguments: argparse.Namespace) -> Exit:
-    from pipeline.files import atomic_write
-    from pipeline.studies.bounds import as_csv, bounds, draw, strictly_smaller
+    from widemix.files import atomic_write
+    from widemix.studies.bounds import as_csv, bounds, draw, strictly_smaller
 
     if not 1 <= arguments.depth <= 600:
         raise InputError(f"--depth {arguments.depth}: must be from 1 to 600")

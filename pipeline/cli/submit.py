@@ -3,7 +3,7 @@
 
 def add_submit(commands) -> None:
     """Add `widemix submit`."""
-    from launch.slurm.submit import add_arguments, submit
+    from widemix.launch.slurm.submit import add_arguments, submit
 
     parser = commands.add_parser(
         "submit",

@@ -10,18 +10,18 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from pipeline.data.device_transfer import on_side_stream, record_stream
-from pipeline.data.mixing import Mixture
-from pipeline.data.prefetch import Prefetch
-from pipeline.data.split import PreparedFile
-from pipeline.recipe.data import AnyDataSection
+from widemix.data.device_transfer import on_side_stream, record_stream
+from widemix.data.mixing import Mixture
+from widemix.data.prefetch import Prefetch
+from widemix.data.split import PreparedFile
+from widemix.recipe.data import AnyDataSection
 
 
 @dataclass(frozen=True)
 class Batch:
     """A batch on the device.
 
-    `inputs` are normalised pictures [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
+    `inputs` are normalised images [B, 3, H, W] (channels last in memory) or token ids int64 [B, T];
     `targets` are probabilities [B, classes] in training, labels int64 [B] in evaluation; where
     `data.targets` is not class, the numbers to predict, float32 [B, targets].
     """
@@ -39,9 +39,9 @@ class Batch:
 
 
 class Source(Protocol):
-    """One split, as pictures or tokens: `read` by the background thread, `finish`ed on the device.
+    """One split, as images or tokens: `read` by the background thread, `finish`ed on the device.
 
-    Samples are given by view ids (see `pipeline.data.order`): a view id modulo `len(file)` is the sample.
+    Samples are given by view ids (see `widemix.data.order`): a view id modulo `len(file)` is the sample.
     """
 
     @property
@@ -69,7 +69,7 @@ class Source(Protocol):
         dtype: torch.dtype = torch.float32,
         mixture: Mixture | None = None,
     ) -> torch.Tensor:
-        """The model's inputs on the device, from what `read` returned: pictures mixed and in this dtype, or ids."""
+        """The model's inputs on the device, from what `read` returned: images mixed and in this dtype, or ids."""
 
     def host_bytes(self, count: int) -> int:
         """Upper bound of the host memory of a batch of `count` samples."""

@@ -18,8 +18,8 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
 
-from pipeline import native
-from pipeline.native.build import cache_folder
+from widemix import native
+from widemix.native.build import cache_folder
 
 
 def _cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Decodes pictures of a .beton: each is cropped to a box, resized as Pillow does and flipped.
+"""Decodes images of a .beton: each is cropped to a box, resized as Pillow does and flipped.
 
 The boxes are drawn first, by pure functions that are tested without pixels. Pixels come from the C library
 (pipeline/native), or from Pillow where that cannot be built: the same, bit for bit.
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline import native
-from pipeline.data.compiled import jit
-from pipeline.data.random import CROP, FLIP, INTERPOLATION, key, uniform
-from pipeline.data.split import open_descriptor
-from pipeline.data.threads import run_on_threads
-from pipeline.data.with_pillow import read_with_pillow
-from pipeline.errors import InputError
-from pipeline.formats.beton import BYTES, Beton
-from pipeline.formats.checksums import Checksums, crc32c_bands
-from pipeline.formats.sources import damaged_sample
-from pipeline.native.library import MESSAGE
+from widemix import native
+from widemix.data.compiled import jit
+from widemix.data.random import CROP, FLIP, INTERPOLATION, key, uniform
+from widemix.data.split import open_descriptor
+from widemix.data.threads import run_on_threads
+from widemix.data.with_pillow import read_with_pillow
+from widemix.errors import InputError
+from widemix.formats.beton import BYTES, Beton
+from widemix.formats.checksums import Checksums, crc32c_bands
+from widemix.formats.sources import damaged_sample
+from widemix.native.library import MESSAGE
 
 CUT_SHORT = "the file ends before it; it was cut short"
 
@@ -31,7 +31,7 @@ def random_boxes(view_ids, height, width, seed, epoch, scale, ratio, hflip):
     """Random-resized crops, keyed by view id: int64 [B, 5] of (top, left, height, width, flip).
 
     Drawn as by `torchvision.transforms.RandomResizedCrop(scale=scale, ratio=ratio)`, and flipped with probability
-    `hflip`. `height` and `width`, int64 [samples], are those of all pictures of the split, pixels.
+    `hflip`. `height` and `width`, int64 [samples], are those of all images of the split, pixels.
     """
     boxes = np.empty((len(view_ids), 5), np.int64)
     for b in range(len(view_ids)):
@@ -42,7 +42,7 @@ def random_boxes(view_ids, height, width, seed, epoch, scale, ratio, hflip):
 
 @jit
 def draw_random_box(box, view_id, full_height, full_width, seed, epoch, scale, ratio, hflip):
-    """`random_boxes` of one picture, int64 [5]."""
+    """`random_boxes` of one image, int64 [5]."""
     low, high = np.log(ratio[0]), np.log(ratio[1])
     stream = key(seed, epoch, view_id, CROP)
     box[:4] = _fallback(full_height, full_width, ratio)
@@ -60,7 +60,7 @@ def draw_random_box(box, view_id, full_height, full_width, seed, epoch, scale, r
 
 @jit
 def padded_boxes(view_ids, height, width, side, padding, seed, epoch, hflip):
-    """Squares of `side` pixels within the picture and a border of `padding`: int64 [B, 5], as in `random_boxes`.
+    """Squares of `side` pixels within the image and a border of `padding`: int64 [B, 5], as in `random_boxes`.
 
     torchvision's `RandomCrop(side, padding)`. Top and left may be negative: the border is black.
     """
@@ -94,14 +94,14 @@ def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, sha
 
 
 def cubic(view_ids: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.ndarray:
-    """Which pictures are resized bicubically: bool [B]; with `random`, as in timm, about half of them."""
+    """Which images are resized bicubically: bool [B]; with `random`, as in timm, about half of them."""
     if interpolation == "random":
         return np.array([uniform(key(seed, epoch, view, INTERPOLATION), 0) < 0.5 for view in view_ids], np.bool_)
     return np.full(len(view_ids), interpolation == "bicubic")
 
 
 class Decoder:
-    """Decodes the pictures of a .beton, on as many threads as each call asks for."""
+    """Decodes the images of a .beton, on as many threads as each call asks for."""
 
     def __init__(self, beton: Beton, checksums: Checksums | None = None):
         """Samples are compared with their `checksums`, if there are any, whenever they are read."""
@@ -115,21 +115,21 @@ class Decoder:
         return Decoder, (self.beton, self._checksums)
 
     def read(
-        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
+        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, images: np.ndarray, threads: int
     ) -> None:
-        """Fill `pictures` with boxes of `samples`; `InputError` names a damaged one.
+        """Fill `images` with boxes of `samples`; `InputError` names a damaged one.
 
-        Samples int64 [B], boxes int64 [B, 5] as in `random_boxes`, bicubic bool [B]; pictures uint8 [B, H, H, 3].
+        Samples int64 [B], boxes int64 [B, 5] as in `random_boxes`, bicubic bool [B]; images uint8 [B, H, H, 3].
         """
-        for b, reason in self.try_read(samples, boxes, bicubic, pictures, threads).items():
+        for b, reason in self.try_read(samples, boxes, bicubic, images, threads).items():
             raise InputError(self.describe_damage(int(samples[b]), reason))
 
     def try_read(
-        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, pictures: np.ndarray, threads: int
+        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, images: np.ndarray, threads: int
     ) -> dict[int, str]:
         """`read`, but the damaged samples are returned: index in the batch to reason. Their pixels are undefined."""
         return self.try_read_views(
-            samples, np.asarray(boxes)[:, None], np.asarray(bicubic)[:, None], [pictures], threads
+            samples, np.asarray(boxes)[:, None], np.asarray(bicubic)[:, None], [images], threads
         )
 
     def try_read_views(
@@ -196,18 +196,18 @@ class Decoder:
 
 @functools.cache
 def _compiled_reader() -> Any:
-    """`read_pictures` of pipeline/native with the signature of `read_with_pillow`; None where it cannot be built."""
+    """`read_images` of pipeline/native with the signature of `read_with_pillow`; None where it cannot be built."""
     library = native.load()
     if library is None:
         return None
-    function = library.read_pictures
+    function = library.read_images
     function.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 17, *[ctypes.c_int64] * 4]
     function.restype = None
 
     def read(file, tables, samples, boxes, bicubic, views, messages, chunk, chunks):
-        assert all(pictures.flags.c_contiguous for pictures in views)  # C gets addresses, not strides
-        places = np.array([pictures.ctypes.data for pictures in views], np.uintp)
-        sides = np.array([pictures.shape[1] for pictures in views], np.int64)
+        assert all(images.flags.c_contiguous for images in views)  # C gets addresses, not strides
+        places = np.array([images.ctypes.data for images in views], np.uintp)
+        sides = np.array([images.shape[1] for images in views], np.int64)
         arrays = (*tables, samples, boxes, bicubic, places, sides, messages)
         assert all(array is None or array.flags.c_contiguous for array in arrays)
         addresses = (None if array is None else array.ctypes.data for array in arrays)

@@ -1,7 +1,7 @@
 """Moves batches to the device on a CUDA stream of their own, while the training step computes.
 
-Decoded pictures are transferred as uint8 [B, H, W, 3] from pinned memory. Normalised on the host they would be four
-times the bytes (588 KiB a picture of 224 pixels; in bf16 two), and take 41 us of a CPU each, of about 1.2 ms for
+Decoded images are transferred as uint8 [B, H, W, 3] from pinned memory. Normalised on the host they would be four
+times the bytes (588 KiB an image of 224 pixels; in bf16 two), and take 41 us of a CPU each, of about 1.2 ms for
 decoding. Erasing and mixing work on normalised float32 values, so they run on the device too. On the CPU the steps
 are the same, without a transfer.
 """

@@ -1,4 +1,4 @@
-"""The last steps of a batch of pictures, on the device: normalise, erase, mix and round.
+"""The last steps of a batch of images, on the device: normalise, erase, mix and round.
 
 On the CPU they are compiled code, one after the other. On a GPU a kernel in Triton does all of them in one pass over
 the numbers, bit for bit what PyTorch's operators give. Its speed is not measured.
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from pipeline.data.augment.erase import Erasing, erase
-from pipeline.data.mixing import Mixture
-from pipeline.data.normalise import normalise, per_channel
-from pipeline.recipe.data import DataSection
+from widemix.data.augment.erase import Erasing, erase
+from widemix.data.mixing import Mixture
+from widemix.data.normalise import normalise, per_channel
+from widemix.recipe.data import DataSection
 
 
 class Finish:
-    """Finishes the pictures of a data section on a device.
+    """Finishes the images of a data section on a device.
 
     The first batch on a GPU is computed in both ways. If the kernel fails or has other numbers than PyTorch, a
     warning says so, and PyTorch computes the other batches too.
@@ -37,7 +37,7 @@ class Finish:
 
     def __call__(
         self,
-        pictures: torch.Tensor,
+        pixels: torch.Tensor,
         dtype: torch.dtype = torch.float32,
         erasing: Erasing | None = None,
         mixture: Mixture | None = None,
@@ -47,15 +47,15 @@ class Finish:
 
         They are written to `to`, [B, side, side, 3] on the device, if it is given; then dtype is float32.
         """
-        arguments = pictures, self._mean, self._std, dtype, erasing, mixture
-        if self._kernel is None or len(pictures) == 0:
+        arguments = pixels, self._mean, self._std, dtype, erasing, mixture
+        if self._kernel is None or len(pixels) == 0:
             return finish_in_steps(*arguments, to)
         if self._checked:
             return self._kernel.finish(*arguments, to)
         images, self._checked = finish_in_steps(*arguments, to), True
         if wrong := _fault(self._kernel, arguments, images):
             print(
-                f"warning: the kernel that normalises, erases and mixes pictures on {images.device} is not used: "
+                f"warning: the kernel that normalises, erases and mixes images on {images.device} is not used: "
                 f"{wrong}; PyTorch does it, with the same numbers",
                 file=sys.stderr,
             )
@@ -64,7 +64,7 @@ class Finish:
 
 
 def finish_in_steps(
-    pictures: torch.Tensor,
+    pixels: torch.Tensor,
     mean: torch.Tensor,
     std: torch.Tensor,
     dtype: torch.dtype,
@@ -73,7 +73,7 @@ def finish_in_steps(
     to: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As a `Finish`, on the device of mean and std, float32 [3, 1, 1] on a scale of 0 to 255."""
-    images = normalise(pictures, mean, std, to)
+    images = normalise(pixels, mean, std, to)
     if erasing is not None:
         erase(images, erasing)
     if mixture is not None:
@@ -94,7 +94,7 @@ def _fault(kernel: ModuleType, arguments: tuple, images: torch.Tensor) -> str | 
 def by_triton() -> ModuleType | None:
     """The kernel's module, with a `finish` like `finish_in_steps`; None where Triton is missing."""
     try:
-        from pipeline.data import finish_by_triton
+        from widemix.data import finish_by_triton
     except ImportError:
         return None
     return finish_by_triton

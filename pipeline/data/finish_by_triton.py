@@ -1,4 +1,4 @@
-"""Finishes a batch of pictures in one pass over its numbers; see `pipeline.data.finish`."""
+"""Finishes a batch of images in one pass over its numbers; see `widemix.data.finish`."""
 
 import functools
 
@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pipeline.data.augment import erase
-from pipeline.data.augment.erase import Erasing, normal_quantiles
-from pipeline.data.mixing import Mixture
-from pipeline.data.random import GOLDEN, M1, M2
+from widemix.data.augment import erase
+from widemix.data.augment.erase import Erasing, normal_quantiles
+from widemix.data.mixing import Mixture
+from widemix.data.random import GOLDEN, M1, M2
 
 _BLOCK = 2048  # numbers that a program writes
 _COUNTERS, _LEVELS = tl.constexpr(erase.COUNTERS), tl.constexpr(erase.LEVELS)
@@ -19,7 +19,7 @@ _GOLDEN, _M1, _M2 = (tl.constexpr(int(word)) for word in (GOLDEN, M1, M2))
 
 
 def finish(
-    pictures: Tensor,
+    images: Tensor,
     mean: Tensor,
     std: Tensor,
     dtype: torch.dtype,
@@ -27,10 +27,10 @@ def finish(
     mixture: Mixture | None,
     to: Tensor | None = None,
 ) -> Tensor:
-    """See `pipeline.data.finish.finish_in_steps`."""
-    device, (batch, side) = mean.device, pictures.shape[:2]
-    pictures = pictures.to(device, non_blocking=True)
-    to = torch.empty_like(pictures, dtype=dtype) if to is None else to
+    """See `widemix.data.finish.finish_in_steps`."""
+    device, (batch, side) = mean.device, images.shape[:2]
+    images = images.to(device, non_blocking=True)
+    to = torch.empty_like(images, dtype=dtype) if to is None else to
     tiles = triton.cdiv(3 * side**2, _BLOCK)
     erased: tuple[Tensor | None, ...] = (None,) * 4
     if erasing is not None:
@@ -40,7 +40,7 @@ def finish(
     if mixture is not None:
         mixed = _on(device, mixture.partners, mixture.weights, mixture.boxes)
     _launch(
-        _finish, (batch * tiles,), pictures, to, mean, std, *erased, *mixed, batch, tiles,
+        _finish, (batch * tiles,), images, to, mean, std, *erased, *mixed, batch, tiles,
         SIDE=side, MODE=None if erasing is None else erasing.mode, BLOCK=_BLOCK,
     )  # fmt: skip
     return to.permute(0, 3, 1, 2)
@@ -63,30 +63,30 @@ def _launch(kernel, grid: tuple[int], first: Tensor, *arguments, **constants) ->
 
 @triton.jit
 def _finish(
-    pictures, out, mean, std, first, erased, streams, quantiles, partners, weights, cuts, batch, tiles,
+    images, out, mean, std, first, erased, streams, quantiles, partners, weights, cuts, batch, tiles,
     SIDE: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0) // tiles
-    n = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)  # place in the picture: row, column, channel
-    values = _finished(pictures, b, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
+    n = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)  # place in the image: row, column, channel
+    values = _finished(images, b, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
     if partners is not None:
         own, other = tl.load(weights + b), tl.load(weights + batch + b)
         inside = _inside(cuts + 4 * b, n, SIDE)
         if (other != 0) | (tl.load(cuts + 4 * b + 2) > 0):
             partner = tl.load(partners + b)
-            others = _finished(pictures, partner, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
+            others = _finished(images, partner, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
             values = tl.where(inside, others, values * own + others * other)
     tl.store(out + b.to(tl.int64) * (3 * SIDE * SIDE) + n, values, n < 3 * SIDE * SIDE)
 
 
 @triton.jit
 def _finished(
-    pictures, b, n, mean, std, first, erased, streams, quantiles,
+    images, b, n, mean, std, first, erased, streams, quantiles,
     SIDE: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
-    """The numbers n of picture b, normalised and erased."""
+    """The numbers n of image b, normalised and erased."""
     real, channel = n < 3 * SIDE * SIDE, n % 3
-    values = tl.load(pictures + b.to(tl.int64) * (3 * SIDE * SIDE) + n, real, 0).to(tl.float32)
+    values = tl.load(images + b.to(tl.int64) * (3 * SIDE * SIDE) + n, real, 0).to(tl.float32)
     values = tl.div_rn(values - tl.load(mean + channel), tl.load(std + channel))
     if erased is not None:
         for box in range(tl.load(first + b), tl.load(first + b + 1)):
@@ -107,14 +107,14 @@ def _finished(
 
 @triton.jit
 def _inside(box, n, SIDE: tl.constexpr):
-    """Whether numbers n of a picture are in a box of (top, left, height, width)."""
+    """Whether numbers n of an image are in a box of (top, left, height, width)."""
     y, x = n // (3 * SIDE) - tl.load(box), n // 3 % SIDE - tl.load(box + 1)
     return (y >= 0) & (y < tl.load(box + 2)) & (x >= 0) & (x < tl.load(box + 3))
 
 
 @triton.jit
 def _scrambled(word):
-    """See `pipeline.data.random.scramble`."""
+    """See `widemix.data.random.scramble`."""
     word += _GOLDEN
     word = (word ^ (word >> 30)) * _M1
     word = (word ^ (word >> 27)) * _M2

@@ -1,4 +1,4 @@
-"""Grids of pictures with captions, and of training batches."""
+"""Grids of images with captions, and of training batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from pipeline.data.batches import Batch
-from pipeline.data.normalise import per_channel
-from pipeline.formats.manifest import read_manifest
-from pipeline.recipe.data import DataSection
+from widemix.data.batches import Batch
+from widemix.data.normalise import per_channel
+from widemix.formats.manifest import read_manifest
+from widemix.recipe.data import DataSection
 
 MIN_TILE, GUTTER, TEXT = 112, 8, 12  # pixels: minimum side of a tile, gap between tiles, font size
 BACKGROUND, TEXT_COLOR = (232, 232, 232), (40, 40, 40)
 
 
 def training_grid(batch: Batch, count: int, section: DataSection) -> np.ndarray:
-    """The first `count` pictures of a training batch, denormalised, above their targets: uint8 [height, width, 3]."""
+    """The first `count` images of a training batch, denormalised, above their targets: uint8 [height, width, 3]."""
     classes = read_manifest(Path(section.path)).classes
     captions = [_target_caption(target, classes) for target in batch.targets[:count].cpu()]
     return grid(list(denormalise(batch.inputs[:count], section)), captions, columns=8)
@@ -33,7 +33,7 @@ def _target_caption(target: torch.Tensor, classes: Sequence[str]) -> str:
 
 
 def denormalise(images: torch.Tensor, section: DataSection) -> np.ndarray:
-    """Normalised pictures [B, 3, H, W] as uint8 [B, H, W, 3]; the noise of random erasing is clipped."""
+    """Normalised images [B, 3, H, W] as uint8 [B, H, W, 3]; the noise of random erasing is clipped."""
     mean, std = (per_channel(values) for values in (section.mean, section.std))
     values = (images.float().cpu() * std + mean).clamp(0, 255)
     return values.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()

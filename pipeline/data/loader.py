@@ -11,31 +11,31 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from pipeline.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
-from pipeline.data.mixing import draw_mixture, soft_labels
-from pipeline.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
-from pipeline.data.paged import PagedOrder
-from pipeline.data.pictures import AugmentedPictures, Pictures
-from pipeline.data.pixel_order import permute_pixels, pixel_permutation
-from pipeline.data.precision import DTYPES
-from pipeline.data.prefetch import Prefetch
-from pipeline.data.random import NETWORK, key
-from pipeline.data.readahead import request_ranges
-from pipeline.data.split import PreparedFile
-from pipeline.data.tokens import Tokens
-from pipeline.data.views import View, Views
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.models.section import ModelSection
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import AnyDataSection, TextDataSection
-from pipeline.recipe.train import TrainSection
+from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
+from widemix.data.images import AugmentedImages, Images
+from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
+from widemix.data.paged import PagedOrder
+from widemix.data.pixel_order import permute_pixels, pixel_permutation
+from widemix.data.precision import DTYPES
+from widemix.data.prefetch import Prefetch
+from widemix.data.random import NETWORK, key
+from widemix.data.readahead import request_ranges
+from widemix.data.split import PreparedFile
+from widemix.data.tokens import Tokens
+from widemix.data.views import View, Views
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.models.section import ModelSection
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import AnyDataSection, TextDataSection
+from widemix.recipe.train import TrainSection
 
 
 class TrainLoader:
     """Training batches of one rank: micro-batch k of a step, over all ranks, is the same for every world size.
 
-    Pictures are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
+    Images are normalised, erased and mixed in float32, and rounded to the dtype of `train.precision` at the end.
     Without `shuffle` epochs are in the order of the file. Without `drop_last` the last step of an epoch has what is
     left, divided among the ranks as equally as possible. With `views` a batch's inputs are those of `Views`, and
     `augment` says what else is done with a batch.
@@ -57,7 +57,7 @@ class TrainLoader:
         elif views:
             self.source = Views(views, train.seed, topology)
         else:
-            self.source = AugmentedPictures(data, augment, train.seed, topology)
+            self.source = AugmentedImages(data, augment, train.seed, topology)
             augment.check_image_size(data.image_size)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
         self._pixels = pixel_permutation(data, topology.device)
@@ -137,7 +137,7 @@ class EvalLoader:
         if isinstance(data, TextDataSection):
             self.source: Source = Tokens(data, data.eval_split, topology)
         else:
-            self.source = Pictures(data, data.eval_split, topology)
+            self.source = Images(data, data.eval_split, topology)
         self.data, self.batch, self.topology, self.dtype = data, batch, topology, dtype
         self._pixels = pixel_permutation(data, topology.device)
         self.samples = np.arange(len(self.source.file)) if samples is None else samples
@@ -204,7 +204,7 @@ def _warn_of_sorted_classes(file: PreparedFile) -> None:
 
 
 def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None:
-    """`InputError` where a text model is too small for the prepared pairs; the recipe has checked picture models."""
+    """`InputError` where a text model is too small for the prepared pairs; the recipe has checked image models."""
     for loader in loaders:
         if isinstance(loader.source, Tokens):
             loader.source.check(model)

@@ -1,8 +1,8 @@
 """mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) in fixed groups, and soft labels.
 
-A group is a number of successive pictures of the global batch. Its random numbers are keyed by (seed, step, group):
+A group is a number of successive images of the global batch. Its random numbers are keyed by (seed, step, group):
 it does not matter which ranks have which groups. Within a group this is timm's `Mixup` with the same random numbers,
-in its modes: one draw for the whole batch (here: group), one for each pair, or one for each picture (elem).
+in its modes: one draw for the whole batch (here: group), one for each pair, or one for each image (elem).
 """
 
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from pipeline.data.random import MIX, key
-from pipeline.recipe.augment import AugmentSection
+from widemix.data.random import MIX, key
+from widemix.recipe.augment import AugmentSection
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How the pictures of a batch are mixed, each with its partner, the picture at its place in the reversed group.
+    """How the images of a batch are mixed, each with its partner, the image at its place in the reversed group.
 
-    A picture becomes weight x picture + weight x partner, and then the partner's pixels replace those in its box.
+    An image becomes weight x image + weight x partner, and then the partner's pixels replace those in its box.
     """
 
     partners: np.ndarray  # int64 [B]: their numbers in the batch
-    weights: np.ndarray  # float32 [2, B]: of picture and partner; 1 and 0 with CutMix
+    weights: np.ndarray  # float32 [2, B]: of image and partner; 1 and 0 with CutMix
     boxes: np.ndarray  # int64 [B, 4]: top, left, height, width; zeros without CutMix
-    shares: np.ndarray  # float32 [2, B]: of the targets of picture and partner
+    shares: np.ndarray  # float32 [2, B]: of the targets of image and partner
 
     def mix(self, images: torch.Tensor) -> None:
-        """Mix pictures [B, C, H, W] in place, on any device."""
+        """Mix images [B, C, H, W] in place, on any device."""
         partners = torch.from_numpy(self.partners).to(images.device)
         originals = images.movedim(1, -1)[partners].movedim(-1, 1)  # stay channels last
         if self.weights[1].any():
@@ -40,13 +40,13 @@ class Mixture:
             images[box] = originals[box]
 
     def mix_targets(self, targets: torch.Tensor) -> torch.Tensor:
-        """The targets [B, classes] of the mixtures, from those of the pictures."""
+        """The targets [B, classes] of the mixtures, from those of the images."""
         own, other = torch.from_numpy(self.shares).to(targets.device)[..., None]
         return targets * own + targets[torch.from_numpy(self.partners).to(targets.device)] * other
 
 
 def draw_mixture(count: int, side: int, section: AugmentSection, seed: int, step: int, first_group: int) -> Mixture:
-    """Draw how to mix `count` pictures of `side` pixels, whole groups from `first_group` of the global batch on."""
+    """Draw how to mix `count` images of `side` pixels, whole groups from `first_group` of the global batch on."""
     size = section.mix_group
     draw = _draw_group if section.mix_mode == "batch" else _draw_each
     groups = []
@@ -69,7 +69,7 @@ _Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and shares 
 
 
 def _draw_group(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
-    """One draw for all pictures of the group."""
+    """One draw for all images of the group."""
     share, cut, box = 1.0, False, (0, 0, 0, 0)
     if numbers.rand() < section.mixup_prob:
         both = section.mixup > 0 and section.cut_alpha > 0
@@ -84,7 +84,7 @@ def _draw_group(size: int, side: int, section: AugmentSection, numbers: np.rando
 
 
 def _draw_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
-    """A draw for each picture or each pair."""
+    """A draw for each image or each pair."""
     pair = section.mix_mode == "pair"
     shares, cut = _draw_shares(size // 2 if pair else size, section, numbers)
     weights, boxes = np.where(cut, np.float32(1), shares), np.zeros((len(shares), 4), np.int64)
@@ -112,7 +112,7 @@ def _draw_shares(size: int, section: AugmentSection, numbers: np.random.RandomSt
 def _draw_box(
     side: int, share: float, section: AugmentSection, numbers: np.random.RandomState
 ) -> tuple[tuple[int, int, int, int], float]:
-    """The box to replace (top, left, height, width), and the share of the picture outside of it."""
+    """The box to replace (top, left, height, width), and the share of the image outside of it."""
     if section.cutmix_minmax is not None:
         least, greatest = (int(side * part) for part in section.cutmix_minmax)
         height, width = numbers.randint(least, greatest), numbers.randint(least, greatest)

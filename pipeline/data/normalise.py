@@ -1,4 +1,4 @@
-"""Normalisation of uint8 pictures to the model's float32 inputs."""
+"""Normalisation of uint8 images to the model's float32 inputs."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipeline.data.compiled import jit, jit_noalias
+from widemix.data.compiled import jit, jit_noalias
 
 
 def empty_host(shape: tuple[int, ...], kind: type[np.generic]) -> torch.Tensor:
@@ -23,7 +23,7 @@ def per_channel(values: Sequence[float]) -> torch.Tensor:
 
 
 def normalise(
-    pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
+    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
 ) -> torch.Tensor:
     """uint8 [B, H, W, 3] on the host to float32 [B, 3, H, W] on the device of `mean`, channels last in memory.
 
@@ -31,21 +31,21 @@ def normalise(
     float32 [B, H, W, 3] there, if it is given. Compiled on the CPU: one pass over memory instead of torch's three.
     """
     if mean.device.type == "cpu":
-        to = empty_host(tuple(pictures.shape), np.float32) if to is None else to
-        width = pictures.shape[2]
+        to = empty_host(tuple(images.shape), np.float32) if to is None else to
+        width = images.shape[2]
         means, stds = (np.tile(channels.numpy().reshape(-1), width) for channels in (mean, std))
-        _normalise_rows(pictures.numpy().reshape(-1, 3 * width), means, stds, to.numpy().reshape(-1, 3 * width))
+        _normalise_rows(images.numpy().reshape(-1, 3 * width), means, stds, to.numpy().reshape(-1, 3 * width))
         return to.permute(0, 3, 1, 2)
-    return normalise_with_torch(pictures, mean, std, to)
+    return normalise_with_torch(images, mean, std, to)
 
 
 def normalise_with_torch(
-    pictures: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
+    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`normalise` on any device, bit for bit; bytes are transferred, not floats."""
-    pictures = pictures.to(mean.device, non_blocking=True)
-    to = torch.empty_like(pictures, dtype=torch.float32) if to is None else to
-    return to.copy_(pictures).permute(0, 3, 1, 2).sub_(mean).div_(std)
+    images = images.to(mean.device, non_blocking=True)
+    to = torch.empty_like(images, dtype=torch.float32) if to is None else to
+    return to.copy_(images).permute(0, 3, 1, 2).sub_(mean).div_(std)
 
 
 @jit

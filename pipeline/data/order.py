@@ -6,7 +6,7 @@ norms take their statistics, has the same samples for every world size.
 
 Here the sequence is a permutation of all samples: a Feistel network over the next power of two, applied again until
 the result is in range (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), so that any step is computed
-without the others. `pipeline.data.paged` has the order for data larger than memory.
+without the others. `widemix.data.paged` has the order for data larger than memory.
 
 With repeated augmentation a batch holds several views of each sample (Hoffer et al. 2020, "Augment your batch";
 Berman et al. 2019, "MultiGrain"), and an epoch of the same number of steps sees fewer samples. A view has the view id
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from typing_extensions import override
 
-from pipeline.data.compiled import jit, jit_inline
-from pipeline.data.random import ORDER, key, scramble
+from widemix.data.compiled import jit, jit_inline
+from widemix.data.random import ORDER, key, scramble
 
 _scramble: Any = jit_inline(scramble.py_func)  # part of its caller's loop
 

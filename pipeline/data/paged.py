@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from pipeline.data.compiled import jit
-from pipeline.data.order import shuffled, split_views
-from pipeline.data.random import PAGE, WINDOW, key, uniform
+from widemix.data.compiled import jit
+from widemix.data.order import shuffled, split_views
+from widemix.data.random import PAGE, WINDOW, key, uniform
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
 LANES = 64  # at most: as many nodes can divide the reading among themselves
@@ -24,7 +24,7 @@ class PagedOrder:
     """Shuffles pages, and samples within windows of pages; see above.
 
     offset, size: int64 [n], the place of each sample in the file, bytes. window_bytes: of the file, over all lanes.
-    repeats: views of each sample, see `pipeline.data.order`.
+    repeats: views of each sample, see `widemix.data.order`.
     """
 
     def __init__(

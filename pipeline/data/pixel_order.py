@@ -1,4 +1,4 @@
-"""Pictures with their pixels shuffled in one fixed way (Tolstikhin et al. 2021, section 3.4 and figure 4).
+"""Images with their pixels shuffled in one fixed way (Tolstikhin et al. 2021, section 3.4 and figure 4).
 
 It is the last step before the network, after augmentation and mixing, so that nothing else is different.
 """
@@ -6,11 +6,11 @@ It is the last step before the network, after augmentation and mixing, so that n
 import numpy as np
 import torch
 
-from pipeline.recipe.data import AnyDataSection, DataSection
+from widemix.recipe.data import AnyDataSection, DataSection
 
 
 def pixel_permutation(section: AnyDataSection, device: torch.device) -> torch.Tensor | None:
-    """Return which pixel stands at each place of a picture, row by row: int64 [H W]; None for the original order.
+    """Return which pixel stands at each place of an image, row by row: int64 [H W]; None for the original order.
 
     With pixel_order `patches` the patches are permuted, and the pixels within every patch by one other permutation.
     """

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, TypeVar
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 Item = TypeVar("Item")
 _END = object()

@@ -6,7 +6,7 @@ epoch gets the same numbers on every thread, rank and restart.
 
 import numpy as np
 
-from pipeline.data.compiled import jit
+from widemix.data.compiled import jit
 
 # Uses of random numbers, each with streams of its own. Append new ones: the numbers are part of every run.
 ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION, REPLACE, DROPOUT = range(

@@ -9,17 +9,17 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError, command
-from pipeline.formats.beton import Beton
-from pipeline.formats.checksums import Checksums, open_checksums
-from pipeline.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
-from pipeline.formats.text import TextBeton
-from pipeline.recipe.data import AnyDataSection
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError, command
+from widemix.formats.beton import Beton
+from widemix.formats.checksums import Checksums, open_checksums
+from widemix.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
+from widemix.formats.text import TextBeton
+from widemix.recipe.data import AnyDataSection
 
 
 class PreparedFile(Protocol):
-    """What opened files of pictures and of text have in common: n samples, their places and labels."""
+    """What opened files of images and of text have in common: n samples, their places and labels."""
 
     @property
     def path(self) -> Path:

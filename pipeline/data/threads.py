@@ -21,7 +21,7 @@ def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="pictures")
+    return ThreadPoolExecutor(threads, thread_name_prefix="images")
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data.mixing import Mixture
-from pipeline.data.split import open_descriptor, open_split, split_checksums
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.checksums import MISMATCH, text_checksums
-from pipeline.formats.sources import damaged_sample
-from pipeline.formats.text import TOKEN, TOKENIZER, open_text
-from pipeline.models.section import ModelSection
-from pipeline.recipe.data import TextDataSection
+from widemix.data.mixing import Mixture
+from widemix.data.split import open_descriptor, open_split, split_checksums
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.checksums import MISMATCH, text_checksums
+from widemix.formats.sources import damaged_sample
+from widemix.formats.text import TOKEN, TOKENIZER, open_text
+from widemix.models.section import ModelSection
+from widemix.recipe.data import TextDataSection
 
 CUT_SHORT = "the file ends before it; it was cut short"
 _MULTIPLE = 8  # few different shapes, and ones that suit tensor cores

@@ -1,4 +1,4 @@
-"""Several views of each picture, each with its own size, crop and augmentation, from one decoding.
+"""Several views of each image, each with its own size, crop and augmentation, from one decoding.
 
 DINO's global and local crops (Caron et al. 2021) and MoCo's pairs (He et al. 2020), for instance.
 """
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipeline.data.mixing import Mixture
-from pipeline.data.pictures import AugmentedPictures
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
+from widemix.data.images import AugmentedImages
+from widemix.data.mixing import Mixture
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 View = tuple[DataSection, AugmentSection]
 
@@ -22,12 +22,12 @@ View = tuple[DataSection, AugmentSection]
 class Views:
     """A split to train on, V views of each sample. View k of a sample has the view id sample + count x k.
 
-    It is the picture of that view id that `AugmentedPictures` gives with the view's sections. A batch is one flat
+    It is the image of that view id that `AugmentedImages` gives with the view's sections. A batch is one flat
     tensor, which `unpack` divides.
     """
 
     def __init__(self, views: Sequence[View], seed: int, topology: Topology):
-        first = AugmentedPictures(*views[0], seed, topology)
+        first = AugmentedImages(*views[0], seed, topology)
         same = [views.index(view) for view in views]  # policies are compiled once for equal views
         opened = {k: first if k == 0 else first.of_same_file(*views[k]) for k in set(same)}
         self.views = [opened[k] for k in same]
@@ -43,19 +43,19 @@ class Views:
         """All views of these samples on the host: uint8 [B x V x H x W x 3], with an H for each view; and the ids."""
         first = self.views[0]
         flat = first.empty(self.host_bytes(len(view_ids)))
-        pictures = [part.numpy() for part in self._divide(flat, len(view_ids))]
+        images = [part.numpy() for part in self._divide(flat, len(view_ids))]
         ids = self._ids(view_ids)
         boxes = np.stack([view.boxes(each, epoch) for view, each in zip(self.views, ids, strict=True)], axis=1)
         cubic = np.stack([view.cubic(each, epoch) for view, each in zip(self.views, ids, strict=True)], axis=1)
-        damaged = first.decoder.try_read_views(view_ids, boxes, cubic, pictures, first.threads)
+        damaged = first.decoder.try_read_views(view_ids, boxes, cubic, images, first.threads)
         for b, reason in damaged.items():
             raise InputError(first.decoder.describe_damage(int(view_ids[b]), reason))
-        for view, each, part in zip(self.views, ids, pictures, strict=True):
+        for view, each, part in zip(self.views, ids, images, strict=True):
             view.augmentation(part, each, view.seed, epoch, view.threads)
         return flat, view_ids
 
     def labels(self, view_ids: np.ndarray) -> torch.Tensor:
-        """As `Pictures.labels`: the views of a sample have its label."""
+        """As `Images.labels`: the views of a sample have its label."""
         return self.views[0].labels(view_ids)
 
     def finish(
@@ -69,8 +69,8 @@ class Views:
         """What `read` returned, normalised, erased and rounded, on the device, as flat; views are not mixed."""
         flat = torch.empty(host.shape, dtype=torch.float32, device=self.views[0].device)
         parts = (self._divide(tensor, len(view_ids)) for tensor in (host, flat))
-        for view, ids, pictures, images in zip(self.views, self._ids(view_ids), *parts, strict=True):
-            view.finish(pictures, ids, epoch, to=images)
+        for view, ids, pixels, images in zip(self.views, self._ids(view_ids), *parts, strict=True):
+            view.finish(pixels, ids, epoch, to=images)
         return flat.to(dtype)
 
     def unpack(self, flat: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Decodes pictures of a .beton by Pillow alone, where the C library cannot be built: slower, the same pixels."""
+"""Decodes images of a .beton by Pillow alone, where the C library cannot be built: slower, the same pixels."""
 
 import io
 import os
@@ -6,12 +6,12 @@ import os
 import numpy as np
 from PIL import Image
 
-from pipeline.formats.beton import JPEG
-from pipeline.formats.checksums import MISMATCH, picture_blocks, sample_checksum
+from widemix.formats.beton import JPEG
+from widemix.formats.checksums import MISMATCH, image_blocks, sample_checksum
 
 
 def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chunk, chunks) -> None:
-    """Decode every `chunks`-th picture from `chunk` on; `messages` gets the reason of each damaged one.
+    """Decode every `chunks`-th image from `chunk` on; `messages` gets the reason of each damaged one.
 
     Boxes [B, V, 5] and bicubic [B, V]: one for each of the V arrays [B, side, side, 3] of `views`.
     """
@@ -26,11 +26,11 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chu
             )
             if checksum is not None:
                 record = mode[sample], *shape, label[sample], len(data), len(table)
-                if sample_checksum(record, picture_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
+                if sample_checksum(record, image_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
                     raise ValueError(MISMATCH)
-            picture = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
-            for k, pictures in enumerate(views):
-                pictures[b] = resized_box(picture, boxes[b, k], bool(bicubic[b, k]), pictures.shape[1])
+            image = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
+            for k, images in enumerate(views):
+                images[b] = resized_box(image, boxes[b, k], bool(bicubic[b, k]), images.shape[1])
         except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes
             messages[b] = (str(error) or type(error).__name__).encode()
 
@@ -44,15 +44,15 @@ def _read(file: int, offset: int, size: int) -> bytes:
 
 def _jpeg(data: bytes, shape: tuple[int, int]) -> Image.Image:
     """The decoded JPEG; `ValueError` unless it is of this (width, height)."""
-    picture = Image.open(io.BytesIO(data), formats=["JPEG"])
-    if picture.size != shape:
-        raise ValueError(f"is of {picture.size} pixels, the file's table says {shape}")
-    return picture.convert("RGB")
+    image = Image.open(io.BytesIO(data), formats=["JPEG"])
+    if image.size != shape:
+        raise ValueError(f"is of {image.size} pixels, the file's table says {shape}")
+    return image.convert("RGB")
 
 
-def resized_box(picture: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
-    """The box of a picture, resized and flipped: uint8 [side, side, 3]; outside of the picture it is black."""
+def resized_box(image: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
+    """The box of an image, resized and flipped: uint8 [side, side, 3]; outside of the image it is black."""
     top, left, height, width, flip = box.tolist()
     resample = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
-    pixels = np.asarray(picture.crop((left, top, left + width, top + height)).resize((side, side), resample))
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)).resize((side, side), resample))
     return pixels[:, ::-1] if flip else pixels

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from pipeline.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
-from pipeline.errors import LauncherError
+from widemix.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
+from widemix.errors import LauncherError
 
 PORTS = range(20_000, 32_000)  # below the ephemeral ports of Linux
 USES = ("train", "preflight", "rendezvous")  # a node may start one while others still end another

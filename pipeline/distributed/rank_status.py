@@ -14,8 +14,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipeline.distributed.launchers import read_place
-from pipeline.files import atomic_write
+from widemix.distributed.launchers import read_place
+from widemix.files import atomic_write
 
 STATUS_DIR_VARIABLE = "WIDEMIX_RANK_STATUS_DIR"
 _NO_RESTART = (0, 2, 75)  # done, wrong input, stopped with a checkpoint

@@ -18,8 +18,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from pipeline.distributed.launchers import how_to_train_alone, master_address
-from pipeline.errors import LauncherError, RunError
+from widemix.distributed.launchers import how_to_train_alone, master_address
+from widemix.errors import LauncherError, RunError
 
 Value = TypeVar("Value")
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store
 
-from pipeline.distributed.topology import Topology
+from widemix.distributed.topology import Topology
 
 _CHECK_INTERVAL = 0.1  # seconds between rank 0's looks into the store
 _STOP = "stop requested"

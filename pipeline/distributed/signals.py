@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from pipeline.processes import leave_closed_terminal, stop_signals
+from widemix.processes import leave_closed_terminal, stop_signals
 
 
 class Stopped(Exception):

@@ -1,7 +1,7 @@
 """Rank and device of this process, its process group, and the few collectives that the loop needs.
 
 torchrun, DeepSpeed's launcher and `widemix train --ranks` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT (`pipeline.distributed.launchers` translates what others set). With none of them set the
+MASTER_ADDR and MASTER_PORT (`widemix.distributed.launchers` translates what others set). With none of them set the
 run is a single process.
 """
 
@@ -21,10 +21,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from pipeline.cgroups import usable_cpus
-from pipeline.distributed.launchers import read_place, route_from
-from pipeline.distributed.rendezvous import Rendezvous
-from pipeline.errors import InputError, LauncherError, RunError
+from widemix.cgroups import usable_cpus
+from widemix.distributed.launchers import read_place, route_from
+from widemix.distributed.rendezvous import Rendezvous
+from widemix.errors import InputError, LauncherError, RunError
 
 Value = TypeVar("Value")
 

@@ -20,9 +20,9 @@ from typing import TextIO
 
 from torch.distributed import Store
 
-from pipeline.distributed.rank_status import write_rank_status
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError, RunError
+from widemix.distributed.rank_status import write_rank_status
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError, RunError
 
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead

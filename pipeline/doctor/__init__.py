@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.doctor import machine, software
-from pipeline.doctor.finding import Check, Finding, first_line, install, repair
+from widemix.doctor import machine, software
+from widemix.doctor.finding import Check, Finding, first_line, install, repair
 
 CHECKS: Mapping[str, Check] = software.CHECKS | machine.CHECKS
 

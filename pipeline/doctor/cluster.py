@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.distributed.rank_status import node_name
-from pipeline.distributed.rendezvous import Rendezvous
-from pipeline.distributed.topology import Topology, read_topology, set_gloo_interface
-from pipeline.doctor.compare import Problem, Survey, compare_nodes
-from pipeline.doctor.links import measure_links
-from pipeline.doctor.survey import disk_name, read_rate, survey
-from pipeline.errors import InputError
+from widemix.distributed.rank_status import node_name
+from widemix.distributed.rendezvous import Rendezvous
+from widemix.distributed.topology import Topology, read_topology, set_gloo_interface
+from widemix.doctor.compare import Problem, Survey, compare_nodes
+from widemix.doctor.links import measure_links
+from widemix.doctor.survey import disk_name, read_rate, survey
+from widemix.errors import InputError
 
 EXPECTED = 0.5  # share of the network's rated bandwidth; an all-reduce below it gets a remark
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed.topology import Topology
+from widemix.distributed.topology import Topology
 
 LARGE = 16 << 20  # bytes; four times as many on GPUs
 ROUNDS = 3

@@ -4,8 +4,8 @@ import os
 import resource
 import shutil
 
-from pipeline.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
-from pipeline.doctor.finding import Check, Finding
+from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
+from widemix.doctor.finding import Check, Finding
 
 GIB = 1 << 30
 
@@ -49,7 +49,7 @@ def check_memory() -> Finding:
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
     usable = min(total, limit or total)
     text = f"{usable / GIB:.0f} GiB" + (f" by cgroup limit, of {total / GIB:.0f}" if usable < total else "")
-    if usable < 4 * GIB:  # a rank takes 1 GiB before the first picture
+    if usable < 4 * GIB:  # a rank takes 1 GiB before the first image
         return Finding(f"{text}: too little for two ranks", "note", "train with one rank")
     return Finding(text)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from pipeline.doctor.finding import APT, Check, Finding, first_line, install, repair, requirements
-from pipeline.torch_support import build_for, build_for_driver, runs_on
+from widemix.doctor.finding import APT, Check, Finding, first_line, install, repair, requirements
+from widemix.torch_support import build_for, build_for_driver, runs_on
 
 GIB = 1 << 30
 ABSENT = "not installed"
@@ -131,7 +131,7 @@ def check_gpus() -> Finding:
 
 def check_cpu() -> Finding:
     """Check whether the CPU multiplies bf16 at a speed that one can train with."""
-    from pipeline.data.precision import SLOW, bf16_slowdown
+    from widemix.data.precision import SLOW, bf16_slowdown
 
     slowdown = bf16_slowdown()
     if slowdown > SLOW:
@@ -192,8 +192,8 @@ def check_turbojpeg() -> Finding:
 
 def check_native() -> Finding:
     """Check that pipeline/native is built."""
-    from pipeline.native import BuildError
-    from pipeline.native.library import open_library
+    from widemix.native import BuildError
+    from widemix.native.library import open_library
 
     try:
         return Finding(f"built, with {open_library().jpeg_library().decode()}")

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pipeline.cgroups import cpu_share
-from pipeline.distributed.rank_status import node_name
-from pipeline.distributed.topology import Topology
+from widemix.cgroups import cpu_share
+from widemix.distributed.rank_status import node_name
+from widemix.distributed.topology import Topology
 
 PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv")
 MAX_READ_S = 4.0  # a large file is read for so long

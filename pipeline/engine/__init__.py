@@ -5,16 +5,16 @@ import os
 import torch
 from torch import nn
 
-from pipeline.distributed.topology import Topology
-from pipeline.engine.batch_norm import sync_batch_norms
-from pipeline.engine.contract import Engine, StepResult
-from pipeline.engine.deepspeed_config import deepspeed_config
-from pipeline.engine.state import State
-from pipeline.errors import InputError
-from pipeline.models.drop_path import number_drop_paths
-from pipeline.models.timm_methods import timm_method
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.distributed.topology import Topology
+from widemix.engine.batch_norm import sync_batch_norms
+from widemix.engine.contract import Engine, StepResult
+from widemix.engine.deepspeed_config import deepspeed_config
+from widemix.engine.state import State
+from widemix.errors import InputError
+from widemix.models.drop_path import number_drop_paths
+from widemix.models.timm_methods import timm_method
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import EngineSection, TrainSection
 
 
 def build_engine(
@@ -22,23 +22,23 @@ def build_engine(
 ) -> Engine:
     """The engine of `engine.kind`, with its optimizer.
 
-    Every rank calls it, with the module on its device. Where `hands_out_weights`, all ranks but 0 may call it with a
+    Every rank calls it, with the module on its device. Where `broadcasts_rank0_weights`, all ranks but 0 may call it with a
     module on the meta device.
     """
     if section.kind == "deepspeed":
-        from pipeline.engine.deepspeed import DeepSpeedEngine
+        from widemix.engine.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(module, section, optim, train, topology)
     if section.kind == "fsdp":
-        from pipeline.engine.fsdp import FSDPEngine
+        from widemix.engine.fsdp import FSDPEngine
 
         return FSDPEngine(module, section, optim, train, topology)
-    from pipeline.engine.ddp import DDPEngine
+    from widemix.engine.ddp import DDPEngine
 
     return DDPEngine(module, section, optim, train, topology)
 
 
-def hands_out_weights(section: EngineSection) -> bool:
+def broadcasts_rank0_weights(section: EngineSection) -> bool:
     """Whether the engine gives all ranks the first weights of rank 0, so that the others' module needs none.
 
     DDP and DeepSpeed do too, but need memory for all weights on every rank anyway.
@@ -63,7 +63,7 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
         timm_method(module, "set_grad_checkpointing", "train.activation_checkpointing")(True)
     number_drop_paths(module)
     if train.fp8:
-        from pipeline.engine.fp8 import multiply_in_fp8
+        from widemix.engine.fp8 import multiply_in_fp8
 
         multiply_in_fp8(module, device)
     if train.sync_batch_norm:
@@ -75,7 +75,7 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
 def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:
     """`InputError` where the engine can't train in this precision on this device, or DeepSpeed's JSON is wrong."""
     if train.fp8:
-        from pipeline.engine.fp8 import check_fp8
+        from widemix.engine.fp8 import check_fp8
 
         check_fp8(topology.device)
     if section.kind == "deepspeed":
@@ -91,4 +91,4 @@ def check_engine(section: EngineSection, optim: OptimSection, train: TrainSectio
         )
 
 
-__all__ = ["Engine", "State", "StepResult", "build_engine", "check_engine", "hands_out_weights", "prepare"]
+__all__ = ["Engine", "State", "StepResult", "broadcasts_rank0_weights", "build_engine", "check_engine", "prepare"]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from pipeline.recipe.train import TrainSection
+from widemix.recipe.train import TrainSection
 
 
 class Ema:

@@ -13,7 +13,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):

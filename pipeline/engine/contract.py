@@ -12,19 +12,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology
-from pipeline.engine.average import Ema, swapped
-from pipeline.engine.batch_norm import Frozen
-from pipeline.engine.buffers import ForwardBuffers
-from pipeline.engine.layout import all_names
-from pipeline.engine.state import Shard, State, by_parameter
-from pipeline.errors import InputError
-from pipeline.models.drop_path import DropPath, set_drop_path_keys
-from pipeline.optim.build import group_scalars, set_group_scalars, set_rate
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.losses import LOSSES
-from pipeline.recipe.train import TrainSection
+from widemix.data.batches import Batch
+from widemix.distributed.topology import Topology
+from widemix.engine.average import Ema, swapped
+from widemix.engine.batch_norm import Frozen
+from widemix.engine.buffers import ForwardBuffers
+from widemix.engine.layout import all_names
+from widemix.engine.state import Shard, State, by_parameter
+from widemix.errors import InputError
+from widemix.models.drop_path import DropPath, set_drop_path_keys
+from widemix.optim.build import group_scalars, set_group_scalars, set_rate
+from widemix.optim.section import OptimSection
+from widemix.recipe.losses import LOSSES
+from widemix.recipe.train import TrainSection
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology
-from pipeline.engine.precision import autocast
-from pipeline.engine.torch_engine import TorchEngine
-from pipeline.engine.torch_versions import without_buffer_sync
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import Topology
+from widemix.engine.precision import autocast
+from widemix.engine.torch_engine import TorchEngine
+from widemix.engine.torch_versions import without_buffer_sync
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import EngineSection, TrainSection
 
 _DEFAULT_BUCKET_MB = EngineSection.model_fields["bucket_cap_mb"].default
 

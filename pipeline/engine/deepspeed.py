@@ -14,18 +14,18 @@ import torch.distributed as dist
 from torch import nn
 from typing_extensions import override
 
-from pipeline.data.batches import Batch
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import Engine, StepResult
-from pipeline.engine.deepspeed_config import deepspeed_config, import_deepspeed
-from pipeline.engine.layout import adapt_network
-from pipeline.engine.precision import autocast
-from pipeline.engine.state import State
-from pipeline.engine.torch_versions import set_timeout
-from pipeline.optim.build import build_optimizer
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.data.batches import Batch
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import Topology
+from widemix.engine.contract import Engine, StepResult
+from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
+from widemix.engine.layout import adapt_network
+from widemix.engine.precision import autocast
+from widemix.engine.state import State
+from widemix.engine.torch_versions import set_timeout
+from widemix.optim.build import build_optimizer
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import EngineSection, TrainSection
 
 
 @dataclass(frozen=True)

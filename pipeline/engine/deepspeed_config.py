@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import EngineSection, TrainSection
 
 # Keys of DeepSpeed that have a place in the recipe, and that place.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}

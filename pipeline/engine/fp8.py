@@ -13,8 +13,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from pipeline.errors import InputError
-from pipeline.models.pk import MixingLayer, MixingMlp
+from widemix.errors import InputError
+from widemix.models.pk import MixingLayer, MixingMlp
 
 _SIDE = 16  # what the sides of a matrix must be a multiple of
 _CAPABILITY = (8, 9)  # of the first GPUs with such products: Ada, Hopper

@@ -19,15 +19,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from typing_extensions import override
 
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology
-from pipeline.engine.layout import adapt_network, separable_blocks
-from pipeline.engine.precision import autocast
-from pipeline.engine.torch_engine import TorchEngine
-from pipeline.engine.torch_versions import set_timeout
-from pipeline.errors import InputError
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import Topology
+from widemix.engine.layout import adapt_network, separable_blocks
+from widemix.engine.precision import autocast
+from widemix.engine.torch_engine import TorchEngine
+from widemix.engine.torch_versions import set_timeout
+from widemix.errors import InputError
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import EngineSection, TrainSection
 
 
 class FSDPEngine(TorchEngine):

@@ -20,21 +20,21 @@ from typing import cast
 import torch
 from torch import nn
 
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology, on_main
-from pipeline.engine.precision import autocast
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.models.batch_last import by_c
-from pipeline.models.batch_last.block import arrange, fits
-from pipeline.models.mixer.network import Mixer, MixerBlock
-from pipeline.native.build import cache_folder, compiled
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import Topology, on_main
+from widemix.engine.precision import autocast
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.models.batch_last import by_c
+from widemix.models.batch_last.block import arrange, fits
+from widemix.models.mixer.network import Mixer, MixerBlock
+from widemix.native.build import cache_folder, compiled
+from widemix.recipe.train import EngineSection, TrainSection
 
 _ROUNDS = 9
 _SECONDS = 0.1  # at most for one pass of a block on a CPU: there the batch is cut down to fit
-_CHECKED = 64  # pictures whose results are compared
-_UNIT = 16  # pictures, of which the batch to time is a multiple then
+_CHECKED = 64  # images whose results are compared
+_UNIT = 16  # images, of which the batch to time is a multiple then
 _WORTH = 0.98  # of the plain blocks' time, from which on the other way is taken
 _TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: wrong kernels are farther off than rounding
 
@@ -100,7 +100,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
         way.drop_path1, way.drop_path2 = nn.Identity(), nn.Identity()
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, DTYPES[precision])
     if device.type == "cpu":
-        x = x[: _pictures(plain, x, precision)]
+        x = x[: _images(plain, x, precision)]
     packed = arrange(other, x)
     # In fp32, as PyTorch's LayerNorm in bf16 adds the gradients of its weights up in bf16 on CPUs, 8 to 23 % off.
     expected = _step(copy.deepcopy(plain).float(), x[:_CHECKED].float(), "fp32")
@@ -121,7 +121,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
     return statistics.median(ratios)
 
 
-def _pictures(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
+def _images(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
     """How many of a batch x to time."""
     few = x[:_UNIT]
     _step(block, few, precision)
@@ -173,7 +173,7 @@ def _cpu() -> str:
 def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> str | None:
     """Why the blocks can't be computed with the batch last."""
     if not isinstance(module, Mixer):
-        return "the network is no Mixer of pictures"
+        return "the network is no Mixer of images"
     if train.compile:
         return "train.compile compiles the blocks as they are written"
     if engine.kind == "deepspeed" and engine.zero_stage == 3:

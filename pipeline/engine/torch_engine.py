@@ -9,13 +9,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology
-from pipeline.engine.contract import Engine, StepResult, block_of
-from pipeline.engine.state import State
-from pipeline.optim.build import build_optimizer
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import TrainSection
+from widemix.data.batches import Batch
+from widemix.distributed.topology import Topology
+from widemix.engine.contract import Engine, StepResult, block_of
+from widemix.engine.state import State
+from widemix.optim.build import build_optimizer
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import TrainSection
 
 # GradScaler's loss scale, and the steps since it last changed: the names in our states, and those in its state_dict.
 _SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}

@@ -1,4 +1,4 @@
-"""What newer versions of torch call otherwise than the oldest that we run on: see `pipeline.torch_support`."""
+"""What newer versions of torch call otherwise than the oldest that we run on: see `widemix.torch_support`."""
 
 import inspect
 from datetime import timedelta

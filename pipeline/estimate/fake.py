@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from pipeline.engine import prepare
-from pipeline.models.registry import build_model, empty_inputs
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from pipeline.recipe import Recipe
+from widemix.engine import prepare
+from widemix.models.registry import build_model, empty_inputs
+from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.recipe import Recipe
 
 GPU = torch.device("cuda")
 
@@ -63,7 +63,7 @@ def fake_network(
 
 
 def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:
-    """Return a micro-batch of zeros: pictures [B, 3, H, W] or token ids [B, T]; fake tensors within `fake_mode`."""
+    """Return a micro-batch of zeros: images [B, 3, H, W] or token ids [B, T]; fake tensors within `fake_mode`."""
     inputs = empty_inputs(recipe.model, micro, recipe.data.image_size)
     return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
 

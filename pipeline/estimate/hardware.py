@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 class Gpu(NamedTuple):
@@ -34,10 +34,10 @@ GPUS = {
 }
 
 # Speed of an eager step as a share of its roofline (`network.Pass.seconds`): timm's published training speeds of
-# mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 pictures/s) are 0.81, 0.82 and 0.84 of it.
+# mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 images/s) are 0.81, 0.82 and 0.84 of it.
 EFFICIENCY = 0.82
 # Seconds in which the host starts an operator, which no GPU makes faster: the shortest of 400 eager passes of
-# digits/mixer with 16 channels and one picture on a core of a Xeon, 1.69 ms for 154 operators. Others took 15 to
+# digits/mixer with 16 channels and one image on a core of a Xeon, 1.69 ms for 154 operators. Others took 15 to
 # 46 us an operator on that busy machine: a step of a small network may well take twice the floor.
 LAUNCH = 11e-6
 # Seconds that even the smallest collective takes: assumed, from some tens of hops of an InfiniBand network.

@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import torch
 
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import read_topology
-from pipeline.engine import prepare
-from pipeline.engine.precision import autocast
-from pipeline.estimate.fake import fake_inputs
-from pipeline.estimate.hardware import Gpu
-from pipeline.estimate.network import Pass
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe
-from pipeline.recipe.losses import LOSSES
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import read_topology
+from widemix.engine import prepare
+from widemix.engine.precision import autocast
+from widemix.estimate.fake import fake_inputs
+from widemix.estimate.hardware import Gpu
+from widemix.estimate.network import Pass
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe
+from widemix.recipe.losses import LOSSES
 
 REPEATS = 3
 

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.data.precision import DTYPES
-from pipeline.engine.precision import autocast
-from pipeline.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
-from pipeline.estimate.hardware import Gpu
-from pipeline.recipe import Recipe
-from pipeline.recipe.losses import LOSSES
+from widemix.data.precision import DTYPES
+from widemix.engine.precision import autocast
+from widemix.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
+from widemix.estimate.hardware import Gpu
+from widemix.recipe import Recipe
+from widemix.recipe.losses import LOSSES
 
 
 class Pass(NamedTuple):

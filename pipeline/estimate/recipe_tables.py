@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from pipeline.errors import InputError
-from pipeline.estimate.hardware import Cluster
-from pipeline.estimate.report import estimate
-from pipeline.estimate.units import short
-from pipeline.files import atomic_write
-from pipeline.models.cost import model_cost
-from pipeline.recipe import load_recipe
+from widemix.errors import InputError
+from widemix.estimate.hardware import Cluster
+from widemix.estimate.report import estimate
+from widemix.estimate.units import short
+from widemix.files import atomic_write
+from widemix.models.cost import model_cost
+from widemix.recipe import load_recipe
 
 FIELDS = ("prepare", "command", "expected", "source", "measured", "cost")
 BEGIN, END = "<!-- written by `widemix cost --recipes recipes` -->\n", "<!-- end -->\n"

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.estimate.hardware import Cluster
-from pipeline.processes import end_with_parent
+from widemix.errors import InputError
+from widemix.estimate.hardware import Cluster
+from widemix.processes import end_with_parent
 
 _FIGURES = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hours", "rehearsed in", "on CPUs for")
 HEAD = f"| recipe | {' | '.join(_FIGURES)} |\n|---|{'---:|' * len(_FIGURES)}"
@@ -34,7 +34,7 @@ def rehearsal_rows(
     with tempfile.TemporaryDirectory() as temporary:
         for recipe in recipes:
             file = Path(temporary) / f"{recipe.stem}.json"
-            command = [sys.executable, "-m", "pipeline.cli", "cost", str(recipe), *options, "--json", str(file)]
+            command = [sys.executable, "-m", "widemix", "cost", str(recipe), *options, "--json", str(file)]
             began, cpu = time.perf_counter(), _cpu_seconds()
             run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
             row: dict[str, Any] = {"name": recipe.stem, "seconds": round(time.perf_counter() - began, 1)}

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology
-from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.engine.contract import Engine
-from pipeline.engine.ddp import DDPEngine
-from pipeline.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe, check_world
+from widemix.data.batches import Batch
+from widemix.distributed.topology import Topology
+from widemix.engine import build_engine, check_engine, prepare
+from widemix.engine.contract import Engine
+from widemix.engine.ddp import DDPEngine
+from widemix.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe, check_world
 
 
 class Rehearsal(NamedTuple):

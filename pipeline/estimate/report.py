@@ -4,31 +4,31 @@ import math
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pipeline.distributed.topology import read_topology
-from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
-from pipeline.estimate.measure import compare
-from pipeline.estimate.memory import state_bytes
-from pipeline.estimate.network import Pass, fake_pass
-from pipeline.estimate.rehearse import rehearse
-from pipeline.estimate.traffic import exposed, step_traffic
-from pipeline.estimate.units import short, size
-from pipeline.formats.manifest import NAME, read_manifest
-from pipeline.models.cost import model_cost
-from pipeline.recipe import Recipe, check_world
-from pipeline.recipe.train import EngineSection
+from widemix.distributed.topology import read_topology
+from widemix.errors import InputError
+from widemix.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
+from widemix.estimate.measure import compare
+from widemix.estimate.memory import state_bytes
+from widemix.estimate.network import Pass, fake_pass
+from widemix.estimate.rehearse import rehearse
+from widemix.estimate.traffic import exposed, step_traffic
+from widemix.estimate.units import short, size
+from widemix.formats.manifest import NAME, read_manifest
+from widemix.models.cost import model_cost
+from widemix.recipe import Recipe, check_world
+from widemix.recipe.train import EngineSection
 
 ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
     ("DDP", "ddp", 0),
     ("FSDP", "fsdp", 0),
     *((f"ZeRO {stage}", "deepspeed", stage) for stage in range(4)),
 )
-# Training pictures by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
+# Training images by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
 IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k")}
-IMAGENET_BYTES = 102_000  # of a picture of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
+IMAGENET_BYTES = 102_000  # of an image of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
 MEASURED = 4  # samples, at least, of a pass with --measure
 _MEASURED_FLOPS = 1e11  # of a small network as many samples as have these FLOPs: its operators' starts take longer
-# Pictures per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
+# Images per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
 IMAGES_PER_CPU = 1610
 
 
@@ -217,7 +217,7 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
                 "a node, until the file is in the page cache",
             )
         )
-    if sample == "picture" and recipe.data.image_size == 224:
+    if sample == "image" and recipe.data.image_size == 224:
         cpus = rate / IMAGES_PER_CPU
         note = f"a node; one decodes {IMAGES_PER_CPU} {sample}s/s (measured by `widemix bench augment`)"
         rows.append(Row("decoding CPUs", cpus, f"{cpus:.1f}", note))
@@ -289,7 +289,7 @@ def _cures(recipe: Recipe, cluster: Cluster) -> str:
 
 def _sample(recipe: Recipe) -> str:
     """The word for one sample."""
-    return "pair" if recipe.data.kind == "text" else "picture"
+    return "pair" if recipe.data.kind == "text" else "image"
 
 
 def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None, str]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.estimate.units import short
+from widemix.errors import InputError
+from widemix.estimate.units import short
 
 _NAMED = ("name", "weights", "connections", "Omega", "width m", "max. width", "density p", "forward GFLOPs")
 _PAIRS = ("C", "S", "width m = S C", "Omega")
@@ -15,8 +15,8 @@ def named_rows() -> list[dict[str, Any]]:
 
     Random-permuted networks are omitted: they cost the same as those without.
     """
-    from pipeline.models.cost import model_cost
-    from pipeline.models.families import named_networks
+    from widemix.models.cost import model_cost
+    from widemix.models.families import named_networks
 
     rows = []
     for name, (section, side) in named_networks().items():
@@ -41,7 +41,7 @@ def named_table() -> str:
 
 def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
     """Return Mixers of equal Omega, from few channels to few tokens, with the widest in the middle."""
-    from pipeline.models.width import pairs, tokens_of, widest
+    from widemix.models.width import pairs, tokens_of, widest
 
     if not (omega > 0 and gamma > 0):
         raise InputError(f"--omega {omega:g}, --gamma {gamma:g}: both must be above 0")
@@ -62,7 +62,7 @@ def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
 
 def pairs_table(omega: float, gamma: float) -> str:
     """Return `pairs_rows` as a Markdown table."""
-    from pipeline.models.width import widest
+    from widemix.models.width import widest
 
     lines = [f"| {' | '.join(_PAIRS)} |", "|---:|---:|---:|---:|"]
     lines += [f"| {' | '.join(f'{value:,.0f}' for value in row.values())} |" for row in pairs_rows(omega, gamma)]

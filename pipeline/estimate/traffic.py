@@ -7,9 +7,9 @@ of them in an all-reduce and (W-1)/W in the others (Patarasuk & Yuan 2009; NCCL'
 import math
 from typing import NamedTuple
 
-from pipeline.estimate.hardware import LATENCY
-from pipeline.estimate.network import Pass
-from pipeline.recipe.train import EngineSection, TrainSection
+from widemix.estimate.hardware import LATENCY
+from widemix.estimate.network import Pass
+from widemix.recipe.train import EngineSection, TrainSection
 
 
 class Traffic(NamedTuple):

@@ -2,10 +2,10 @@
 
 import torch
 
-from pipeline.distributed.topology import Topology
-from pipeline.estimate.hardware import GPUS, Gpu
-from pipeline.models.cost import model_cost
-from pipeline.recipe import Recipe
+from widemix.distributed.topology import Topology
+from widemix.estimate.hardware import GPUS, Gpu
+from widemix.models.cost import model_cost
+from widemix.recipe import Recipe
 
 _OTHERS = {"pcie", "nvl", "ti", "mig"}  # PCIe cards (H100 NVL: 835 TFLOP/s of 989), an RTX 3090 Ti, parts of a GPU
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.formats.tables import (
+from widemix.errors import InputError
+from widemix.formats.tables import (
     ALIGNED,
     ALLOCATING,
     ARRAY_FIELD,

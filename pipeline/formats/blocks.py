@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 from blake3 import blake3
 
-from pipeline.cgroups import usable_cpus
-from pipeline.errors import InputError
+from widemix.cgroups import usable_cpus
+from widemix.errors import InputError
 
 BLOCK = 64 << 20  # bytes per hash
 PIECE = 4 << 20  # bytes read at a time

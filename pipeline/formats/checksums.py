@@ -3,11 +3,11 @@
 FFCV's format has none, and JPEG decoders accept most damage. A sample's checksum is computed from its bytes before
 they are written, and compared at every read. It is the CRC-32C (RFC 3720, B.4) of these numbers, little-endian:
 
-    the sample's record, int64 each:    pictures: mode, width, height, label, bytes of the image, bytes of `segments`;
+    the sample's record, int64 each:    images: mode, width, height, label, bytes of the image, bytes of `segments`;
                                         in a file of targets the CRC-32C of the sample's instead of its label
                                         text: length, second, label, bytes of the tokens
-    the CRC-32C of each block, uint32:  pictures as JPEG: of the image, of `segments` (0 if there is none)
-                                        pictures as pixels: of each band of whole rows, at least `BAND` bytes
+    the CRC-32C of each block, uint32:  images as JPEG: of the image, of `segments` (0 if there is none)
+                                        images as pixels: of each band of whole rows, at least `BAND` bytes
                                         text: of the tokens
 
 The file holds the checksums of all samples, uint32, and then the blocks' of those that are pixels: a reader of a few
@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.formats.beton import RAW, TARGET, Beton
-from pipeline.formats.text import TOKEN, TextBeton
-from pipeline.native import BuildError
-from pipeline.native.library import open_library
+from widemix.errors import InputError
+from widemix.formats.beton import RAW, TARGET, Beton
+from widemix.formats.text import TOKEN, TextBeton
+from widemix.native import BuildError
+from widemix.native.library import open_library
 
 SUFFIX = ".crc32c"
 NUMBER = np.dtype("<u4")
@@ -65,12 +65,12 @@ def band_counts(beton: Beton | TextBeton) -> np.ndarray:
 
 
 def band_rows(width: Any) -> Any:
-    """The rows of a band of a picture, of `width` pixels (int or int array)."""
+    """The rows of a band of an image, of `width` pixels (int or int array)."""
     return -(-BAND // (3 * width))
 
 
-def picture_blocks(mode: int, width: int, data: bytes, segments: bytes) -> list[int]:
-    """The CRC-32C of each block of a picture: its bytes `data`, and its table of segments."""
+def image_blocks(mode: int, width: int, data: bytes, segments: bytes) -> list[int]:
+    """The CRC-32C of each block of an image: its bytes `data`, and its table of segments."""
     if mode == RAW:
         return crc32c_bands(np.frombuffer(data, np.uint8), band_rows(width) * 3 * width).tolist()
     return [crc32c(data), crc32c(segments)]
@@ -98,7 +98,7 @@ def compute_checksums(beton: Beton | TextBeton, samples: np.ndarray, data: bytes
             label = crc32c(data[place : place + beton.target_count * TARGET.itemsize])
         record = mode, width, int(beton.height[sample]), label, size, table_size
         parts = data[offset : offset + size], data[table : table + table_size] if table_size else b""
-        checksums[number] = sample_checksum(record, picture_blocks(mode, width, *parts))
+        checksums[number] = sample_checksum(record, image_blocks(mode, width, *parts))
     return checksums
 
 

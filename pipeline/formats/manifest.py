@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
-from pipeline.errors import InputError, command
-from pipeline.formats.blocks import BLOCK, hash_bytes
-from pipeline.formats.tables import pieces
+from widemix.errors import InputError, command
+from widemix.formats.blocks import BLOCK, hash_bytes
+from widemix.formats.tables import pieces
 
 NAME = "manifest.json"
 UNCHECKED = 2  # the format without `hash` and without checksums of samples, which is still read

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.errors import InputError
-from pipeline.formats.beton import Beton
+from widemix.errors import InputError
+from widemix.formats.beton import Beton
 
 NUMBER = np.dtype("<u4")
 HEAD = 3  # numbers before the offsets

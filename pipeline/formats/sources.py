@@ -7,7 +7,7 @@ names, a backslash is written as `\\\\` and a line break as `\\n`.
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.errors import InputError, command
+from widemix.errors import InputError, command
 
 SUFFIX = ".sources"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 VERSION = 2
 FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD = range(7)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats.beton import ARRAY_ARGUMENTS
-from pipeline.formats.tables import ARRAY_FIELD, INT_FIELD, open_tables, refuse, reopen
+from widemix.formats.beton import ARRAY_ARGUMENTS
+from widemix.formats.tables import ARRAY_FIELD, INT_FIELD, open_tables, refuse, reopen
 
 TOKENIZER = "tokenizer.json"  # file name of the tokenizer, next to the data
 TOKEN = np.dtype("<i4")

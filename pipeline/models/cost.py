@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.errors import InputError
-from pipeline.models.layer_costs import LayerCost, NormCost
-from pipeline.models.registry import build_model, empty_inputs
-from pipeline.models.section import ModelSection
+from widemix.errors import InputError
+from widemix.models.layer_costs import LayerCost, NormCost
+from widemix.models.registry import build_model, empty_inputs
+from widemix.models.section import ModelSection
 
 FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of a network; FLOPs and activations are per sample (a picture or a sentence pair).
+    """The cost of a network; FLOPs and activations are per sample (an image or a sentence pair).
 
     Connections, Omega and widths are those of the network as a wide, sparse MLP; nan where no formula gives them.
     `activation_bytes` is what PyTorch saves for the backward pass in fp32: GELU and LayerNorm save their inputs.

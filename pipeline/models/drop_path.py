@@ -71,7 +71,7 @@ def keeps(keys: Tensor, number: int, drop_prob: float) -> Tensor:
 
 
 def scramble(words: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 on 64-bit words held as int64, bit for bit `pipeline.data.random.scramble`."""
+    """The finaliser of SplitMix64 on 64-bit words held as int64, bit for bit `widemix.data.random.scramble`."""
     words = words + _GOLDEN
     words = (words ^ _shifted(words, 30)) * _M1
     words = (words ^ _shifted(words, 27)) * _M2

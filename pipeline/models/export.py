@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from pipeline.errors import InputError
-from pipeline.files import atomic_write, fsync_path
-from pipeline.formats.text import TOKENIZER
-from pipeline.models.onnx import write_onnx
-from pipeline.models.section import ModelSection
-from pipeline.models.timm_registry import register_names
+from widemix.errors import InputError
+from widemix.files import atomic_write, fsync_path
+from widemix.formats.text import TOKENIZER
+from widemix.models.onnx import write_onnx
+from widemix.models.section import ModelSection
+from widemix.models.timm_registry import register_names
 
 
 def export_model(
@@ -31,13 +31,13 @@ def export_model(
 ) -> None:
     """Write `folder` whole or not at all; then `timm.create_model(f"local-dir:{folder}", pretrained=True)`.
 
-    For that, `import pipeline.models.timm_registry` first, after the modules of families of your own. `labels` are
-    the names of the classes in the order of the logits. `data` is the recipe's section: of pictures `image_size`,
+    For that, `import widemix.models.timm_registry` first, after the modules of families of your own. `labels` are
+    the names of the classes in the order of the logits. `data` is the recipe's section: of images `image_size`,
     `crop_pct`, `interpolation`, `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
     `card` becomes README.md; with `onnx` there is a model.onnx. `InputError` if `folder` exists.
     """
-    if onnx and section.takes != "pictures":
-        raise InputError(f"--onnx: only networks of pictures are written as ONNX, not {section.kind}")
+    if onnx and section.takes != "images":
+        raise InputError(f"--onnx: only networks of images are written as ONNX, not {section.kind}")
     if folder.exists():
         raise InputError(f"{folder}: exists already; export to a folder that does not")
     config = _config(section, data, labels)
@@ -65,7 +65,7 @@ def export_model(
 
 def loading_line(folder: str | Path, plugins: Sequence[str] = ()) -> str:
     """Return a line of Python that loads an exported folder; `plugins` are the modules of families of your own."""
-    modules = ", ".join([*plugins, "pipeline.models.timm_registry", "timm"])
+    modules = ", ".join([*plugins, "widemix.models.timm_registry", "timm"])
     return f"import {modules}; model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)"
 
 
@@ -78,7 +78,7 @@ def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str
         "first_conv": section.first_layer(),
         "classifier": section.classifier(),
     }
-    if section.takes == "pictures":
+    if section.takes == "images":
         weights |= {
             "input_size": [3, data.image_size, data.image_size],
             "fixed_input_size": section.kind != "timm" or "img_size" in arguments,

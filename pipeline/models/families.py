@@ -3,8 +3,8 @@
 from importlib import import_module
 from inspect import isabstract
 
-from pipeline.errors import InputError
-from pipeline.models.section import ModelSection
+from widemix.errors import InputError
+from widemix.models.section import ModelSection
 
 # One line a family: its folder, whose section.py lists its sections in SECTIONS.
 FAMILIES = (
@@ -47,7 +47,7 @@ def sections() -> list[type[ModelSection]]:
 
 
 def named_networks() -> dict[str, tuple[ModelSection, int]]:
-    """The published networks of all families by name: section and side of the picture in pixels.
+    """The published networks of all families by name: section and side of the image in pixels.
 
     The name is the paper's in lower case, then the side.
     """
@@ -55,5 +55,5 @@ def named_networks() -> dict[str, tuple[ModelSection, int]]:
 
 
 for _family in FAMILIES:
-    for _section in import_module(f"pipeline.models.{_family}.section").SECTIONS:
+    for _section in import_module(f"widemix.models.{_family}.section").SECTIONS:
         register(_section)

@@ -5,8 +5,8 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-from pipeline.errors import InputError, RunError
-from pipeline.models.names import check_repository
+from widemix.errors import InputError, RunError
+from widemix.models.names import check_repository
 
 _NEEDED = ("config.json", "model.safetensors")
 

@@ -5,7 +5,7 @@ import math
 from timm.layers import lecun_normal_
 from torch import nn
 
-from pipeline.models.block_diagonal import GroupedLinear
+from widemix.models.block_diagonal import GroupedLinear
 
 
 def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:

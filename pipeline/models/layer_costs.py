@@ -18,7 +18,7 @@ class LayerCost:
     mixes: bool = True  # counted as connections: a mixing layer, not the stem, a skip or the head
     activated: bool = False  # an activation follows, which saves this layer's output
     saves_input: bool = True  # False where another layer saves the same tensor
-    input_gradient: bool = True  # False for the first layer: the picture needs no gradient
+    input_gradient: bool = True  # False for the first layer: the image needs no gradient
 
     @property
     def weights(self) -> int:
@@ -100,7 +100,7 @@ class NetworkCost:
 
 
 def patch_layer(image_size: int, patch_size: int, channels: int) -> LayerCost:
-    """The stem of networks of patches, 3-channel pictures [image_size, image_size] -> tokens [S0, channels]."""
+    """The stem of networks of patches, 3-channel images [image_size, image_size] -> tokens [S0, channels]."""
     patches = (image_size // patch_size) ** 2
     return LayerCost(patches, 3 * patch_size**2, channels, mixes=False, input_gradient=False)
 

@@ -1,14 +1,14 @@
-"""Base of the networks without tokens: pictures flattened to vectors, and timm's interface around the layers."""
+"""Base of the networks without tokens: images flattened to vectors, and timm's interface around the layers."""
 
 import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from pipeline.models.init import init_weights
+from widemix.models.init import init_weights
 
 
 class MlpClassifier(nn.Module):
-    """Pictures [B, in_chans, H, W] -> pixels [B, d] -> stem, blocks, norm [B, width] -> logits [B, num_classes]."""
+    """Images [B, in_chans, H, W] -> pixels [B, d] -> stem, blocks, norm [B, width] -> logits [B, num_classes]."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MlpClassifier(nn.Module):
         self.head = new.to(weight.device, weight.dtype).train(self.training)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Pictures [B, in_chans, H, W] -> the blocks' input, by the stem."""
+        """Images [B, in_chans, H, W] -> the blocks' input, by the stem."""
         return self.stem(x.flatten(1))
 
     def forward_features(self, x: Tensor) -> Tensor:

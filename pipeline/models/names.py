@@ -2,7 +2,7 @@
 
 import re
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 FORMS = (
     "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "

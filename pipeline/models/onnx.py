@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -21,10 +21,10 @@ def check_packages() -> None:
 
 
 def write_onnx(module: torch.nn.Module, image_size: int, path: Path) -> float:
-    """Write a network of pictures as ONNX, for batches of any size: `pictures` [B, 3, H, W] to `logits` [B, classes].
+    """Write a network of images as ONNX, for batches of any size: `images` [B, 3, H, W] to `logits` [B, classes].
 
     Returns the largest difference between onnxruntime's logits and the module's, relative to the largest logit, on
-    batches of 1 and 3 random pictures. `InputError` where the network has an operation that ONNX has not;
+    batches of 1 and 3 random images. `InputError` where the network has an operation that ONNX has not;
     RuntimeError where the difference exceeds `TOLERANCE`.
     """
     check_packages()
@@ -38,7 +38,7 @@ def write_onnx(module: torch.nn.Module, image_size: int, path: Path) -> float:
                 (torch.zeros(2, 3, image_size, image_size),),
                 path,
                 dynamo=True,
-                input_names=["pictures"],
+                input_names=["images"],
                 output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 external_data=False,
@@ -60,9 +60,9 @@ def _difference(module: torch.nn.Module, image_size: int, path: Path, count: int
     import onnxruntime
 
     generator = torch.Generator().manual_seed(count)
-    pictures = torch.randn(count, 3, image_size, image_size, generator=generator)
+    images = torch.randn(count, 3, image_size, image_size, generator=generator)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (theirs,) = session.run(["logits"], {"pictures": pictures.numpy()})
+    (theirs,) = session.run(["logits"], {"images": images.numpy()})
     with torch.no_grad():
-        ours = module(pictures)
+        ours = module(images)
     return float((torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1e-12))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.reorder import reorder_columns
+from widemix.models.reorder import reorder_columns
 
 
 def identity(size: int) -> Tensor:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pipeline.models import permutation
-from pipeline.models.block_diagonal import GroupedLinear
-from pipeline.models.permutation import Permute, Transpose
+from widemix.models import permutation
+from widemix.models.block_diagonal import GroupedLinear
+from widemix.models.permutation import Permute, Transpose
 
 
 class Permutations(NamedTuple):

@@ -2,13 +2,13 @@
 
 import torch
 
-from pipeline.errors import InputError
-from pipeline.models.drop_path import raise_linearly
-from pipeline.models.section import ModelSection
+from widemix.errors import InputError
+from widemix.models.drop_path import raise_linearly
+from widemix.models.section import ModelSection
 
 
 def build_model(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
-    """Return the section's network: float pictures [B, 3, image_size, image_size] -> logits [B, num_classes].
+    """Return the section's network: float images [B, 3, image_size, image_size] -> logits [B, num_classes].
 
     Text models take int64 token ids [B, T or fewer] instead, and ignore `image_size`. `InputError` without classes.
     """
@@ -28,7 +28,7 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     return network
 
 
-def build_hollow(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
+def build_on_meta(section: ModelSection, image_size: int, num_classes: int) -> torch.nn.Module:
     """Return the network of `build_model` on the meta device, without weights; with them if it must be a real one."""
     try:
         with torch.device("meta"):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pipeline.native import BuildError
-from pipeline.native.library import open_library
+from widemix.native import BuildError
+from widemix.native.library import open_library
 
 # By bytes of a number: the threads with which PyTorch is as fast as the compiled code, which has one.
 _THREADS = {2: 12, 4: 2}
@@ -83,5 +83,5 @@ torch.library.register_vmap(_NAME, _batched)
 def _library() -> ctypes.CDLL | None:
     try:
         return open_library()
-    except BuildError:  # whoever reads pictures says so
+    except BuildError:  # whoever reads images says so
         return None

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field
 from typing_extensions import override
 
-from pipeline.errors import InputError
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.section import Depth, DropPath, Positive, Section, key
+from widemix.errors import InputError
+from widemix.models.layer_costs import NetworkCost
+from widemix.section import Depth, DropPath, Positive, Section, key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,13 +28,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class ModelSection(Section):
     """A model family's section of a recipe. Subclasses declare `kind` as a Literal, their keys, and `model_spec`.
 
-    Everything else has a default. The network takes float pictures [B, 3, H, W] or, where `takes` is "text", int64
+    Everything else has a default. The network takes float images [B, 3, H, W] or, where `takes` is "text", int64
     token ids [B, T], and gives logits [B, num_classes].
     """
 
     kind: str
 
-    takes: ClassVar[Literal["pictures", "text"]] = "pictures"  # the data.kind that it is for
+    takes: ClassVar[Literal["images", "text"]] = "images"  # the data.kind that it is for
     # A name in timm's registry whose entry makes the network from `model_spec`'s arguments. None: timm gets an entry
     # named like `kind`, which makes it from the section's keys.
     timm_architecture: ClassVar[str | None] = None
@@ -44,11 +44,11 @@ class ModelSection(Section):
     def model_spec(self, image_size: int) -> ModelSpec:
         """Return the network's class (or a function) and its keyword arguments, without `num_classes`.
 
-        `image_size` is the side of the picture in pixels, 0 for text.
+        `image_size` is the side of the image in pixels, 0 for text.
         """
 
     def check_image_size(self, side: int) -> None:
-        """Raise ValueError if the network cannot take square pictures of `side` pixels. Default: it can."""
+        """Raise ValueError if the network cannot take square images of `side` pixels. Default: it can."""
 
     def check_text(self, path: Path, tokens: int, vocabulary: int) -> None:
         """Raise `InputError` if the network cannot read the text in `path`. Default: it can.
@@ -83,7 +83,7 @@ class ModelSection(Section):
 
     @classmethod
     def named(cls) -> dict[str, tuple[Self, int]]:
-        """Published networks by name: section and side of the picture in pixels. Default: none."""
+        """Published networks by name: section and side of the image in pixels. Default: none."""
         return {}
 
     def first_layer(self) -> str | None:
@@ -101,7 +101,7 @@ class ModelSection(Section):
         """
         if self.timm_architecture is None:
             return self.kind, {**self.model_dump(mode="json", exclude={"kind"}), "img_size": image_size}
-        from pipeline.models.timm_registry import default_cfgs  # not the names that are timm's own networks
+        from widemix.models.timm_registry import default_cfgs  # not the names that are timm's own networks
 
         arguments = self.model_spec(image_size)[1]
         rate = {"drop_path_rate": 0}  # trains another way, and is no other network
@@ -116,7 +116,7 @@ class ModelSection(Section):
 
         Default: those of `named`, and the kinds if `timm_architecture` is None.
         """
-        from pipeline.models.timm_registry import add_kind, add_named
+        from widemix.models.timm_registry import add_kind, add_named
 
         for name, (section, side) in cls.named().items():
             add_named(name, section, side)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 def timm_method(module: nn.Module, name: str, key: str) -> Callable[..., Any]:

@@ -14,10 +14,10 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
-from pipeline.errors import InputError
-from pipeline.models.families import KINDS, sections
-from pipeline.models.registry import build_model
-from pipeline.models.section import ModelSection
+from widemix.errors import InputError
+from widemix.models.families import KINDS, sections
+from widemix.models.registry import build_model
+from widemix.models.section import ModelSection
 
 default_cfgs: dict[str, Any] = {}  # timm looks for it under this name
 
@@ -41,7 +41,7 @@ def load_pretrained(name: str, given: str) -> torch.nn.Module:
 
 
 def add_named(name: str, section: ModelSection, side: int) -> None:
-    """Add a published network, for pictures of `side` pixels. What timm names itself keeps timm's network."""
+    """Add a published network, for images of `side` pixels. What timm names itself keeps timm's network."""
     network, arguments = section.model_spec(side)
 
     def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
@@ -52,7 +52,7 @@ def add_named(name: str, section: ModelSection, side: int) -> None:
         feature_cfg = {"out_indices": options.pop("out_indices", last), "feature_cls": "getter"}
         return _build(network, name, pretrained, feature_cfg=feature_cfg, **options)
 
-    pictures = {
+    images = {
         "num_classes": 1000,
         "input_size": (3, side, side),
         "fixed_input_size": True,
@@ -62,7 +62,7 @@ def add_named(name: str, section: ModelSection, side: int) -> None:
         "std": IMAGENET_DEFAULT_STD,
     }
     if not timm.is_model(name):
-        _add(name, build, {**pictures, "first_conv": section.first_layer(), "classifier": section.classifier()})
+        _add(name, build, {**images, "first_conv": section.first_layer(), "classifier": section.classifier()})
 
 
 def add_text(name: str, section: ModelSection) -> None:

@@ -6,7 +6,7 @@ Hayase & Karakida 2024, section 4.
 import math
 from collections.abc import Iterable
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 def tokens_of(channels: float, omega: float, gamma: float) -> float:

@@ -5,7 +5,7 @@ set-up step, or at its first use on another kind of machine. If it cannot be bui
 results.
 """
 
-from pipeline.native.build import BuildError, compiled
-from pipeline.native.library import load
+from widemix.native.build import BuildError, compiled
+from widemix.native.library import load
 
 __all__ = ["BuildError", "compiled", "load"]

@@ -2,8 +2,8 @@
 
 import sys
 
-from pipeline.native.build import BuildError
-from pipeline.native.library import open_library
+from widemix.native.build import BuildError
+from widemix.native.library import open_library
 
 try:
     print(f"built on {open_library().jpeg_library().decode()}")

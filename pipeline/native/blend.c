@@ -133,17 +133,17 @@ static inline __m512i smooth(__m512i above, __m512i here, __m512i below, __m512i
 }
 
 /* `sharpen`, with three rows of sums in `scratch`. */
-static void sharpen_by_table(uint8_t *picture, int64_t height, int64_t size, const uint8_t *tables, uint8_t *scratch) {
+static void sharpen_by_table(uint8_t *image, int64_t height, int64_t size, const uint8_t *tables, uint8_t *scratch) {
     table_lanes over = load_table(tables), under = load_table(tables + 256);
     const __m512i low = _mm512_set1_epi16(255);
     scratch += 64 - (uintptr_t)scratch % 64;
     __m512i *sums[3];
     for (int k = 0; k < 3; k++)
         sums[k] = (__m512i *)(scratch + k * 2 * ((size + 63) / 64 * 64));
-    add_neighbours(picture, size, sums[0]);
-    add_neighbours(picture + size, size, sums[1]);
+    add_neighbours(image, size, sums[0]);
+    add_neighbours(image + size, size, sums[1]);
     for (int64_t y = 1; y < height - 1; y++) {
-        uint8_t *row = picture + y * size;
+        uint8_t *row = image + y * size;
         const __m512i *above = sums[(y - 1) % 3], *here = sums[y % 3], *below = sums[(y + 1) % 3];
         add_neighbours(row + size, size, sums[(y + 1) % 3]);
         for (int64_t i = 3; i < size - 3; i += 64, above += 2, here += 2, below += 2) {
@@ -211,12 +211,12 @@ static void add_rows(const uint8_t *restrict above, const uint8_t *restrict here
         sums[i] = (uint16_t)(above[i] + here[i] + below[i]);
 }
 
-/* Blend each value of picture, uint8 [height][size] with size = 3 width bytes, with the smoothed 3 x 3 pixels around
+/* Blend each value of image, uint8 [height][size] with size = 3 width bytes, with the smoothed 3 x 3 pixels around
  * it, in place. The outermost pixels do not change. `scratch` holds 6 size + 448 bytes, aligned to 2. */
-int32_t sharpen(uint8_t *picture, int64_t height, int64_t size, float factor, const uint8_t *tables, uint8_t *scratch) {
+int32_t sharpen(uint8_t *image, int64_t height, int64_t size, float factor, const uint8_t *tables, uint8_t *scratch) {
 #ifdef __AVX512VBMI__
     if (tables) {
-        sharpen_by_table(picture, height, size, tables, scratch);
+        sharpen_by_table(image, height, size, tables, scratch);
         return true;
     }
 #endif
@@ -224,9 +224,9 @@ int32_t sharpen(uint8_t *picture, int64_t height, int64_t size, float factor, co
     uint16_t *sums = (uint16_t *)scratch;
     uint8_t *means = scratch + 2 * size, *before[] = {means + size, means + 2 * size}; /* rows as they were */
     factor = limited(factor);
-    memcpy(before[0], picture, (size_t)size);
+    memcpy(before[0], image, (size_t)size);
     for (int64_t y = 1; y < height - 1; y++) {
-        uint8_t *row = picture + y * size;
+        uint8_t *row = image + y * size;
         memcpy(before[y & 1], row, (size_t)size);
         add_rows(before[~y & 1], row, row + size, size, sums);
         average(sums, row + 3, size - 6, means);

@@ -5,7 +5,7 @@ import functools
 import io
 import sys
 
-from pipeline.native.build import BuildError, compiled
+from widemix.native.build import BuildError, compiled
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 

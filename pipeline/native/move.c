@@ -83,14 +83,14 @@ static void source_columns(const struct move *move, int row, int *first, int *la
     *last = end;
 }
 
-static void pad(const struct move *move, const uint8_t *picture) {
+static void pad(const struct move *move, const uint8_t *image) {
     int width = move->width, height = move->height, depth = move->depth;
-    for (int y = 0; y < height; y++, picture += 3 * (size_t)width) {
+    for (int y = 0; y < height; y++, image += 3 * (size_t)width) {
         uint8_t *row = pixel_at(move, y, 0), *last = pixel_at(move, y, width - 1);
         if (depth == RGB_BYTES)
-            memcpy(row, picture, 3 * (size_t)width);
+            memcpy(row, image, 3 * (size_t)width);
         else
-            spread_row(picture, width, row);
+            spread_row(image, width, row);
         for (int k = 1; k <= EDGE; k++) {
             memcpy(row - depth * k, row, (size_t)depth);
             memcpy(last + depth * k, last, (size_t)depth);
@@ -154,10 +154,10 @@ static bool allocate_arrays(struct move *move, struct buffer *buffer) {
     return true;
 }
 
-/* Transform picture, uint8 [height][width][3], in place. Output (x, y) reads from (ax + by + c, dx + ey + f), in
+/* Transform image, uint8 [height][width][3], in place. Output (x, y) reads from (ax + by + c, dx + ey + f), in
  * pixels; bicubic if `cubic`, otherwise bilinear. Pixels whose source is outside become `fill`, R | G << 8 | B << 16.
  * Returns false if out of memory. */
-int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, double b, double c, double d, double e,
+int32_t move_pixels(uint8_t *image, int64_t height, int64_t width, double a, double b, double c, double d, double e,
                     double f, int64_t cubic, int64_t fill) {
     const double matrix[] = {a, b, c, d, e, f};
     struct move move = {.height = (int)height, .width = (int)width, .matrix = matrix, .cubic = cubic};
@@ -173,12 +173,12 @@ int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, d
     uint8_t *line = move.line;
     for (int x = 0; x < width; x++)
         memcpy(move.blank + move.depth * x, &fill, (size_t)move.depth);
-    pad(&move, picture);
+    pad(&move, image);
     (shear ? begin_shear : begin_rotation)(&move);
-    for (int row = 0; row < height; row++, picture += 3 * (size_t)width) {
+    for (int row = 0; row < height; row++, image += 3 * (size_t)width) {
         int first, last;
         source_columns(&move, row, &first, &last);
-        move.line = shear ? picture : line;
+        move.line = shear ? image : line;
         if (!large)
             (shear ? shear_row : rotate_row)(&move, row, first, last);
         for (int x = first; large && x < last; x++)
@@ -186,7 +186,7 @@ int32_t move_pixels(uint8_t *picture, int64_t height, int64_t width, double a, d
         fill_line(&move, 0, first);
         fill_line(&move, last, (int)width);
         if (!shear)
-            pack_row(line, (int)width, picture);
+            pack_row(line, (int)width, image);
     }
     return true;
 }

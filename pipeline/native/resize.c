@@ -151,7 +151,7 @@ static void resize_across(struct scratch *scratch, const uint8_t *from, size_t s
 
 static size_t padded(size_t size) { return (size + VECTOR - 1) / VECTOR * VECTOR; }
 
-bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int side, bool cubic, bool flip) {
+bool resize(struct scratch *scratch, struct pixels from, uint8_t *image, int side, bool cubic, bool flip) {
     struct axis x, y;
     const size_t row = 3 * (size_t)side, narrow = padded(row + 16), wide = padded(4 * (size_t)from.width);
     const int tall = (from.height + ROWS - 1) / ROWS * ROWS;
@@ -173,7 +173,7 @@ bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int s
                 resize_down(from.first, from.stride, 4 * (size_t)from.width, &y, r + k, down + (size_t)k * wide);
             resize_across(scratch, down, wide, count, from.width, &x, across, narrow);
             for (int k = 0; k < count; k++)
-                memcpy(picture + (size_t)(r + k) * row, across + (size_t)k * narrow, row);
+                memcpy(image + (size_t)(r + k) * row, across + (size_t)k * narrow, row);
         }
     else {
         for (int r = 0; r < from.height; r += ROWS)
@@ -181,7 +181,7 @@ bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int s
                           across + (size_t)r * narrow, narrow);
         for (int r = 0; r < side; r++) {
             resize_down(across, narrow, row, &y, r, down);
-            memcpy(picture + (size_t)r * row, down, row);
+            memcpy(image + (size_t)r * row, down, row);
         }
     }
     return true;

@@ -6,8 +6,8 @@
 
 #include "crop.h"
 
-/* Resize `from` to `picture`, uint8 [side][side][3] (R, G, B), with the pixels that Pillow 13 gives: antialiased,
+/* Resize `from` to `image`, uint8 [side][side][3] (R, G, B), with the pixels that Pillow 13 gives: antialiased,
  * bicubic if `cubic`, otherwise bilinear. Mirrored horizontally if `flip`. Returns false if out of memory. */
-bool resize(struct scratch *scratch, struct pixels from, uint8_t *picture, int side, bool cubic, bool flip);
+bool resize(struct scratch *scratch, struct pixels from, uint8_t *image, int side, bool cubic, bool flip);
 
 #endif

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from pipeline.optim.groups import parameter_groups
-from pipeline.optim.section import OptimSection
+from widemix.optim.groups import parameter_groups
+from widemix.optim.section import OptimSection
 
 
 def build_optimizer(section: OptimSection, module: nn.Module) -> torch.optim.Optimizer:

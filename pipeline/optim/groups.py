@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from pipeline.errors import InputError
-from pipeline.models.timm_methods import timm_method
-from pipeline.optim.section import OptimSection
+from widemix.errors import InputError
+from widemix.models.timm_methods import timm_method
+from widemix.optim.section import OptimSection
 
 
 def parameter_groups(section: OptimSection, module: nn.Module) -> list[dict[str, Any]]:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.arguments import Name, check_arguments
-from pipeline.errors import InputError
+from widemix.arguments import Name, check_arguments
+from widemix.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from pipeline.optim.section import OptimSection
+    from widemix.optim.section import OptimSection
 
 Groups = list[dict[str, Any]]
 TIMM = "timm:"
@@ -59,7 +59,7 @@ def _adamw(groups: Groups, section: "OptimSection") -> "Optimizer":
 
 
 def _sgd(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from pipeline.optim.sgd import FusedSgd
+    from widemix.optim.sgd import FusedSgd
 
     return FusedSgd(groups, lr=section.lr, momentum=section.momentum, nesterov=section.momentum > 0, fused=True)
 
@@ -71,19 +71,19 @@ def _lamb(groups: Groups, section: "OptimSection") -> "Optimizer":
 
 
 def _muon(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from pipeline.optim.muon import MuonAndAdamW
+    from widemix.optim.muon import MuonAndAdamW
 
     return MuonAndAdamW(groups, adam_options(section) | {"fused": True}, section.momentum)
 
 
 def _schedule_free(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from pipeline.optim.schedule_free import build
+    from widemix.optim.schedule_free import build
 
     return build(groups, adam_options(section))
 
 
 def _schedule_free_average(optimizer: "Optimizer", weight: "Tensor") -> "Tensor":
-    from pipeline.optim.schedule_free import average
+    from widemix.optim.schedule_free import average
 
     return average(optimizer, weight)
 
@@ -94,7 +94,7 @@ def _check_schedule_free(section: "OptimSection") -> None:
 
 
 def _beta_lasso(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from pipeline.optim.beta_lasso import BetaLasso
+    from widemix.optim.beta_lasso import BetaLasso
 
     return BetaLasso(groups, section.lr, section.l1, section.lasso_beta, section.momentum)
 
@@ -108,7 +108,7 @@ class _Table(dict[str, OptimizerSpec]):
     def __missing__(self, name: str) -> OptimizerSpec:
         if not name.startswith(TIMM):
             raise KeyError(name)
-        from pipeline.optim.timm_optimizer import timm_spec
+        from widemix.optim.timm_optimizer import timm_spec
 
         return timm_spec(name.removeprefix(TIMM))
 

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from pipeline.optim.registry import OPTIMIZERS, OptimizerSpec
-from pipeline.section import Amount, Decay, Decays, Epsilon, OneOf, PositiveAmount, Section, key
+from widemix.optim.registry import OPTIMIZERS, OptimizerSpec
+from widemix.section import Amount, Decay, Decays, Epsilon, OneOf, PositiveAmount, Section, key
 
 
 class OptimSection(Section):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
-from pipeline.optim.registry import Groups, OptimizerSpec
+from widemix.optim.registry import Groups, OptimizerSpec
 
 if TYPE_CHECKING:
-    from pipeline.optim.section import OptimSection
+    from widemix.optim.section import OptimSection
 
 # Those that compute each weight's step from its own gradients alone, so that ZeRO may cut parameters into slices.
 ELEMENTWISE = frozenset(

@@ -1,8 +1,8 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
-from pipeline.recipe.classes import fill_classes, match_folder
-from pipeline.recipe.complaints import suggest
-from pipeline.recipe.files import (
+from widemix.recipe.classes import fill_classes, match_folder
+from widemix.recipe.error_messages import suggest
+from widemix.recipe.files import (
     differences,
     dump_recipe,
     flat_recipe,
@@ -10,9 +10,9 @@ from pipeline.recipe.files import (
     parse_recipe,
     recipe_hash,
 )
-from pipeline.recipe.identity import experiment_hash, run_differences
-from pipeline.recipe.key_table import SECTIONS, keys, tables
-from pipeline.recipe.schema import Recipe, check_world
+from widemix.recipe.identity import experiment_hash, run_differences
+from widemix.recipe.key_table import SECTIONS, keys, tables
+from widemix.recipe.schema import Recipe, check_world
 
 __all__ = [
     "SECTIONS",

@@ -1,23 +1,23 @@
-"""The augment section: augmentation of training pictures."""
+"""The augment section: augmentation of training images."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.errors import InputError
-from pipeline.recipe.policy import parse_policy
-from pipeline.section import Amount, Fraction, Jitter, Pair, Positive, Section, key
+from widemix.errors import InputError
+from widemix.recipe.policy import parse_policy
+from widemix.section import Amount, Fraction, Jitter, Pair, Positive, Section, key
 
 
 class AugmentSection(Section):
-    """Augmentation of training pictures, with timm's names. Evaluation uses the centre crop alone."""
+    """Augmentation of training images, with timm's names. Evaluation uses the centre crop alone."""
 
     crop: Literal["resized", "padded"] = key(
         "resized",
-        "resized: random-resized crop; padded: random crop of image_size, with a black border around the picture",
+        "resized: random-resized crop; padded: random crop of image_size, with a black border around the image",
     )
     padding: Annotated[int, Field(ge=0, le=16_384)] = key(4, "padded crop: width of the border in pixels")
-    scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the picture's area")
+    scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the image's area")
     ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: minimum and maximum aspect ratio (width over height)")
     hflip: Fraction = key(0.5, "probability of a horizontal flip")
     auto_augment: str | None = key(
@@ -51,12 +51,12 @@ class AugmentSection(Section):
     )
     mix_mode: Literal["batch", "pair", "elem"] = key(
         "batch",
-        "mixup and CutMix drawn for each mix_group (batch), each pair of pictures in it, or each picture (elem)",
+        "mixup and CutMix drawn for each mix_group (batch), each pair of images in it, or each image (elem)",
     )
-    mixup_prob: Fraction = key(1.0, "probability of mixup or CutMix for each group (pair, picture)")
+    mixup_prob: Fraction = key(1.0, "probability of mixup or CutMix for each group (pair, image)")
     mixup_switch_prob: Fraction = key(0.5, "probability of CutMix instead of mixup when both are on")
     mix_group: Positive = key(
-        32, "pictures that are mixed with each other; a fixed number, so that the world size does not matter"
+        32, "images that are mixed with each other; a fixed number, so that the world size does not matter"
     )
     smoothing: Annotated[float, Field(ge=0, lt=1)] = key(0.0, "label smoothing")
 
@@ -82,7 +82,7 @@ class AugmentSection(Section):
                 f"color_jitter {list(self.color_jitter)} must be within [0, 1000], its hue not above 0.5"
             )
         if self.mixing and self.mix_group % 2:
-            raise ValueError(f"mix_group {self.mix_group} must be even: pictures are mixed in pairs")
+            raise ValueError(f"mix_group {self.mix_group} must be even: images are mixed in pairs")
         return self
 
     @property

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pipeline.errors import InputError
-from pipeline.recipe.schema import Recipe
+from widemix.errors import InputError
+from widemix.recipe.schema import Recipe
 
 
 def fill_classes(recipe: Recipe) -> Recipe:
@@ -13,7 +13,7 @@ def fill_classes(recipe: Recipe) -> Recipe:
     """
     if recipe.data.num_classes:
         return recipe
-    from pipeline.formats.manifest import NAME, read_manifest  # imports numpy: recipes load without
+    from widemix.formats.manifest import NAME, read_manifest  # imports numpy: recipes load without
 
     folder = Path(recipe.data.path)
     if not (folder / NAME).exists():
@@ -29,7 +29,7 @@ def match_folder(recipe: Recipe) -> Recipe:
 
     `InputError` if there is no such folder, or the recipe gives another number.
     """
-    from pipeline.formats.manifest import read_manifest
+    from widemix.formats.manifest import read_manifest
 
     classes, given = len(read_manifest(Path(recipe.data.path)).classes), recipe.data.num_classes
     if given not in (0, classes):

@@ -4,15 +4,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from pipeline.errors import command
-from pipeline.section import Deviations, Means, Positive, PositiveAmount, Section, key
+from widemix.errors import command
+from widemix.section import Deviations, Means, Positive, PositiveAmount, Section, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class PreparedSection(Section):
-    """Keys that pictures and text have in common."""
+    """Keys that images and text have in common."""
 
     @field_validator("path")
     @classmethod
@@ -58,9 +58,9 @@ class PreparedSection(Section):
 
 
 class DataSection(PreparedSection):
-    """Prepared pictures."""
+    """Prepared images."""
 
-    kind: Literal["pictures"] = key("pictures", "pictures, or text (sentence pairs as tokens)")
+    kind: Literal["images"] = key("images", "images, or text (sentence pairs as tokens)")
     targets: Literal["class", "multilabel", "regression"] = key(
         "class",
         "what is predicted; class: one of the classes; multilabel: any number of them; regression: numbers. The "
@@ -68,16 +68,16 @@ class DataSection(PreparedSection):
     )
     image_size: Annotated[int, Field(gt=0, le=16_384)] = key(224, "side of the model's square input, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
-        0.875, "evaluation: side of the centre crop as a share of the picture's shorter side"
+        0.875, "evaluation: side of the centre crop as a share of the image's shorter side"
     )
     interpolation: Literal["bilinear", "bicubic", "random"] = key(
         "bilinear",
         "antialiased interpolation of resized crops, and that of policy operations which move pixels; random: drawn "
-        "for each picture and operation (evaluation: bicubic)",
+        "for each image and operation (evaluation: bicubic)",
     )
     on_corrupt: Literal["error", "replace"] = key(
         "error",
-        "training picture that cannot be read: stop with an error, or replace it by another, with a warning",
+        "training image that cannot be read: stop with an error, or replace it by another, with a warning",
     )
     mean: Means = key(IMAGENET_MEAN, "mean of the RGB channels, subtracted; on a scale of 0 to 1")
     std: Deviations = key(IMAGENET_STD, "standard deviation of the RGB channels, divided by; on a scale of 0 to 1")
@@ -88,7 +88,7 @@ class DataSection(PreparedSection):
     )
     pixel_patch: Positive = key(16, "pixel_order patches: side of a patch, pixels; that of the network")
     pixel_seed: Annotated[int, Field(ge=0, lt=2**32)] = key(
-        0, "pixel_order patches and all: seed of the permutation, the same for all pictures"
+        0, "pixel_order patches and all: seed of the permutation, the same for all images"
     )
 
     @model_validator(mode="after")
@@ -106,16 +106,16 @@ class DataSection(PreparedSection):
 class TextDataSection(PreparedSection):
     """Prepared sentence pairs."""
 
-    kind: Literal["text"] = key(..., "pictures, or text (sentence pairs as tokens)")
+    kind: Literal["text"] = key(..., "images, or text (sentence pairs as tokens)")
     image_size: ClassVar[int] = 0  # passed to builders of text models, which ignore it
     targets: ClassVar[str] = "class"
 
 
 def _kind(value: Any) -> Any:
-    """The kind of data; a recipe that omits the key means pictures."""
-    return value.get("kind", "pictures") if isinstance(value, dict) else getattr(value, "kind", "pictures")
+    """The kind of data; a recipe that omits the key means images."""
+    return value.get("kind", "images") if isinstance(value, dict) else getattr(value, "kind", "images")
 
 
 AnyDataSection = Annotated[
-    Annotated[DataSection, Tag("pictures")] | Annotated[TextDataSection, Tag("text")], Discriminator(_kind)
+    Annotated[DataSection, Tag("images")] | Annotated[TextDataSection, Tag("text")], Discriminator(_kind)
 ]

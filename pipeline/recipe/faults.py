@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.section import PositiveAmount, Seconds, Section, key
+from widemix.section import PositiveAmount, Seconds, Section, key
 
 
 class FaultsSection(Section):

@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainValidator, ValidationError
 
-from pipeline.arguments import FilePath, check_arguments
-from pipeline.errors import InputError, command
-from pipeline.models.families import KINDS
-from pipeline.recipe.complaints import complaint, suggest
-from pipeline.recipe.key_table import SECTIONS, keys
-from pipeline.recipe.plugins import import_plugins
-from pipeline.recipe.schema import Recipe
-from pipeline.recipe.yaml_text import parse_yaml, read_yaml, yaml_complaint
+from widemix.arguments import FilePath, check_arguments
+from widemix.errors import InputError, command
+from widemix.models.families import KINDS
+from widemix.recipe.error_messages import error_message, suggest
+from widemix.recipe.key_table import SECTIONS, keys
+from widemix.recipe.plugins import import_plugins
+from widemix.recipe.schema import Recipe
+from widemix.recipe.yaml_text import parse_yaml, read_yaml, yaml_error_message
 
 SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the wheel
 
@@ -83,7 +83,7 @@ def parse_recipe(
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise InputError(complaint(error, values, origin or {}, default_origin)) from None
+        raise InputError(error_message(error, values, origin or {}, default_origin)) from None
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -126,7 +126,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{extends}{path}: cannot be read as a recipe ({error})") from None
     except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML, {yaml_complaint(error)}") from None
+        raise InputError(f"{path}: not valid YAML, {yaml_error_message(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
     if "cells" in values:
@@ -165,7 +165,7 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         value = parse_yaml(text)
     except yaml.YAMLError as error:
         quoted = "; put quotes around text with special characters"
-        raise InputError(f"--{name} {text}: not valid YAML, {yaml_complaint(error)}{quoted}") from None
+        raise InputError(f"--{name} {text}: not valid YAML, {yaml_error_message(error)}{quoted}") from None
     if not isinstance(values.setdefault(section, {}), dict):
         raise InputError(f"{section}: must be a mapping")
     kept = _of_kind(values[section], value) if name == "model.kind" else values[section]

@@ -4,8 +4,8 @@ import hashlib
 import json
 import re
 
-from pipeline.recipe.files import differences, flat_recipe
-from pipeline.recipe.schema import Recipe
+from widemix.recipe.files import differences, flat_recipe
+from widemix.recipe.schema import Recipe
 
 # Keys that may differ between two starts of one run: they change no loss by more than rounding.
 _CHANGEABLE = re.compile(

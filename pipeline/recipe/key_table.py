@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.models.families import sections
-from pipeline.recipe.schema import Recipe
-from pipeline.section import OneOf
+from widemix.models.families import sections
+from widemix.recipe.schema import Recipe
+from widemix.section import OneOf
 
 SECTIONS = [name for name in Recipe.model_fields if name != "plugins"]
 

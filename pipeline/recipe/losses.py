@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.arguments import Name, check_arguments
-from pipeline.errors import InputError
+from widemix.arguments import Name, check_arguments
+from widemix.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

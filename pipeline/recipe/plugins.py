@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 GROUP = "widemix.plugins"
 

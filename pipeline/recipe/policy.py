@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class AutoAugment:
 
 @dataclass(frozen=True)
 class AugMix:
-    """`width` chains of `depth` steps (0: one to three), mixed by Dirichlet(alpha), with the picture by Beta."""
+    """`width` chains of `depth` steps (0: one to three), mixed by Dirichlet(alpha), with the image by Beta."""
 
     steps: tuple[Step, ...]
     width: int

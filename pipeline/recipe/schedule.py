@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.section import Epochs, Section, key
+from widemix.section import Epochs, Section, key
 
 Rate = Annotated[float, Field(ge=0, le=1000)]
 

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticKnownError
 
-from pipeline.errors import InputError
-from pipeline.figures import MEASURED
-from pipeline.models.families import KINDS
-from pipeline.models.section import ModelSection
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import AnyDataSection, DataSection
-from pipeline.recipe.faults import FaultsSection
-from pipeline.recipe.losses import LOSSES
-from pipeline.recipe.schedule import ScheduleSection, exact
-from pipeline.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
-from pipeline.section import Section
+from widemix.errors import InputError
+from widemix.metrics import MEASURED
+from widemix.models.families import KINDS
+from widemix.models.section import ModelSection
+from widemix.optim.section import OptimSection
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import AnyDataSection, DataSection
+from widemix.recipe.faults import FaultsSection
+from widemix.recipe.losses import LOSSES
+from widemix.recipe.schedule import ScheduleSection, exact
+from widemix.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
+from widemix.section import Section
 
 
 def _model_section(value: Any) -> ModelSection:
@@ -63,7 +63,7 @@ class Recipe(Section):
         """The rules that hold between sections; ValueError names the keys that contradict each other."""
         for check in (
             _model_reads_data,
-            _picture_fits,
+            _image_fits,
             _targets_fit,
             _text_is_left_alone,
             _batch_divides,
@@ -90,16 +90,16 @@ def _model_reads_data(recipe: Recipe) -> None:
 
 
 def _text_is_left_alone(recipe: Recipe) -> None:
-    """Of all that happens to a training picture only smoothing the label means anything to a sentence."""
+    """Of all that happens to a training image only smoothing the label means anything to a sentence."""
     if recipe.data.kind == "text":
         for name, info in AugmentSection.model_fields.items():
             if name != "smoothing" and getattr(recipe.augment, name) != info.default:
                 raise ValueError(
-                    f"augment.{name} changes pictures, data.kind is text; only augment.smoothing is for both"
+                    f"augment.{name} changes images, data.kind is text; only augment.smoothing is for both"
                 )
 
 
-def _picture_fits(recipe: Recipe) -> None:
+def _image_fits(recipe: Recipe) -> None:
     if not isinstance(recipe.data, DataSection):
         return
     side = recipe.data.image_size
@@ -121,7 +121,7 @@ def _targets_fit(recipe: Recipe) -> None:
     if targets == "regression" and augment.cut_alpha > 0:
         raise ValueError(
             "augment.cutmix mixes targets by area, and numbers of data.targets regression are not shares of an area; "
-            "turn it off (augment.mixup mixes pictures and numbers alike)"
+            "turn it off (augment.mixup mixes images and numbers alike)"
         )
 
 

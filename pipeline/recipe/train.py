@@ -4,8 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.recipe.losses import LOSSES
-from pipeline.section import Decay, OneOf, Positive, PositiveAmount, Seconds, Section, key
+from widemix.recipe.losses import LOSSES
+from widemix.section import Decay, OneOf, Positive, PositiveAmount, Seconds, Section, key
 
 
 def _is_range(text: object) -> object:
@@ -51,7 +51,7 @@ class TrainSection(Section):
         None,
         "weights to start from: a run, a checkpoint, a .safetensors file or a folder with one, a state_dict that "
         "torch.save wrote, timm:NAME, or hf:OWNER/NAME; "
-        "a head for other classes is newly initialised, a Mixer for larger pictures is grown",
+        "a head for other classes is newly initialised, a Mixer for larger images is grown",
     )
     reset_head: bool = key(
         False, "newly initialise the head also where init_from has one of as many classes: for data of other classes"
@@ -106,7 +106,7 @@ class EngineSection(Section):
     )
     kernels: Literal["auto", "plain", "batch_last"] = key(
         "auto",
-        "how Mixers compute their blocks in training: plain: as written; batch_last: with the pictures next to each "
+        "how Mixers compute their blocks in training: plain: as written; batch_last: with the images next to each "
         "other in memory, where permutations move whole rows; auto: the faster, timed at the start; plain if "
         "deterministic",
     )
@@ -137,6 +137,6 @@ class LogSection(Section):
     )
     block_norms: bool = key(False, "also log the gradient norm of each block, of the last step before a line")
     mistakes: Annotated[int, Field(ge=0, le=256)] = key(
-        0, "misclassified pictures to show after each evaluation, with the confusion matrix; 0 is off"
+        0, "misclassified images to show after each evaluation, with the confusion matrix; 0 is off"
     )
-    images: Annotated[int, Field(ge=0, lt=2**31)] = key(32, "pictures in the grid of the first step; 0 is off")
+    images: Annotated[int, Field(ge=0, lt=2**31)] = key(32, "images in the grid of the first step; 0 is off")

@@ -68,7 +68,7 @@ def _parse(text: str) -> Any:
     return parse_yaml(text)
 
 
-def yaml_complaint(error: Exception) -> str:
+def yaml_error_message(error: Exception) -> str:
     """Return what is wrong with a YAML file, and in which line."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or "unreadable"

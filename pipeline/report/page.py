@@ -1,4 +1,4 @@
-"""The page itself: HTML with its style, script and pictures inside. Whatever a run folder says is escaped."""
+"""The page itself: HTML with its style, script and images inside. Whatever a run folder says is escaped."""
 
 import base64
 import json
@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pipeline.figures import FIGURES, figure_heading, show_figure
-from pipeline.report.chart import MOST, Series, line_chart
-from pipeline.report.parts import chip, formatted, named, section, table
-from pipeline.report.run import ReportedRun, is_figure
-from pipeline.run.listing import differing_keys
+from widemix.metrics import FIGURES, figure_heading, show_figure
+from widemix.report.chart import MOST, Series, line_chart
+from widemix.report.parts import chip, formatted, named, section, table
+from widemix.report.run import ReportedRun, is_figure
+from widemix.run.listing import differing_keys
 
 # What is drawn, in this order: (split, name in metrics.jsonl) -> title. Other figures follow by their own names.
 CHARTS = {
@@ -60,7 +60,7 @@ def page(runs: Sequence[ReportedRun]) -> str:
             section("Evaluations", _evaluations(runs)),
             section("Events", _events(runs)),
             section("Starts, in seconds to the first step", _starts(runs)),
-            section("Pictures", _pictures(runs)),
+            section("Images", _images(runs)),
             section("Confusions", "".join(_confusions(runs))),
             section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
             section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
@@ -241,7 +241,7 @@ def _starts(runs: Sequence[ReportedRun]) -> str:
     return table(head, rows, numbers=range(2, len(head))) if rows else ""
 
 
-def _pictures(runs: Sequence[ReportedRun]) -> str:
+def _images(runs: Sequence[ReportedRun]) -> str:
     figures = []
     for number, run in enumerate(runs):
         for title, png in run.images():
@@ -251,7 +251,7 @@ def _pictures(runs: Sequence[ReportedRun]) -> str:
                 f'<figure><img src="data:image/png;base64,{data}" alt="{escape(title)}">'
                 f"<figcaption>{caption}</figcaption></figure>"
             )
-    return f'<div class="pictures">{"".join(figures)}</div>' if figures else ""
+    return f'<div class="images">{"".join(figures)}</div>' if figures else ""
 
 
 def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from pipeline.report.chart import STYLES
-from pipeline.report.run import ReportedRun
+from widemix.report.chart import STYLES
+from widemix.report.run import ReportedRun
 
 
 def section(title: str, content: str) -> str:

@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, dump_recipe
-from pipeline.run.listing import RunSummary, metrics, read_json, summarise
-from pipeline.run.log import describe_event
-from pipeline.run.starts import read_starts
+from widemix.errors import InputError
+from widemix.recipe import Recipe, dump_recipe
+from widemix.run.listing import RunSummary, metrics, read_json, summarise
+from widemix.run.log import describe_event
+from widemix.run.starts import read_starts
 
 IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}
 
@@ -58,7 +58,7 @@ class ReportedRun:
             yield line["step"], line.get("time"), describe_event(event)
 
     def images(self) -> Iterator[tuple[str, bytes]]:
-        """Title and PNG of each picture in images/."""
+        """Title and PNG of each image in images/."""
         for name, title in IMAGES.items():
             path = self.path / f"images/{name}.png"
             if path.is_file():

@@ -3,7 +3,7 @@
 checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (full fp32 tensors by parameter name; with an
 EMA also ema/model.safetensors, in its own folder for tools that read whole folders), state.json (position and recipe)
 and COMPLETE, written last, with a BLAKE2b hash of each file. A checkpoint without COMPLETE is never read; in one that
-is found damaged COMPLETE is renamed to DAMAGED. `pipeline.run.saving` writes checkpoints during training.
+is found damaged COMPLETE is renamed to DAMAGED. `widemix.run.saving` writes checkpoints during training.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from pipeline.engine.state import State
-from pipeline.errors import InputError
-from pipeline.figures import FIGURES
-from pipeline.files import fsync_path
+from widemix.engine.state import State
+from widemix.errors import InputError
+from widemix.files import fsync_path
+from widemix.metrics import FIGURES
 
 COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"

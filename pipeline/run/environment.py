@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pipeline.cgroups import usable_cpus
-from pipeline.distributed.topology import Topology
+from widemix.cgroups import usable_cpus
+from widemix.distributed.topology import Topology
 
 COMMAND_VARIABLE = "WIDEMIX_COMMAND"  # the command that a person typed, where it starts the ranks
 

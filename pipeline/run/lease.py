@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.errors import InputError
-from pipeline.files import atomic_write, try_lock
+from widemix.errors import InputError
+from widemix.files import atomic_write, try_lock
 
 EXPIRY_S = 120.0  # without renewal
 RENEWAL_S = 15.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.figures import MEASURED, figure_cell
-from pipeline.recipe import Recipe, differences, flat_recipe, load_recipe
-from pipeline.run import checkpoint
+from widemix.errors import InputError
+from widemix.metrics import MEASURED, figure_cell
+from widemix.recipe import Recipe, differences, flat_recipe, load_recipe
+from widemix.run import checkpoint
 
 
 @dataclass(frozen=True)

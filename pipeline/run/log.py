@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.distributed.topology import Topology
-from pipeline.recipe import Recipe
-from pipeline.recipe.train import LogSection
-from pipeline.run.metrics import SUPERSEDED, MetricsWriter
-from pipeline.run.progress import Progress
-from pipeline.run.run_dir import ResumeState
-from pipeline.run.trackers import Tracker
+from widemix.distributed.topology import Topology
+from widemix.recipe import Recipe
+from widemix.recipe.train import LogSection
+from widemix.run.metrics import SUPERSEDED, MetricsWriter
+from widemix.run.progress import Progress
+from widemix.run.run_dir import ResumeState
+from widemix.run.trackers import Tracker
 
 
 class RunLog:

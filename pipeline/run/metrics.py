@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pipeline.files import atomic_write
-from pipeline.recipe import Recipe
-from pipeline.run.trackers import Tracker
+from widemix.files import atomic_write
+from widemix.recipe import Recipe
+from widemix.run.trackers import Tracker
 
 if TYPE_CHECKING:
-    from pipeline.run.tensorboard import Board
+    from widemix.run.tensorboard import Board
 
 SUPERSEDED = "metrics.superseded.jsonl"  # lines of steps that were trained again, the last moved ones last
 _BUFFER = 1 << 20  # bytes of lines, some 4,000, that are kept in memory while the disk is full
@@ -86,7 +86,7 @@ class MetricsWriter:
     def _open_board(self, step: int, evaluates: bool) -> "Board | None":
         if not self._tensorboard:
             return None
-        from pipeline.run.tensorboard import Board, is_repeated
+        from widemix.run.tensorboard import Board, is_repeated
 
         board = Board(self._run_dir, partial(is_repeated, step=step, evaluates=evaluates))
         if self._description:
@@ -100,7 +100,7 @@ class MetricsWriter:
             self._board.add_description(recipe, environment)
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
-        """Write a picture, uint8 [height, width, 3], to images/NAME.png, and show it in TensorBoard."""
+        """Write an image, uint8 [height, width, 3], to images/NAME.png, and show it in TensorBoard."""
         buffer = io.BytesIO()
         Image.fromarray(image).save(buffer, "PNG", optimize=True)
         with suppress(OSError):  # a full disk does not stop the run
@@ -109,7 +109,7 @@ class MetricsWriter:
         self.show(name, image, step)
 
     def show(self, name: str, image: np.ndarray, step: int) -> None:
-        """Show a picture, uint8 [height, width, 3], in TensorBoard alone."""
+        """Show an image, uint8 [height, width, 3], in TensorBoard alone."""
         if self._board:
             self._board.add_image(name, image, step)
 

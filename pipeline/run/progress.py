@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from pipeline.figures import FIGURES, main_figure, show_figure
+from widemix.metrics import FIGURES, main_figure, show_figure
 
 T = TypeVar("T")
 _INTERVAL = 5.0  # seconds between lines without a terminal

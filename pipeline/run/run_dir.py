@@ -11,17 +11,17 @@ from typing import Any
 
 from torch.nn.modules.batchnorm import _NormBase
 
-from pipeline.distributed.topology import Topology, on_main
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.formats.manifest import data_hashes
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
-from pipeline.run import checkpoint
-from pipeline.run.checkpoint import Checkpoint
-from pipeline.run.environment import read_environment
-from pipeline.run.lease import hold
-from pipeline.run.metrics import SUPERSEDED
+from widemix.distributed.topology import Topology, on_main
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.formats.manifest import data_hashes
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
+from widemix.run import checkpoint
+from widemix.run.checkpoint import Checkpoint
+from widemix.run.environment import read_environment
+from widemix.run.lease import hold
+from widemix.run.metrics import SUPERSEDED
 
 _SKIPPED_RANGES = "skipped_ranges.json"
 _OF_A_START = {".lock", "recipe.yaml", "environment.json", "deepspeed.json"}  # written before the first step

@@ -2,7 +2,7 @@
 
 Training waits only for the copy. Then a thread of every rank writes its shards to a new file in
 checkpoints/.parts-<step>/ and names it in the process group's store; rank 0's thread joins the shards to full tensors
-and writes the checkpoint (`pipeline.run.checkpoint.save`), so that what is on disk does not depend on the ranks that
+and writes the checkpoint (`widemix.run.checkpoint.save`), so that what is on disk does not depend on the ranks that
 wrote it.
 """
 
@@ -18,11 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed import Store
 
-from pipeline.distributed.topology import Topology, on_main
-from pipeline.engine.state import Shard, State
-from pipeline.errors import RunError
-from pipeline.run import checkpoint
-from pipeline.run.checkpoint import Position, RetentionPolicy
+from widemix.distributed.topology import Topology, on_main
+from widemix.engine.state import Shard, State
+from widemix.errors import RunError
+from widemix.run import checkpoint
+from widemix.run.checkpoint import Position, RetentionPolicy
 
 _MOVED = "was renamed or removed while the run wrote to it; move it back, and start the run again"
 

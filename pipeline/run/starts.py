@@ -7,11 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE
-from pipeline.distributed.start_times import StartTimes
+from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
+from widemix.distributed.start_times import StartTimes
 
 if TYPE_CHECKING:  # a job's end is judged without torch
-    from pipeline.distributed.topology import Topology
+    from widemix.distributed.topology import Topology
 
 NAME = "starts.jsonl"
 

@@ -9,9 +9,9 @@ import numpy as np
 from torch.utils.tensorboard import FileWriter, SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from pipeline.recipe import Recipe, dump_recipe, flat_recipe
-from pipeline.run.event_files import BY_EPOCH, Dropped, EventFile
-from pipeline.run.trackers import figures_of
+from widemix.recipe import Recipe, dump_recipe, flat_recipe
+from widemix.run.event_files import BY_EPOCH, Dropped, EventFile
+from widemix.run.trackers import figures_of
 
 OVER_EPOCHS = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
 # TensorBoard's table of runs sorts figures by name, and accuracy is to come before them.
@@ -38,7 +38,7 @@ class _Writer(SummaryWriter):
 
 
 class Board:
-    """Curves, pictures and settings of a run, in one event file, with what earlier starts drew but what is `dropped`.
+    """Curves, images and settings of a run, in one event file, with what earlier starts drew but what is `dropped`.
 
     With `dropped` None it adds a file to theirs.
     """
@@ -63,7 +63,7 @@ class Board:
         self._writer.flush()
 
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
-        """Show a picture, uint8 [height, width, 3]."""
+        """Show an image, uint8 [height, width, 3]."""
         self._writer.add_image(name, image, step, dataformats="HWC")
         self._writer.flush()
 

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
-from pipeline.errors import InputError
-from pipeline.files import atomic_write
-from pipeline.recipe import Recipe, flat_recipe
-from pipeline.recipe.train import LogSection
+from widemix.errors import InputError
+from widemix.files import atomic_write
+from widemix.recipe import Recipe, flat_recipe
+from widemix.recipe.train import LogSection
 
 NOT_FIGURES = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"

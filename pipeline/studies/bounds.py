@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import InputError
-from pipeline.studies.figure import save
+from widemix.errors import InputError
+from widemix.studies.figure import save
 
 DOMINANCE = math.log2(3)  # 1.585: how many times deeper Mixers may be and still be dominated (proposition 5.10)
 

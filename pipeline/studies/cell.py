@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, experiment_hash, load_recipe, run_differences
+from widemix.errors import InputError
+from widemix.recipe import Recipe, experiment_hash, load_recipe, run_differences
 
 _LONGEST = 120  # characters of a folder's name before the hash
 

@@ -18,11 +18,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.errors import InputError
-from pipeline.studies.protocol import Claim, Place
-from pipeline.studies.quantity import is_number, value_of
-from pipeline.studies.results import Result
-from pipeline.studies.study import Study
+from widemix.errors import InputError
+from widemix.studies.protocol import Claim, Place
+from widemix.studies.quantity import is_number, value_of
+from widemix.studies.results import Result
+from widemix.studies.study import Study
 
 _LEVEL, _POWER = 0.05, 0.8
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import atomic_write
-from pipeline.studies.quantity import is_number, label_of
-from pipeline.studies.results import Point, Result, lines_of
-from pipeline.studies.study import Study
+from widemix.files import atomic_write
+from widemix.studies.quantity import is_number, label_of
+from widemix.studies.results import Point, Result, lines_of
+from widemix.studies.study import Study
 
 _MARKERS = "osD^vP*X<>"
 

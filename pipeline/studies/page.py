@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.files import atomic_write
-from pipeline.studies.claims import Verdict, verdicts
-from pipeline.studies.figure import draw
-from pipeline.studies.quantity import is_number, label_of
-from pipeline.studies.results import Point, Result, as_csv, lines_of
-from pipeline.studies.search import Arm, Trial, best
-from pipeline.studies.search import as_csv as trials_as_csv
-from pipeline.studies.study import Study
+from widemix.files import atomic_write
+from widemix.studies.claims import Verdict, verdicts
+from widemix.studies.figure import draw
+from widemix.studies.quantity import is_number, label_of
+from widemix.studies.results import Point, Result, as_csv, lines_of
+from widemix.studies.search import Arm, Trial, best
+from widemix.studies.search import as_csv as trials_as_csv
+from widemix.studies.study import Study
 
 _NOT_SEARCHED = (
     "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "

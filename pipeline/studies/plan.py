@@ -5,16 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import InputError
-from pipeline.studies.cell import Cell, unique
-from pipeline.studies.claims import verdicts
-from pipeline.studies.protocol import Search
-from pipeline.studies.quantity import COMPUTED, is_number, value_of
-from pipeline.studies.results import Result
-from pipeline.studies.rows import Table
-from pipeline.studies.search import Arm, Trial, arms, chosen_cells
-from pipeline.studies.study import Study, study_cells
+from widemix.command_line.commands import Exit
+from widemix.errors import InputError
+from widemix.studies.cell import Cell, unique
+from widemix.studies.claims import verdicts
+from widemix.studies.protocol import Search
+from widemix.studies.quantity import COMPUTED, is_number, value_of
+from widemix.studies.results import Result
+from widemix.studies.rows import Table
+from widemix.studies.search import Arm, Trial, arms, chosen_cells
+from widemix.studies.study import Study, study_cells
 
 Run = Callable[[Sequence[Cell]], Exit]  # trains cells that have not ended, and puts their rows into the table
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.section import Positive, Section, key
+from widemix.section import Positive, Section, key
 
 
 class Range(Section):
@@ -68,7 +68,7 @@ class Place(Section):
 
 
 class Claim(Section):
-    """A comparison that is written before the runs, and that they decide: see `pipeline.studies.claims`.
+    """A comparison that is written before the runs, and that they decide: see `widemix.studies.claims`.
 
     Either `left` and `right`, whose difference is left - right, or `slope`, the least-squares slope of the points of
     a line by x (by log10 x on a logarithmic axis).

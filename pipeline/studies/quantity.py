@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe
+from widemix.errors import InputError
+from widemix.recipe import Recipe
 
 if TYPE_CHECKING:  # importing torch takes seconds
-    from pipeline.models.cost import ModelCost
+    from widemix.models.cost import ModelCost
 
 
 def _model(recipe: Recipe, leaf: str) -> float:
@@ -47,7 +47,7 @@ COMPUTED: dict[str, tuple[str, Callable[[Recipe, "ModelCost"], float | str]]] = 
     "omega": ("connections a layer Ω", lambda _, cost: cost.omega),
     "parameters": ("parameters", lambda _, cost: cost.parameters),
     "memory_mb": ("parameters, MB in fp32", lambda _, cost: cost.parameters * 4 / 1e6),
-    "forward_mflops": ("forward MFLOPs of a picture", lambda _, cost: cost.forward_flops / 1e6),
+    "forward_mflops": ("forward MFLOPs of an image", lambda _, cost: cost.forward_flops / 1e6),
     "patch_size": ("patch size P", lambda recipe, _: _model(recipe, "patch_size")),
     "permuted_block": ("random-permuted block", _permuted_block),
     "patch_features": ("C0 = 3 P²", lambda recipe, _: 3 * _model(recipe, "patch_size") ** 2),
@@ -68,7 +68,7 @@ CURVES = ("error", "top1", "loss", "train_loss")  # of these, what has a value f
 def value_of(name: str, recipe: Recipe) -> float | str:
     """Return a computed quantity or the value of a recipe key."""
     if name in COMPUTED:
-        from pipeline.models.cost import model_cost
+        from widemix.models.cost import model_cost
 
         cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
         return COMPUTED[name][1](recipe, cost)

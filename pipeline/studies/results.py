@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.studies.cell import Cell
-from pipeline.studies.quantity import MEASURED, is_number, value_of
-from pipeline.studies.rows import Row, Table
-from pipeline.studies.study import Figure, Study
+from widemix.studies.cell import Cell
+from widemix.studies.quantity import MEASURED, is_number, value_of
+from widemix.studies.rows import Row, Table
+from widemix.studies.study import Figure, Study
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import InputError
-from pipeline.run.listing import metrics
-from pipeline.studies.cell import Cell
+from widemix.errors import InputError
+from widemix.run.listing import metrics
+from widemix.studies.cell import Cell
 
 _DIGITS = 6  # of measured numbers
 

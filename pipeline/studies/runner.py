@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.cli.commands import Exit
-from pipeline.distributed.launchers import without_launcher
-from pipeline.errors import RunError
-from pipeline.processes import end_with_parent, leave_closed_terminal, stop_signals
-from pipeline.run.lease import RENEWAL_S, Leases
-from pipeline.studies.cell import Cell
-from pipeline.studies.rows import add_core_seconds
+from widemix.command_line.commands import Exit
+from widemix.distributed.launchers import without_launcher
+from widemix.errors import RunError
+from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
+from widemix.run.lease import RENEWAL_S, Leases
+from widemix.studies.cell import Cell
+from widemix.studies.rows import add_core_seconds
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for cells that others have given back
@@ -51,7 +51,7 @@ class Runner:
         at_once: int = 1,
         ranks: int = 1,
         gpus: Sequence[str] = (),
-        program: Sequence[str] = (sys.executable, "-m", "pipeline.cli", "train"),
+        program: Sequence[str] = (sys.executable, "-m", "widemix", "train"),
         ended: Callable[[Cell], None] = lambda _: None,
     ):
         self._folder, self._at_once, self._ranks, self._gpus = folder, at_once, ranks, list(gpus)

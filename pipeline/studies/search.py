@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.errors import InputError
-from pipeline.studies.cell import Cell, yaml_text
-from pipeline.studies.protocol import Range, Search
+from widemix.errors import InputError
+from widemix.studies.cell import Cell, yaml_text
+from widemix.studies.protocol import Range, Search
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
 Outcome = Callable[[Cell], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended

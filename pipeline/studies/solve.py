@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
-from pipeline.errors import InputError
-from pipeline.models.section import ModelSection
-from pipeline.models.width import tokens_of
-from pipeline.recipe import Recipe
+from widemix.errors import InputError
+from widemix.models.section import ModelSection
+from widemix.models.width import tokens_of
+from widemix.recipe import Recipe
 
 _WIDEST = 2**20
 
@@ -67,7 +67,7 @@ def _weights(leaf: str, target: float, recipe: Recipe) -> int | None:
 
 def block_weights(section: ModelSection, recipe: Recipe) -> int:
     """Return the weights of all blocks of a network on the recipe's data: depth times what one more block adds."""
-    from pipeline.models.cost import model_cost
+    from widemix.models.cost import model_cost
 
     one, two = (
         model_cost(section.model_copy(update={"depth": depth}), recipe.data.image_size, recipe.data.num_classes)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.estimate.hardware import Cluster
-from pipeline.estimate.recipe_tables import header
-from pipeline.estimate.report import estimate
-from pipeline.models.cost import FLOAT, model_cost
-from pipeline.recipe import Recipe
-from pipeline.run.lease import Leases
-from pipeline.studies.cell import Cell
-from pipeline.studies.rows import Table, finished_row
+from widemix.estimate.hardware import Cluster
+from widemix.estimate.recipe_tables import header
+from widemix.estimate.report import estimate
+from widemix.models.cost import FLOAT, model_cost
+from widemix.recipe import Recipe
+from widemix.run.lease import Leases
+from widemix.studies.cell import Cell
+from widemix.studies.rows import Table, finished_row
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from pipeline.errors import InputError, command
-from pipeline.recipe import keys, load_recipe, suggest
-from pipeline.recipe.files import SHIPPED
-from pipeline.recipe.yaml_text import read_yaml, yaml_complaint
-from pipeline.section import Section, key
-from pipeline.studies.cell import Cell, yaml_text
-from pipeline.studies.protocol import Claim, Place, Range, Search
-from pipeline.studies.quantity import COMPUTED, CURVES, MEASURED
-from pipeline.studies.solve import CONSTRAINTS, solve
+from widemix.errors import InputError, command
+from widemix.recipe import keys, load_recipe, suggest
+from widemix.recipe.files import SHIPPED
+from widemix.recipe.yaml_text import read_yaml, yaml_error_message
+from widemix.section import Section, key
+from widemix.studies.cell import Cell, yaml_text
+from widemix.studies.protocol import Claim, Place, Range, Search
+from widemix.studies.quantity import COMPUTED, CURVES, MEASURED
+from widemix.studies.solve import CONSTRAINTS, solve
 
 LEAST_SEEDS = 3  # of a study that searches first
 Solve = dict[Literal["omega", "weights"], float | list[float]]
@@ -172,7 +172,7 @@ def read_study(path: Path) -> Study:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not valid YAML, {yaml_complaint(error)}") from None
+        raise InputError(f"{path}: not valid YAML, {yaml_error_message(error)}") from None
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
         where = ".".join(map(str, first["loc"]))

@@ -6,8 +6,8 @@ not depend on it.
 
 import time
 
-from pipeline.distributed.requests import Request
-from pipeline.recipe.train import EvalSection, TrainSection
+from widemix.distributed.requests import Request
+from widemix.recipe.train import EvalSection, TrainSection
 
 
 class Cadence:

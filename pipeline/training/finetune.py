@@ -1,4 +1,4 @@
-"""Starting from trained weights: with a new head, for larger pictures, with frozen parameters."""
+"""Starting from trained weights: with a new head, for larger images, with frozen parameters."""
 
 import math
 from collections.abc import Mapping, Sequence, Set
@@ -14,14 +14,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.engine.batch_norm import freeze_batch_norms
-from pipeline.errors import InputError
-from pipeline.models.mixer.grow import grow
-from pipeline.models.mixer.network import Mixer
-from pipeline.models.names import timm_name
-from pipeline.models.timm_methods import timm_method
-from pipeline.models.timm_registry import load_pretrained
-from pipeline.run import checkpoint
+from widemix.engine.batch_norm import freeze_batch_norms
+from widemix.errors import InputError
+from widemix.models.mixer.grow import grow
+from widemix.models.mixer.network import Mixer
+from widemix.models.names import timm_name
+from widemix.models.timm_methods import timm_method
+from widemix.models.timm_registry import load_pretrained
+from widemix.run import checkpoint
 
 Weights = Mapping[str, torch.Tensor]
 BODY = "body"  # of train.freeze: all parameters but the head's
@@ -37,7 +37,7 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
     torch.save, a checkpoint of timm's training script, timm:NAME for timm's pretrained weights, or hf:OWNER/NAME
     for those of a network on the Hugging Face Hub.
     A head for other classes keeps its new weights, with `reset_head` every head does, and the source may have none; a
-    Mixer for larger pictures is grown. `InputError` if the weights cannot be read or do not fit the model.
+    Mixer for larger images is grown. `InputError` if the weights cannot be read or do not fit the model.
     """
     weights, changes = dict(_read(source)), []
     if isinstance(module, Mixer):
@@ -168,7 +168,7 @@ def _tokens(weights: Weights) -> int:
 
 
 def _growth_factor(module: Mixer, weights: Weights, source: str) -> int:
-    """Return how many times as high and wide the module's pictures are as those of the weights."""
+    """Return how many times as high and wide the module's images are as those of the weights."""
     wanted, stem = module.state_dict(), "stem.proj.weight"
     expected, loaded = _tokens(wanted), _tokens(weights)
     if not loaded or stem not in weights or weights[stem].shape != wanted[stem].shape:
@@ -176,7 +176,7 @@ def _growth_factor(module: Mixer, weights: Weights, source: str) -> int:
     factor = math.isqrt(expected // loaded)
     if factor**2 * loaded != expected:
         raise InputError(
-            f"train.init_from {source}: reads pictures of {loaded} tokens, the recipe's are {expected}; "
+            f"train.init_from {source}: reads images of {loaded} tokens, the recipe's are {expected}; "
             f"they may be 2, 3, ... times as high and wide, with {4 * loaded}, {9 * loaded}, ... tokens"
         )
     return factor
@@ -197,7 +197,7 @@ def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Litera
 
 
 def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"], source: str) -> dict:
-    """Return the weights of a model for smaller pictures, grown by `factor` in height and width."""
+    """Return the weights of a model for smaller images, grown by `factor` in height and width."""
     shape, parts = module.shape, factor**2
     if method == "copies":
         hidden = None if shape.token_hidden is None else shape.token_hidden // parts

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed.topology import mean_over_ranks
-from pipeline.engine import StepResult
-from pipeline.run.checkpoint import UnloggedSteps
-from pipeline.training.faults import StepMetrics
+from widemix.distributed.topology import mean_over_ranks
+from widemix.engine import StepResult
+from widemix.run.checkpoint import UnloggedSteps
+from widemix.training.faults import StepMetrics
 
 
 @dataclass

@@ -9,29 +9,29 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeline.data.batches import Batch
-from pipeline.data.grid import training_grid
-from pipeline.data.loader import TrainLoader
-from pipeline.data.random import DROPOUT, key
-from pipeline.distributed.requests import Request, SharedRequests
-from pipeline.distributed.signals import StopRequest
-from pipeline.distributed.topology import seed_device
-from pipeline.distributed.watchdog import Watchdog
-from pipeline.engine import Engine
-from pipeline.recipe import Recipe
-from pipeline.recipe.data import DataSection
-from pipeline.run.checkpoint import Position
-from pipeline.run.log import RunLog
-from pipeline.run.metrics import peak_memory
-from pipeline.run.run_dir import ResumeState
-from pipeline.run.saving import Saver
-from pipeline.run.starts import StartRecord
-from pipeline.training.cadence import Cadence
-from pipeline.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback
-from pipeline.training.log_interval import LogInterval
-from pipeline.training.mistakes import Mistakes
-from pipeline.training.profile import Profiler
-from pipeline.training.schedule import Schedule
+from widemix.data.batches import Batch
+from widemix.data.grid import training_grid
+from widemix.data.loader import TrainLoader
+from widemix.data.random import DROPOUT, key
+from widemix.distributed.requests import Request, SharedRequests
+from widemix.distributed.signals import StopRequest
+from widemix.distributed.topology import seed_device
+from widemix.distributed.watchdog import Watchdog
+from widemix.engine import Engine
+from widemix.recipe import Recipe
+from widemix.recipe.data import DataSection
+from widemix.run.checkpoint import Position
+from widemix.run.log import RunLog
+from widemix.run.metrics import peak_memory
+from widemix.run.run_dir import ResumeState
+from widemix.run.saving import Saver
+from widemix.run.starts import StartRecord
+from widemix.training.cadence import Cadence
+from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback
+from widemix.training.log_interval import LogInterval
+from widemix.training.mistakes import Mistakes
+from widemix.training.profile import Profiler
+from widemix.training.schedule import Schedule
 
 
 @dataclass(frozen=True)

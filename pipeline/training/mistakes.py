@@ -1,4 +1,4 @@
-"""What an evaluation during training gets wrong: the confusion matrix, and the first misclassified pictures."""
+"""What an evaluation during training gets wrong: the confusion matrix, and the first misclassified images."""
 
 from pathlib import Path
 from typing import Any
@@ -8,21 +8,21 @@ import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw, ImageFont
 
-from pipeline.data.batches import Batch
-from pipeline.data.grid import denormalise, grid
-from pipeline.data.loader import EvalLoader
-from pipeline.formats.manifest import read_manifest
-from pipeline.recipe.data import DataSection
-from pipeline.run.log import RunLog
+from widemix.data.batches import Batch
+from widemix.data.grid import denormalise, grid
+from widemix.data.loader import EvalLoader
+from widemix.formats.manifest import read_manifest
+from widemix.recipe.data import DataSection
+from widemix.run.log import RunLog
 
-NAMED, NUMBERED = 40, 12  # classes whose names and counts fit into the picture of the matrix
+NAMED, NUMBERED = 40, 12  # classes whose names and counts fit into the image of the matrix
 _PAPER, _INK = np.array([255, 255, 255]), np.array([0, 90, 160])
 
 
 class Mistakes:
     """Collects them during an evaluation, on every rank, and writes them; the same whatever the number of ranks.
 
-    `count`: pictures to show, the first misclassified ones in the order of the split.
+    `count`: images to show, the first misclassified ones in the order of the split.
     """
 
     def __init__(self, count: int, loader: EvalLoader, log: RunLog):
@@ -52,9 +52,9 @@ class Mistakes:
         classes = list(read_manifest(Path(self._loader.data.path)).classes)
         self._log.writer.write_confusion({"step": step, "classes": classes, "counts": counts})
         self._log.writer.show("confusion", confusion_image(counts, classes), step)
-        pictures = mistakes_grid(self._loader, wrong, classes)
-        if pictures is not None:
-            self._log.writer.add_image("mistakes", pictures, step)
+        images = mistakes_grid(self._loader, wrong, classes)
+        if images is not None:
+            self._log.writer.add_image("mistakes", images, step)
 
     def _gather(self) -> tuple[list[list[int]], list[tuple[int, ...]]]:
         """Counts [true class][predicted class], and (sample, true, predicted) of the first `count` mistakes."""
@@ -66,7 +66,7 @@ class Mistakes:
 
 
 def mistakes_grid(loader: EvalLoader, wrong: list[tuple[int, ...]], classes: list[str]) -> np.ndarray | None:
-    """The pictures above their classes, uint8 [height, width, 3]; None for text, or if none is wrong."""
+    """The images above their classes, uint8 [height, width, 3]; None for text, or if none is wrong."""
     section = loader.data
     if not wrong or not isinstance(section, DataSection):
         return None

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from pipeline.recipe.schedule import ScheduleSection, exact
-from pipeline.recipe.train import TrainSection
+from widemix.recipe.schedule import ScheduleSection, exact
+from widemix.recipe.train import TrainSection
 
 
 @dataclass(frozen=True)

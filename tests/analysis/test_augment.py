@@ -1,20 +1,20 @@
-"""Sheets of pictures: they show the run's pictures and every difference, and are written atomically."""
+"""Sheets of images: they show the run's images and every difference, and are written atomically."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from pipeline.analysis.augment import first_batch, write_png
-from pipeline.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
-from pipeline.cli import main
-from pipeline.data.grid import BACKGROUND, GUTTER, denormalise, grid
-from pipeline.data.loader import TrainLoader
-from pipeline.data.normalise import normalise
-from pipeline.distributed.topology import Topology
-from pipeline.recipe import load_recipe
-from pipeline.recipe.data import DataSection
 from tests.sections import train_section
+from widemix.analysis.augment import first_batch, write_png
+from widemix.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
+from widemix.cli import main
+from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid
+from widemix.data.loader import TrainLoader
+from widemix.data.normalise import normalise
+from widemix.distributed.topology import Topology
+from widemix.recipe import load_recipe
+from widemix.recipe.data import DataSection
 
 
 def rp_mixer(digits):
@@ -36,9 +36,9 @@ def test_the_grid_shows_what_the_first_step_trains_on(digits):
 
 def test_undoing_the_normalisation_gives_the_bytes_back():
     section = DataSection(path="", num_classes=2)
-    pictures = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 16, 16, 3)
+    images = torch.arange(256, dtype=torch.uint8).repeat(3).reshape(1, 16, 16, 3)
     mean, std = (255 * torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
-    assert torch.equal(torch.from_numpy(denormalise(normalise(pictures, mean, std), section)), pictures)
+    assert torch.equal(torch.from_numpy(denormalise(normalise(images, mean, std), section)), images)
 
 
 def test_tiles_are_placed_in_rows_without_interpolation():
@@ -53,27 +53,27 @@ def test_tiles_are_placed_in_rows_without_interpolation():
 
 
 def test_a_difference_is_amplified_and_stated():
-    picture = np.full((300, 300, 3), 100, np.uint8)
+    image = np.full((300, 300, 3), 100, np.uint8)
 
-    def wrong(picture, argument):
-        changed = picture.copy()
+    def wrong(image, argument):
+        changed = image.copy()
         changed[7, 9, 1] += np.uint8(argument)
         return changed
 
-    comparison = Comparison("", None, (0.0, 1.0), "its peer", wrong, lambda picture, _: picture)
-    tiles, captions = comparison_tiles(comparison, picture)
+    comparison = Comparison("", None, (0.0, 1.0), "its peer", wrong, lambda image, _: image)
+    tiles, captions = comparison_tiles(comparison, image)
     assert captions == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 4e-06"]
     assert not tiles[4].any()
-    assert tiles[5].max() == AMPLIFIED  # seen, though the tile is smaller than the picture
+    assert tiles[5].max() == AMPLIFIED  # seen, though the tile is smaller than the image
     assert all(tile.shape == (100, 100, 3) for tile in tiles)
 
 
 def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
-    picture = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
+    image = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
     comparisons = all_comparisons((124, 116, 104))
     assert sum(comparison.peer == "Pillow" for comparison in comparisons) > 15
     for comparison in comparisons:
-        _, captions = comparison_tiles(comparison, picture)
+        _, captions = comparison_tiles(comparison, image)
         verdicts = set(captions[2 * len(comparison.arguments) :])
         allowed = {"Pillow refuses"} if comparison.name.startswith("Posterize") else set()
         if comparison.peer == "Pillow":
@@ -82,7 +82,7 @@ def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
 
 def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
     words = ["widemix", "analyse", "augment", "recipes/digits/mixer.yaml", "--data.path", str(digits)]
-    monkeypatch.setattr("sys.argv", [*words, "--to", str(tmp_path / "sheets"), "--pictures", "9", "--seed", "4"])
+    monkeypatch.setattr("sys.argv", [*words, "--to", str(tmp_path / "sheets"), "--images", "9", "--seed", "4"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
@@ -94,35 +94,35 @@ def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "error_message"),
     [
-        (["--pictures", "0"], "--pictures 0: must be at least 1"),
+        (["--images", "0"], "--images 0: must be at least 1"),
         (
-            ["--pictures", "1500"],
-            "--pictures 1500: the training split has 1424 in whole groups of augment.mix_group 16",
+            ["--images", "1500"],
+            "--images 1500: the training split has 1424 in whole groups of augment.mix_group 16",
         ),
         (["--seed", "-1"], "--seed -1: must be at least 0"),
         (["--data.path", "nowhere"], "nowhere: no such folder"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(digits, tmp_path, monkeypatch, capsys, words, complaint):
+def test_mistakes_are_one_line_and_write_nothing(digits, tmp_path, monkeypatch, capsys, words, error_message):
     recipe = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--to", str(tmp_path / "to")]
     monkeypatch.setattr("sys.argv", ["widemix", "analyse", "augment", *recipe, *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert complaint in error
+    assert error_message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "to").exists()
 
 
-def test_an_interrupted_picture_leaves_what_was_there(tmp_path, monkeypatch):
+def test_an_interrupted_image_leaves_what_was_there(tmp_path, monkeypatch):
     path = tmp_path / "sheet.png"
     write_png(Image.new("RGB", (2, 2), (1, 2, 3)), path)
     before = path.read_bytes()
 
-    def interrupted(picture, file, **options):
+    def interrupted(image, file, **options):
         file.write(b"half")
         raise KeyboardInterrupt
 

@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline.analysis.cka import LEAST, cka, diagonal_mean, random_samples
-from pipeline.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from pipeline.analysis.similarity import Samples, Similarity, compare, mean_diagonals
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.models.families import KINDS
-from pipeline.models.registry import build_model
-from pipeline.training.networks import load_network
+from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
+from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.evaluation.networks import load_network
+from widemix.models.families import KINDS
+from widemix.models.registry import build_model
 
 
 def hsic(x: np.ndarray, y: np.ndarray) -> float:
@@ -126,8 +126,8 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits):
     assert found.samples == found.batch == 60
     assert found.rows == [f"blocks.{i}.norm1" for i in range(4)]
     assert found.columns == ["blocks.1"]
-    from pipeline.data.loader import EvalLoader
-    from pipeline.distributed.topology import Topology
+    from widemix.data.loader import EvalLoader
+    from widemix.distributed.topology import Topology
 
     section = first.data.model_copy(update={"path": str(digits)})
     with EvalLoader(section, 1000, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:

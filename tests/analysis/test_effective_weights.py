@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.analysis.effective_weights import (
+from tests.models.dense import matrix, transposition
+from widemix.analysis.effective_weights import (
     effective_weights,
     input_features,
     receptive_fields,
     shrink,
 )
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.models.families import KINDS
-from pipeline.models.registry import build_model
-from tests.models.dense import matrix, transposition
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.models.families import KINDS
+from widemix.models.registry import build_model
 
 
 def build(kind: str, **keys):

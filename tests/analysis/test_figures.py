@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 
-from pipeline.analysis.evaluation import draw_confusion
-from pipeline.analysis.figures import as_png, label
-from pipeline.training.assessment import Assessment, Details
+from widemix.analysis.evaluation import draw_confusion
+from widemix.analysis.figures import as_png, label
+from widemix.evaluation.assessment import Assessment, Details
 
 DETAILS = Details([[1, 0], [1, 0]], [100.0, 0.0], [], 0.0)
 

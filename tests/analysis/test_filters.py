@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 
-from pipeline.analysis.filters import (
+from widemix.analysis.filters import (
     Filters,
     draw_filters,
     layer_filters,
@@ -16,10 +16,10 @@ from pipeline.analysis.filters import (
     sort_filters,
     token_filters,
 )
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.models.mixer.network import Mixer
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.models.mixer.network import Mixer
 
 
 def test_the_frequency_is_that_of_a_plain_sum():
@@ -66,16 +66,16 @@ def test_of_an_odd_number_one_is_left_and_pairs_are_the_most_opposite():
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_filters_give_what_the_layers_give(ours):
-    """Of timm's Mixer and of ours: patch filter and unit as plain sums over the picture and over the grid."""
+    """Of timm's Mixer and of ours: patch filter and unit as plain sums over the image and over the grid."""
     torch.manual_seed(0)
     if ours:
         model = Mixer(img_size=12, patch_size=4, num_classes=2, channels=6, depth=2, token_hidden=7, channel_hidden=8)
     else:
         model = timm.models.MlpMixer(img_size=12, patch_size=4, num_classes=2, embed_dim=6, num_blocks=2)
     name, patch = patch_filters(model)
-    picture = torch.randn(1, 3, 12, 12)
-    tokens = model.stem(picture) - model.stem.proj.bias
-    window = picture[0, :, 4:8, 8:12].permute(1, 2, 0).numpy()  # the patch in row 1, column 2
+    image = torch.randn(1, 3, 12, 12)
+    tokens = model.stem(image) - model.stem.proj.bias
+    window = image[0, :, 4:8, 8:12].permute(1, 2, 0).numpy()  # the patch in row 1, column 2
     assert name == "stem.proj"
     assert tokens[0, 5].detach().numpy() == pytest.approx([(window * each).sum() for each in patch], abs=1e-5)
     name, units = token_filters(model, 1)
@@ -101,13 +101,13 @@ def test_tokens_without_a_grid_are_refused():
     projected = Mixer(img_size=12, patch_size=4, num_classes=2, tokens=5, **shape)
     assert token_filters(projected, 0)[1].shape == (7, 3, 3)
     permuted = Mixer(img_size=12, patch_size=4, num_classes=2, permutation="random", **shape)
-    for model, block, complaint in (
+    for model, block, error_message in (
         (projected, 1, "mixtures of patches"),
         (permuted, 0, "randomly permuted"),
         (projected, 2, "has 2 blocks, from 0"),
         (timm.create_model("resnet10t", num_classes=2), 0, "has 0 blocks"),
     ):
-        with pytest.raises(InputError, match=complaint):
+        with pytest.raises(InputError, match=error_message):
             token_filters(model, block)
     assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.analysis.pixels import shuffled_inputs
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.data.loader import EvalLoader
-from pipeline.data.pixel_order import pixel_permutation
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.training.assessment import evaluate_checkpoint
-from pipeline.training.networks import load_network
+from widemix.analysis.pixels import shuffled_inputs
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data.loader import EvalLoader
+from widemix.data.pixel_order import pixel_permutation
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.evaluation.networks import load_network
 
 
 def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, capsys):

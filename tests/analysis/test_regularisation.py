@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
-from pipeline.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
+from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ import pytest
 import scipy.sparse
 import torch
 
-from pipeline.analysis import spectrum
-from pipeline.analysis.sparse_spectrum import masked_gaussian, scaling, widening
-from pipeline.analysis.spectrum import (
+from tests.models.dense import matrix, transposition
+from widemix.analysis import spectrum
+from widemix.analysis.sparse_spectrum import masked_gaussian, scaling, widening
+from widemix.analysis.spectrum import (
     kronecker_singular_values,
     linear_operator,
     marchenko_pastur_edge,
@@ -18,13 +19,12 @@ from pipeline.analysis.spectrum import (
     sparse_edge,
     spectra,
 )
-from pipeline.analysis.training_spectrum import course
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.models.families import KINDS
-from pipeline.models.registry import build_model
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from tests.models.dense import matrix, transposition
+from widemix.analysis.training_spectrum import course
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.models.families import KINDS
+from widemix.models.registry import build_model
+from widemix.models.sw_mlp.sparse import SparseLinear
 
 
 def build(kind: str, side: int = 8, **keys):
@@ -37,11 +37,11 @@ def numpys(matrix: torch.Tensor) -> np.ndarray:
 
 def test_permuted_wide_matrices_have_the_small_weights_values():
     """Of J2 (I (x) W) J1 and of J_c^T (I (x) W) J_c, made explicitly."""
-    pictures = torch.zeros(1, 3, 8, 8)
+    images = torch.zeros(1, 3, 8, 8)
     for permutation in ("random", "commutation"):
         keys = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "permutation": permutation}
         model = build("s_mixer", **keys)
-        found = {each.layer: each for each in spectra(model, pictures)}
+        found = {each.layer: each for each in spectra(model, images)}
         for name, rows, tokens in (("mlp_tokens", 6, True), ("mlp_channels", 4, False)):
             layer = getattr(model.blocks[0], name)
             into = transposition(4, 6) if tokens else None

@@ -6,16 +6,16 @@ import time
 import pytest
 import torch
 
-from pipeline.bench.inference import measure_inference
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.training.networks import load_network
+from widemix.bench.inference import measure_inference
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.evaluation.networks import load_network
 
 CPU = torch.device("cpu")
 
 
 class Slow(torch.nn.Module):
-    """Takes 2 ms a picture, and 10 ms the first time; keeps what it was given."""
+    """Takes 2 ms an image, and 10 ms the first time; keeps what it was given."""
 
     def __init__(self):
         super().__init__()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pipeline.bench import mixing
-from pipeline.bench.timing import time_in_turns
-from pipeline.recipe.augment import AugmentSection
+from widemix.bench import mixing
+from widemix.bench.timing import time_in_turns
+from widemix.recipe.augment import AugmentSection
 
 
 def test_shares_are_medians_over_the_rounds_that_count():
@@ -31,7 +31,7 @@ def test_shares_are_medians_over_the_rounds_that_count():
 
 @pytest.mark.parametrize("name", ["timm", *mixing.SETTINGS])
 def test_every_contestant_mixes_each_call_anew(name):
-    """Two pictures with each other: soft targets of both classes, and other shares in the next call."""
+    """Two images with each other: soft targets of both classes, and other shares in the next call."""
     images, labels = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]), torch.tensor([1, 2])
     if name == "timm":
         act = mixing._timm(images, labels)
@@ -44,4 +44,4 @@ def test_every_contestant_mixes_each_call_anew(name):
         assert torch.allclose(targets.sum(1), torch.ones(2))
         assert torch.allclose(targets[:, 1] + targets[:, 2], torch.tensor(0.9), atol=1e-3)
     assert len({targets[0, 1].item() for targets in found}) == 4
-    assert torch.equal(images[0], torch.zeros(3, 8, 8))  # each has pictures of its own
+    assert torch.equal(images[0], torch.zeros(3, 8, 8))  # each has images of its own

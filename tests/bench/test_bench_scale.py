@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.bench import scale
-from pipeline.bench.scale import (
+from tests.conftest import ROOT, Command
+from widemix.bench import scale
+from widemix.bench.scale import (
     PARTS,
     bind_to_cpus,
     measure_scale,
@@ -18,10 +19,9 @@ from pipeline.bench.scale import (
     with_efficiency,
     write_row,
 )
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.recipe import Recipe, load_recipe
-from tests.conftest import ROOT, Command
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.recipe import Recipe, load_recipe
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 WAYS = ("plain", "batch_last")

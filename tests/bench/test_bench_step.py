@@ -5,17 +5,17 @@ import itertools
 import pytest
 import torch
 
-from pipeline.bench import network_step, operations, step
-from pipeline.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
-from pipeline.bench.operations import peak_memory, time_by_operation
-from pipeline.bench.report import report
-from pipeline.distributed.topology import Topology, process_group
-from pipeline.errors import InputError
-from pipeline.models.cost import model_cost
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
-from pipeline.training.profile import torch_profiler
 from tests.conftest import ROOT
+from widemix.bench import network_step, operations, step
+from widemix.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
+from widemix.bench.operations import peak_memory, time_by_operation
+from widemix.bench.report import report
+from widemix.distributed.topology import Topology, process_group
+from widemix.errors import InputError
+from widemix.models.cost import model_cost
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
+from widemix.training.profile import torch_profiler
 
 
 def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
@@ -101,7 +101,7 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, kernels):
     layers = other.model.layer_costs(32, 10).layers  # a CPU multiplies by the weights that the masks leave
     flops = 64 * sum(2 * layer.connections * (1 + layer.backward_products) for layer in layers)
     assert row["tflop_per_s"] * 64e12 / row["images_per_cpu_s"] == pytest.approx(flops, rel=0.05)
-    with pytest.raises(InputError, match="takes no pictures"):
+    with pytest.raises(InputError, match="takes no images"):
         measure_networks(load_recipe(ROOT / "recipes/mnli/mixer_gelu.yaml"), 2, 1, False, torch.device("cpu"))
     in_fp8 = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.precision", "bf16"), ("train.fp8", "true")])
     with pytest.raises(InputError, match="not in float8"):

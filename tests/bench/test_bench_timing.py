@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.bench.timing import percent_longer
+from widemix.bench.timing import percent_longer
 
 
 @pytest.mark.parametrize(("slower", "percent"), [(1.0, 0.0), (1.05, 5.0), (0.9, -10.0)])

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-import pipeline.data.decode
-import pipeline.data.with_pillow
-from pipeline.data.loader import TrainLoader
-from pipeline.data.tokens import Tokens
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection, TextDataSection
+import widemix.data.decode
+import widemix.data.with_pillow
 from tests.sections import train_section
+from widemix.data.loader import TrainLoader
+from widemix.data.tokens import Tokens
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection, TextDataSection
 
 TICK = 0.05  # seconds
 
@@ -50,8 +50,8 @@ def main(clock: Path, folders: list[str]) -> None:
     Clock(clock)
     for folder in map(Path, folders):
         if folder.name == "exception":
-            pipeline.data.decode._compiled_reader = lambda: None
-            pipeline.data.with_pillow._jpeg = functools.partial(_failing, pipeline.data.with_pillow._jpeg, folder)
+            widemix.data.decode._compiled_reader = lambda: None
+            widemix.data.with_pillow._jpeg = functools.partial(_failing, widemix.data.with_pillow._jpeg, folder)
         try:
             _read(folder)
         except InputError as error:

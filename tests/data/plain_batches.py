@@ -1,4 +1,4 @@
-"""Training batches made one picture at a time by timm, torchvision and Pillow, from the documented random numbers.
+"""Training batches made one image at a time by timm, torchvision and Pillow, from the documented random numbers.
 
 Nothing of the project's code is used: timm's modules draw from our numbers instead of Python's `random`.
 """
@@ -67,21 +67,21 @@ class Numbers:
         return low + int((high - low + 1) * uniform(self.stream, self.at))
 
 
-def plain_batch(pictures: Sequence[tuple[Image.Image, int]], recipe: Any, epoch: int, step: int) -> tuple:
-    """Inputs, targets, samples and keys of one step, over all ranks, from all decoded pictures and their labels.
+def plain_batch(images: Sequence[tuple[Image.Image, int]], recipe: Any, epoch: int, step: int) -> tuple:
+    """Inputs, targets, samples and keys of one step, over all ranks, from all decoded images and their labels.
 
     The recipe has the sections data, augment and train.
     """
     data, augment, train = recipe.data, recipe.augment, recipe.train
-    samples, view_ids = views_of_step(len(pictures), train, max(1, augment.aug_repeats), epoch, step)
+    samples, view_ids = views_of_step(len(images), train, max(1, augment.aug_repeats), epoch, step)
     inputs = torch.stack(
         [
-            plain_picture(pictures[sample][0], data, augment, train.seed, epoch, view_id)
+            plain_image(images[sample][0], data, augment, train.seed, epoch, view_id)
             for sample, view_id in zip(samples, view_ids, strict=True)
         ]
     )
-    labels = torch.tensor([pictures[sample][1] for sample in samples])
-    first_group = epoch * (len(pictures) // train.global_batch) + step
+    labels = torch.tensor([images[sample][1] for sample in samples])
+    first_group = epoch * (len(images) // train.global_batch) + step
     inputs, targets = mixed(inputs, labels, augment, data.num_classes, (train.seed, first_group))
     keys = [stream_of(train.seed, epoch, view_id, NETWORK) for view_id in view_ids]
     return inputs.to(DTYPES[train.precision]), targets, samples, np.array(keys, np.uint64).view(np.int64)
@@ -115,24 +115,24 @@ def permuted(place: int, count: int, stream: int) -> int:
             return word
 
 
-def plain_picture(picture: Image.Image, data: Any, augment: Any, seed: int, epoch: int, view_id: int) -> torch.Tensor:
+def plain_image(image: Image.Image, data: Any, augment: Any, seed: int, epoch: int, view_id: int) -> torch.Tensor:
     """Crop, flip, policy, colour jitter, normalise, erase: float32 [3, side, side]."""
     stream = functools.partial(stream_of, seed, epoch, view_id)
-    picture = cropped(picture, data, augment, stream)
+    image = cropped(image, data, augment, stream)
     if uniform(stream(FLIP), 0) < augment.hflip:
-        picture = ImageOps.mirror(picture)
+        image = ImageOps.mirror(image)
     if augment.auto_augment:
-        picture = after_policy(picture, augment.auto_augment, data, stream(AUGMENT))
-    picture = jittered(picture, augment, stream(COLOR_JITTER))
-    values = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1).float()
+        image = after_policy(image, augment.auto_augment, data, stream(AUGMENT))
+    image = jittered(image, augment, stream(COLOR_JITTER))
+    values = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float()
     mean, std = (255 * torch.tensor(channels)[:, None, None] for channels in (data.mean, data.std))
     return erased((values - mean) / std, augment, stream(ERASE))
 
 
-def cropped(picture: Image.Image, data: Any, augment: Any, stream: Callable[[int], int]) -> Image.Image:
+def cropped(image: Image.Image, data: Any, augment: Any, stream: Callable[[int], int]) -> Image.Image:
     side = data.image_size
     if augment.crop == "padded":
-        wide = ImageOps.expand(picture, augment.padding)
+        wide = ImageOps.expand(image, augment.padding)
         top = int(uniform(stream(CROP), 0) * (wide.height - side + 1))
         left = int(uniform(stream(CROP), 1) * (wide.width - side + 1))
         return wide.crop((left, top, left + side, top + side))
@@ -144,10 +144,10 @@ def cropped(picture: Image.Image, data: Any, augment: Any, stream: Callable[[int
     numbers.choice = lambda kernels: kernels[uniform(stream(INTERPOLATION), 0) < 0.5]  # bilinear, bicubic
     crop = transforms.RandomResizedCropAndInterpolation(side, augment.scale, augment.ratio, data.interpolation)
     with patch.object(transforms, "random", numbers):
-        return crop(picture)
+        return crop(image)
 
 
-def after_policy(picture: Image.Image, text: str, data: Any, stream: int) -> Image.Image:
+def after_policy(image: Image.Image, text: str, data: Any, stream: int) -> Image.Image:
     """timm's RandAugment, with the settings that its training transform passes; step k draws from counter 8 k on."""
     settings = {"translate_const": 100, "img_mean": tuple(round(255 * channel) for channel in data.mean)}
     if data.interpolation != "random":
@@ -160,7 +160,7 @@ def after_policy(picture: Image.Image, text: str, data: Any, stream: int) -> Ima
             for k in range(layers)
         ]
 
-    def step(operation, k, image):
+    def step(operation, k, given):
         draw = lambda number: uniform(stream, 8 * k + number)  # noqa: E731
         normal = math.sqrt(-2 * math.log(1 - draw(RADIUS))) * math.cos(2 * math.pi * draw(ANGLE))
         asked = iter((draw(PROB), 1 - draw(SIGN)))  # whether to apply it, then (the upper half) whether to negate
@@ -170,21 +170,21 @@ def after_policy(picture: Image.Image, text: str, data: Any, stream: int) -> Ima
             choice=lambda kernels: kernels[draw(CUBIC) < 0.5],
         )
         with patch.object(auto_augment, "random", numbers):
-            return operation(image)
+            return operation(given)
 
     with patch.object(np.random, "choice", chosen):
-        return policy(picture)
+        return policy(image)
 
 
-def jittered(picture: Image.Image, augment: Any, stream: int) -> Image.Image:
+def jittered(image: Image.Image, augment: Any, stream: int) -> Image.Image:
     """torchvision's ColorJitter in a drawn order, and grayscale."""
     if any(augment.color_jitter) and uniform(stream, 0) < augment.color_jitter_prob:
         for part in sorted(range(4), key=lambda part: uniform(stream, 8 + part)):
             strength, centre = augment.color_jitter[part], float(part != 3)
             low = max(0.0, centre - strength) if centre else -strength
             factor = low + (centre + strength - low) * uniform(stream, 4 + part)
-            picture = ADJUST[part](picture, factor)
-    return F.rgb_to_grayscale(picture, 3) if uniform(stream, 1) < augment.grayscale_prob else picture
+            image = ADJUST[part](image, factor)
+    return F.rgb_to_grayscale(image, 3) if uniform(stream, 1) < augment.grayscale_prob else image
 
 
 def erased(image: torch.Tensor, augment: Any, stream: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""A long run of training data: ranks killed at random, changing world sizes, every picture checked by its hash.
+"""A long run of training data: ranks killed at random, changing world sizes, every image checked by its hash.
 
     python -m tests.data.soak --minutes 60
 
 Groups of 1, 2 or 4 rank processes read on from the last step that all ranks of the group before had consumed, until
 they are killed at any point. Another process, which is never killed, reads each epoch alone, and drops some iterators
-on the way: the ranks must have seen the same pictures, and its memory must not grow.
+on the way: the ranks must have seen the same images, and its memory must not grow.
 """
 
 import argparse
@@ -27,19 +27,19 @@ import psutil
 import torch
 from PIL import Image
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.data.loader import TrainLoader
-from pipeline.distributed.topology import Topology
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
 from tests.sections import train_section
+from widemix.data.loader import TrainLoader
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import Topology
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
-BATCH, PICTURES, WORLDS = 16, 200, (1, 2, 4)
+BATCH, IMAGES, WORLDS = 16, 200, (1, 2, 4)
 AUGMENT = AugmentSection(auto_augment="rand-m9-mstd0.5-inc1", re_prob=0.5, mixup=0.8, cutmix=1.0, mix_group=4)
 GROWTH = 20 << 20  # bytes that the process may gain after its first epoch
 
-Row = tuple[int, str]  # a sample's number, and the hash of its picture and target
+Row = tuple[int, str]  # a sample's number, and the hash of its image and target
 
 
 class Counts(NamedTuple):
@@ -51,10 +51,10 @@ class Counts(NamedTuple):
     growth: int  # bytes, of the process that is never killed
 
 
-def write_pictures(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     """Small JPEGs of many sizes."""
     numbers = np.random.RandomState(0)
-    for number in range(PICTURES + 1):
+    for number in range(IMAGES + 1):
         path = folder / ("train" if number else "val") / f"class{number % 2}" / f"{number:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         small = Image.fromarray(numbers.randint(0, 256, (6, 6, 3)).astype(np.uint8))
@@ -153,7 +153,7 @@ def run_group(
 
 
 def soak(folder: str, order: str, seed: int, minutes: float, groups: int) -> Counts:
-    """Run `groups` groups, two epochs and `minutes` at least. `AssertionError` for any picture out of order."""
+    """Run `groups` groups, two epochs and `minutes` at least. `AssertionError` for any image out of order."""
     chance = random.Random(seed)
     clean = Undisturbed(folder, order, chance)
     process, until = psutil.Process(), time.monotonic() + 60 * minutes
@@ -190,7 +190,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"seed {arguments.seed}, {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory() as name:
-        write_pictures(Path(name) / "jpegs")
+        write_images(Path(name) / "jpegs")
         prepare("image-folder", Path(name) / "jpegs", Path(name) / "data", PrepSettings(shuffle=True))
         for order in ("random", "paged"):
             found = soak(str(Path(name) / "data"), order, arguments.seed, arguments.minutes / 2, arguments.groups)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.formats.beton import open_beton
 from tests.conftest import ROOT
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.formats.beton import open_beton
 
 SECONDS = 5  # by the reader's clock
 CUT = "the file ends before it; it was cut short"
@@ -78,9 +78,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("folders")
-    pictures = jpegs(tmp_path_factory.mktemp("pictures"), seed=0)
+    images = jpegs(tmp_path_factory.mktemp("images"), seed=0)
     for name in ("cut", "flipped", "overwritten", "swapped", "exception"):
-        shutil.copytree(pictures, root / name)
+        shutil.copytree(images, root / name)
     shutil.copytree(jpegs(tmp_path_factory.mktemp("others"), seed=1), root / "another")
     shutil.copytree(pairs(tmp_path_factory.mktemp("words") / "pairs"), root / "text")
     shutil.copy(root / "another" / "train.beton", root / "swapped")

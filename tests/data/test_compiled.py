@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.native import compiled
 from tests.conftest import ROOT
+from widemix.native import compiled
 
-# Boxes without pictures: the compiled functions of others are kept in the same way.
+# Boxes without images: the compiled functions of others are kept in the same way.
 SCRIPT = """
 import numpy as np
-from pipeline.data.decode import padded_boxes
+from widemix.data.decode import padded_boxes
 sides = np.full(9, 40)
 print(padded_boxes(np.arange(9), sides, sides, 32, 4, 1, 2, 0.5).tolist())
 """

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import pipeline.data.decode
-from data_prep.jpeg import plain_frame
-from data_prep.layout import PICTURES, SEGMENTED_PICTURES
-from data_prep.picture import Encoded
-from data_prep.restart import DamagedJpeg, with_markers
-from data_prep.write import BetonWriter
-from pipeline.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
-from pipeline.errors import InputError
-from pipeline.formats.beton import JPEG, RAW, open_beton
+import widemix.data.decode
+from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
+from widemix.data_prep.restart import DamagedJpeg, with_markers
+from widemix.data_prep.write import BetonWriter
+from widemix.errors import InputError
+from widemix.formats.beton import JPEG, RAW, open_beton
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]
@@ -26,7 +26,7 @@ SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), 
 def way(request, monkeypatch):
     """By the C library, and by Pillow in its place."""
     if request.param == "pillow":
-        monkeypatch.setattr(pipeline.data.decode, "_compiled_reader", lambda: None)
+        monkeypatch.setattr(widemix.data.decode, "_compiled_reader", lambda: None)
     return request.param
 
 
@@ -41,17 +41,17 @@ def scene(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray((pixels + numbers.randint(-9, 10, pixels.shape)).clip(0, 255).astype(np.uint8))
 
 
-def by_pillow(picture: Image.Image, **options) -> bytes:
+def by_pillow(image: Image.Image, **options) -> bytes:
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", **options)
+    image.save(buffer, "JPEG", **options)
     return buffer.getvalue()
 
 
-def by_opencv(picture: Image.Image, sampling: str) -> bytes:
+def by_opencv(image: Image.Image, sampling: str) -> bytes:
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed")
     factor = getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{sampling}")
     options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor, cv2.IMWRITE_JPEG_QUALITY, 90]
-    return cv2.imencode(".jpg", np.asarray(picture)[:, :, ::-1], options)[1].tobytes()
+    return cv2.imencode(".jpg", np.asarray(image)[:, :, ::-1], options)[1].tobytes()
 
 
 def overflowing(jpeg: bytes) -> bytes:
@@ -71,25 +71,25 @@ def progressive(seed: int, scans: int, size: tuple[int, int], **options) -> byte
 
 
 KINDS = {
-    "4:2:0": lambda picture: by_pillow(picture, quality=90, subsampling=2),
-    "4:2:2": lambda picture: by_pillow(picture, quality=90, subsampling=1),
-    "4:4:4": lambda picture: by_pillow(picture, quality=95, subsampling=0),
-    "4:4:0": lambda picture: by_opencv(picture, "440"),
-    "4:1:1": lambda picture: by_opencv(picture, "411"),
-    "grey": lambda picture: by_pillow(picture.convert("L"), quality=90),
-    "coarse": lambda picture: by_pillow(picture, quality=8),
-    "fine, own tables": lambda picture: by_pillow(picture, quality=100, optimize=True),
-    "progressive": lambda picture: by_pillow(picture, quality=90, progressive=True),
-    "restart markers": lambda picture: by_pillow(picture, quality=90, restart_marker_blocks=7),
-    "a restart a row": lambda picture: by_pillow(picture, quality=90, subsampling=0, restart_marker_rows=1),
-    "RGB": lambda picture: by_pillow(picture, quality=90, keep_rgb=True),
-    "overflowing": lambda picture: overflowing(by_pillow(picture, quality=100, subsampling=0)),
+    "4:2:0": lambda image: by_pillow(image, quality=90, subsampling=2),
+    "4:2:2": lambda image: by_pillow(image, quality=90, subsampling=1),
+    "4:4:4": lambda image: by_pillow(image, quality=95, subsampling=0),
+    "4:4:0": lambda image: by_opencv(image, "440"),
+    "4:1:1": lambda image: by_opencv(image, "411"),
+    "grey": lambda image: by_pillow(image.convert("L"), quality=90),
+    "coarse": lambda image: by_pillow(image, quality=8),
+    "fine, own tables": lambda image: by_pillow(image, quality=100, optimize=True),
+    "progressive": lambda image: by_pillow(image, quality=90, progressive=True),
+    "restart markers": lambda image: by_pillow(image, quality=90, restart_marker_blocks=7),
+    "a restart a row": lambda image: by_pillow(image, quality=90, subsampling=0, restart_marker_rows=1),
+    "RGB": lambda image: by_pillow(image, quality=90, keep_rgb=True),
+    "overflowing": lambda image: overflowing(by_pillow(image, quality=100, subsampling=0)),
 }
 
 
 def written(path: Path, jpegs: list[bytes], segments: bool = False) -> Decoder:
     """A .beton of these JPEGs, with restart markers and the places of their segments or as they are."""
-    layout = SEGMENTED_PICTURES if segments else PICTURES
+    layout = SEGMENTED_IMAGES if segments else IMAGES
     with BetonWriter(path, path.with_suffix(".journal"), len(jpegs), layout) as writer:
         for data in jpegs:
             width, height = Image.open(io.BytesIO(data)).size
@@ -160,14 +160,14 @@ def test_damage_without_scans_is_reported(tmp_path, way):
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")
 @pytest.mark.parametrize("segments", [False, True], ids=["original bytes", "segments"])
-def test_real_pictures_are_pillows(tmp_path, segments):
+def test_real_images_are_pillows(tmp_path, segments):
     jpegs = [path.read_bytes() for path in sorted(REAL.glob("val/*/*.JPEG"))[:12]]
     whole = [data for data in jpegs if Image.open(io.BytesIO(data)).mode == "RGB"]
     assert len(whole) >= 8
     assert_pillows(written(tmp_path / "a.beton", whole, segments), 3, 224)
 
 
-def test_raw_pictures_are_pillows(tmp_path, way):
+def test_raw_images_are_pillows(tmp_path, way):
     wholes = [np.asarray(scene(i, *size)) for i, size in enumerate(SIZES)]
     with BetonWriter(tmp_path / "raw.beton", tmp_path / "journal", len(wholes)) as writer:
         for whole in wholes:
@@ -178,15 +178,15 @@ def test_raw_pictures_are_pillows(tmp_path, way):
     boxes = random_boxes(samples, decoder.beton.height, decoder.beton.width, 7, 3, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
     found = np.empty((len(samples), 24, 24, 3), np.uint8)
     decoder.read(samples, boxes, cubic(samples, "bicubic", 0, 0), found, threads=1)
-    for whole, picture, (top, left, height, width, flip) in zip(wholes, found, boxes.tolist(), strict=True):
+    for whole, image, (top, left, height, width, flip) in zip(wholes, found, boxes.tolist(), strict=True):
         crop = Image.fromarray(whole).crop((left, top, left + width, top + height))
         expected = np.asarray(crop.resize((24, 24), Image.Resampling.BICUBIC))
-        assert np.array_equal(picture, expected[:, ::-1] if flip else expected)
+        assert np.array_equal(image, expected[:, ::-1] if flip else expected)
 
 
 @pytest.mark.parametrize("padding", [2, 8, 40])
 def test_padded_crops_have_a_black_border(tmp_path, padding, way):
-    """numpy's own padding, cut at the box; at 40 pixels some boxes lie outside of the picture altogether."""
+    """numpy's own padding, cut at the box; at 40 pixels some boxes lie outside of the image altogether."""
     jpegs = [by_pillow(scene(i, 20 + i, 30 - i)) for i in range(10)]
     decoder = written(tmp_path / "a.beton", jpegs)
     samples, outside = np.arange(10), 0
@@ -207,14 +207,14 @@ def test_threads_share_the_work(tmp_path):
     samples = np.arange(13)[::-1]
     boxes = random_boxes(samples, decoder.beton.height, decoder.beton.width, 0, 0, (0.1, 1.0), (0.75, 1.33), 0.5)
     found = [np.zeros((13, 24, 24, 3), np.uint8) for _ in range(3)]
-    for threads, pictures in zip((1, 2, 5), found, strict=True):
-        decoder.read(samples, boxes, cubic(samples, "random", 0, 0), pictures, threads)
+    for threads, images in zip((1, 2, 5), found, strict=True):
+        decoder.read(samples, boxes, cubic(samples, "random", 0, 0), images, threads)
     assert found[0].any(axis=(1, 2, 3)).all()
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
 
 
-def test_half_of_the_pictures_are_cubic_at_random():
+def test_half_of_the_images_are_cubic_at_random():
     draws = np.arange(4000)
     chosen = cubic(draws, "random", 5, 1)
     assert abs(chosen.mean() - 0.5) < 0.03
@@ -254,7 +254,7 @@ def test_damage_names_the_sample_and_spares_the_others(tmp_path, segments, way):
         decoder.read(samples, boxes, samples > 1, after, threads=1)
 
 
-def test_a_picture_of_another_size_than_the_table_says_is_damage(tmp_path, way):
+def test_a_image_of_another_size_than_the_table_says_is_damage(tmp_path, way):
     decoder = written(tmp_path / "a.beton", [by_pillow(scene(0, 120, 90))])
     broken(decoder.beton.path, int(decoder.beton.offset[0]) + jpegs_height(decoder), (80).to_bytes(2, "big"))
     with pytest.raises(InputError, match=r"sample 0 cannot be read: .*80.*the file's table says"):
@@ -268,23 +268,23 @@ def jpegs_height(decoder: Decoder) -> int:
 
 
 def test_what_libjpeg_warns_of_is_damage(tmp_path):
-    """A byte turned over in each of many places: all of which libjpeg complains when it reads the whole picture."""
+    """A byte turned over in each of many places: all of which libjpeg complains when it reads the whole image."""
     decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240), quality=95)], segments=True)
     beton, numbers = decoder.beton, np.random.RandomState(0)
     one, box = np.zeros(1, int), np.array([[0, 0, 240, 320, 0]])
-    picture = np.empty((1, 32, 32, 3), np.uint8)
+    image = np.empty((1, 32, 32, 3), np.uint8)
     data = beton.bytes[beton.offset[0] :][: beton.size[0]].tobytes()
     frame, theirs, ours = plain_frame(data), [], []
     for place in numbers.randint(frame.scan, len(data) - 2, 300).tolist():
         damaged = data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
         broken(beton.path, int(beton.offset[0]), damaged)
-        ours.append(bool(decoder.try_read(one, box, one, picture, threads=1)))
+        ours.append(bool(decoder.try_read(one, box, one, image, threads=1)))
         try:
             theirs.append(with_markers(damaged, frame)[2] != "")
         except DamagedJpeg:
             theirs.append(True)
     assert all(mine for mine, their in zip(ours, theirs, strict=True) if their)
-    assert sum(theirs) > 60  # most of the others give a picture like any, which `widemix verify` alone can tell
+    assert sum(theirs) > 60  # most of the others give an image like any, which `widemix verify` alone can tell
 
 
 @pytest.mark.parametrize("number", [0, 3, 4, 9, -1])

@@ -7,21 +7,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline.data import device_transfer
-from pipeline.data.batches import Batches
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.data.precision import DTYPES
-from pipeline.data.prefetch import Prefetch
-from pipeline.distributed.topology import Topology
 from tests.data.test_loader import BATCH, FULL, folder, place, section  # noqa: F401 - a fixture
 from tests.sections import train_section
+from widemix.data import device_transfer
+from widemix.data.batches import Batches
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data.precision import DTYPES
+from widemix.data.prefetch import Prefetch
+from widemix.distributed.topology import Topology
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU = torch.device("cpu")
 
 
 def both_splits(data, topology: Topology, precision="fp32") -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """An epoch of mixed, erased training pictures, then all of the evaluation split."""
+    """An epoch of mixed, erased training images, then all of the evaluation split."""
     train, found = train_section(BATCH, seed=7, precision=precision), []
     for batches in (
         TrainLoader(section(data), FULL, train, topology).batches(1),
@@ -33,7 +33,7 @@ def both_splits(data, topology: Topology, precision="fp32") -> list[tuple[torch.
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_halves_are_the_same_pictures_rounded_once(folder, precision):  # noqa: F811
+def test_halves_are_the_same_images_rounded_once(folder, precision):  # noqa: F811
     pairs = zip(both_splits(folder, place()), both_splits(folder, place(), precision), strict=True)
     for (expected, targets), (inputs, same) in pairs:
         assert inputs.dtype == DTYPES[precision]

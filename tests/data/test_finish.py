@@ -6,16 +6,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.data import finish
-from pipeline.data.augment.erase import Erasing, draw_erasing
-from pipeline.data.finish import Finish, finish_in_steps
-from pipeline.data.mixing import Mixture, draw_mixture
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
+from widemix.data import finish
+from widemix.data.augment.erase import Erasing, draw_erasing
+from widemix.data.finish import Finish, finish_in_steps
+from widemix.data.mixing import Mixture, draw_mixture
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 
 pytest.importorskip("triton", reason="Triton is missing")
-from pipeline.data import finish_by_triton
+from widemix.data import finish_by_triton
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 MODES = [None, "const", "rand", "pixel"]
@@ -39,17 +39,17 @@ def accesses_stay_inside(monkeypatch):
 
 
 def drawn(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tensor, Erasing | None, Mixture | None]:
-    """Pictures, and what is done with them; of up to three boxes some overlap."""
-    pictures = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
+    """Images, and what is done with them; of up to three boxes some overlap."""
+    images = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
     section = AugmentSection(re_prob=0.7, re_count=3, re_mode=mode or "const", mix_group=4, **MIXES[mix])
     erasing = draw_erasing(np.arange(count), side, section, 1, 2) if mode else None
     mixture = draw_mixture(count, side, section, 1, 5, 3) if section.mixing else None
-    return pictures, erasing, mixture
+    return images, erasing, mixture
 
 
-def both_ways(pictures: torch.Tensor, erasing: Erasing | None, mixture: Mixture | None, dtype: torch.dtype):
+def both_ways(images: torch.Tensor, erasing: Erasing | None, mixture: Mixture | None, dtype: torch.dtype):
     mean, std = (255 * torch.tensor(of, device=DEVICE)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
-    arguments = pictures, mean, std, dtype, erasing, mixture
+    arguments = images, mean, std, dtype, erasing, mixture
     return finish_by_triton.finish(*arguments), finish_in_steps(*arguments)
 
 
@@ -72,10 +72,10 @@ def test_they_are_rounded_at_the_end(dtype):
 
 
 @RUNS
-def test_pictures_of_several_programs_and_no_box():
-    pictures, _, mixture = drawn(4, 64, None, "groups")
+def test_images_of_several_programs_and_no_box():
+    images, _, mixture = drawn(4, 64, None, "groups")
     nothing = Erasing(np.zeros((0, 5), np.int64), np.zeros(0, np.uint64), "pixel")
-    found, expected = both_ways(pictures, nothing, mixture, FP32)
+    found, expected = both_ways(images, nothing, mixture, FP32)
     assert torch.equal(found, expected)
 
 
@@ -186,7 +186,7 @@ def test_it_compiles_for_gpus_and_rounds_each_operation(gpu, dtype, mode, mix, t
         seen.append(kernel)
 
     compile_instead(monkeypatch, gpu, tmp_path, check)
-    pictures, erasing, mixture = drawn(8, 224, mode, mix)
+    images, erasing, mixture = drawn(8, 224, mode, mix)
     mean, std = (255 * torch.tensor(of)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
-    finish_by_triton.finish(pictures, mean, std, dtype, erasing, mixture)
+    finish_by_triton.finish(images, mean, std, dtype, erasing, mixture)
     assert len(seen) == 1

@@ -1,4 +1,4 @@
-"""What the loader yields, bit for bit: held against timm and Pillow picture by picture, and then against hashes."""
+"""What the loader yields, bit for bit: held against timm and Pillow image by image, and then against hashes."""
 
 import hashlib
 from pathlib import Path
@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 from torchvision.transforms import functional as F
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.data.batches import Batch
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.distributed.topology import Topology
-from pipeline.formats.beton import open_beton
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
 from tests.data.plain_batches import COLOR_JITTER, plain_batch, stream_of, uniform
 from tests.sections import train_section
+from widemix.data.batches import Batch
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import Topology
+from widemix.formats.beton import open_beton
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 BATCH, SEEDS, EPOCHS, STEPS = 16, (7, 8), (0, 3), 2
 STRONG = AugmentSection(
@@ -79,7 +79,7 @@ GOLDEN = {  # recipe, seed, epoch, step
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Forty pictures of many sizes in three classes, stored raw, so that no JPEG encoder has a say in the hashes."""
+    """Forty images of many sizes in three classes, stored raw, so that no JPEG encoder has a say in the hashes."""
     source, target = tmp_path_factory.mktemp("png"), tmp_path_factory.mktemp("prepared")
     numbers = np.random.RandomState(0)
     for i in range(40):
@@ -93,8 +93,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(folder) -> list[tuple[Image.Image, int]]:
-    """Every training picture with its label, in the order of the file."""
+def images(folder) -> list[tuple[Image.Image, int]]:
+    """Every training image with its label, in the order of the file."""
     beton = open_beton(folder / "train.beton")
     places = zip(beton.offset, beton.size, beton.width, beton.height, beton.label, strict=True)
     return [
@@ -123,13 +123,13 @@ def hash_of(batch: Batch) -> str:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_batches_are_those_of_timm_and_pillow_and_have_always_been(name, seed, folder, pictures):
+def test_batches_are_those_of_timm_and_pillow_and_have_always_been(name, seed, folder, images):
     recipe = recipe_of(name, folder, seed)
     for epoch in EPOCHS:
         batches = loaded(recipe, epoch)
         assert len(batches) == STEPS
         for step, batch in enumerate(batches):
-            inputs, targets, samples, keys = plain_batch(pictures, recipe, epoch, step)
+            inputs, targets, samples, keys = plain_batch(images, recipe, epoch, step)
             assert batch.samples.tolist() == samples
             assert batch.keys.tolist() == keys.tolist()
             assert batch.inputs.dtype == inputs.dtype
@@ -138,25 +138,25 @@ def test_batches_are_those_of_timm_and_pillow_and_have_always_been(name, seed, f
             assert hash_of(batch) == GOLDEN[f"{name} {seed} {epoch} {step}"]
 
 
-def test_evaluation_batches_are_pillows_normalised_centre_crops(folder, pictures):
+def test_evaluation_batches_are_pillows_normalised_centre_crops(folder, images):
     recipe = recipe_of("strong", folder, seed=7)
     section = recipe.data.model_copy(update={"eval_split": "train", "interpolation": "bilinear"})
-    loader = EvalLoader(section, len(pictures), Topology(0, 1, 0, 1, torch.device("cpu")), torch.bfloat16)
+    loader = EvalLoader(section, len(images), Topology(0, 1, 0, 1, torch.device("cpu")), torch.bfloat16)
     with loader.batches() as batches:
         (batch,) = batches
     mean, std = (255 * torch.tensor(of)[:, None, None] for of in (section.mean, section.std))
     expected = []
-    for picture, _ in pictures:
-        square = int(section.crop_pct * min(picture.size))
-        left, top = ((length - square) // 2 for length in picture.size)
-        crop = picture.crop((left, top, left + square, top + square)).resize((24, 24), Image.Resampling.BILINEAR)
+    for image, _ in images:
+        square = int(section.crop_pct * min(image.size))
+        left, top = ((length - square) // 2 for length in image.size)
+        crop = image.crop((left, top, left + square, top + square)).resize((24, 24), Image.Resampling.BILINEAR)
         expected.append((torch.from_numpy(np.asarray(crop).copy()).permute(2, 0, 1).float() - mean) / std)
     assert batch.inputs.dtype == torch.bfloat16
     assert torch.equal(batch.inputs, torch.stack(expected).bfloat16())
-    assert batch.targets.tolist() == [label for _, label in pictures]
+    assert batch.targets.tolist() == [label for _, label in images]
 
 
-def test_the_pictures_that_their_streams_choose_are_blurred_as_by_torchvision(folder):
+def test_the_images_that_their_streams_choose_are_blurred_as_by_torchvision(folder):
     """But for rounding, see test_color_jitter."""
     sharp, blurred = AugmentSection(), AugmentSection(gaussian_blur_prob=0.5)
     recipe = recipe_of("repeats", folder, seed=7)

@@ -1,4 +1,4 @@
-"""Batches: the same pictures for every world size, thread count and restart; unreadable samples are named."""
+"""Batches: the same images for every world size, thread count and restart; unreadable samples are named."""
 
 import hashlib
 import io
@@ -16,20 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.data.batches import prefetch_count
-from pipeline.data.decode import centre_boxes, padded_boxes, random_boxes
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.data.order import RandomOrder
-from pipeline.data.paged import PagedOrder
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
 from tests.layouts import two_classes
 from tests.sections import train_section
+from widemix.data.batches import prefetch_count
+from widemix.data.decode import centre_boxes, padded_boxes, random_boxes
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data.order import RandomOrder
+from widemix.data.paged import PagedOrder
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 BATCH = 16
 TRAIN = train_section(BATCH, seed=7)
@@ -105,7 +105,7 @@ def digest(steps) -> list[str]:
     [{}, {"order": "paged", "shuffle_window_mib": 1}, {"augment": FULL.model_copy(update={"aug_repeats": 3})}],
     ids=["random", "paged", "repeats"],
 )
-def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way):
+def test_the_images_do_not_depend_on_how_they_are_loaded(folder, setting, way):
     """Nor on the step from which an epoch is resumed."""
     expected = digest(training(folder, **setting))
     assert len(set(expected)) == 3
@@ -120,7 +120,7 @@ def test_the_pictures_do_not_depend_on_how_they_are_loaded(folder, setting, way)
     order=st.sampled_from(["random", "paged"]),
 )
 def test_a_micro_batch_of_all_ranks_is_that_of_one_rank(folder, world, grad_accum_steps, group, order):
-    """Mixed pictures, targets, samples and the keys of stochastic depth."""
+    """Mixed images, targets, samples and the keys of stochastic depth."""
     augment = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=group, smoothing=0.1)
     batch = world * grad_accum_steps * group
     train = train_section(batch * max(1, 24 // batch), grad_accum_steps, 7)
@@ -169,7 +169,7 @@ def test_auto_takes_pages_where_the_file_is_larger_than_the_stated_memory(folder
 
 @pytest.mark.parametrize(("mib", "ahead"), [(1, 1), (4, 1), (5, 2), (6, 2), (7, 3), (1024, 3)])
 def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
-    """A batch of 16 pictures of 224 pixels has 2.3 MiB."""
+    """A batch of 16 images of 224 pixels has 2.3 MiB."""
     loader = TrainLoader(section(folder, image_size=224, prefetch_mib=mib), FULL, TRAIN, place())
     with loader.batches(0) as batches:
         inside = next(batches).inputs.numel()  # as many bytes before they are made float32
@@ -191,7 +191,7 @@ def test_evaluation_sees_every_sample_once(folder, world):
 
 
 def test_random_boxes_follow_torchvisions_law(folder):
-    """Inside the picture; area and aspect of accepted crops uniform and log-uniform over their ranges."""
+    """Inside the image; area and aspect of accepted crops uniform and log-uniform over their ranges."""
     count = 20_000
     height, width = np.full(count, 300), np.full(count, 400)
     boxes = random_boxes(np.arange(count), height, width, 1, 2, (0.25, 0.5), (3 / 4, 4 / 3), 0.5)
@@ -208,7 +208,7 @@ def test_random_boxes_follow_torchvisions_law(folder):
     assert abs((top / (300 - h + 1)).mean() - 0.5) < 0.01
 
 
-def test_a_picture_too_wide_for_the_ratio_gives_its_centre():
+def test_a_image_too_wide_for_the_ratio_gives_its_centre():
     boxes = random_boxes(np.array([0]), np.array([10]), np.array([1000]), 0, 0, (1.0, 1.0), (3 / 4, 4 / 3), 0.0)
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13, 0]]
 
@@ -226,9 +226,9 @@ def test_padded_boxes_are_uniform():
     assert abs(flip.mean() - 0.5) < 0.02
 
 
-def test_a_picture_too_small_for_its_padded_crop_is_refused(folder):
+def test_a_image_too_small_for_its_padded_crop_is_refused(folder):
     padded = AugmentSection(crop="padded", padding=1)
-    with pytest.raises(InputError, match=r"augment.padding 1: .* picture of 2\d pixels"):
+    with pytest.raises(InputError, match=r"augment.padding 1: .* image of 2\d pixels"):
         TrainLoader(section(folder, image_size=64), padded, TRAIN, place())
 
 
@@ -237,7 +237,7 @@ def test_centre_boxes_are_the_middle_square():
     assert boxes.tolist() == [[35, 15, 30, 30, 0], [10, 30, 20, 20, 0]]
 
 
-def test_a_picture_that_does_not_decode_is_named(folder, tmp_path):
+def test_a_image_that_does_not_decode_is_named(folder, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     beton = open_beton(folder / "train.beton")
@@ -273,7 +273,7 @@ def test_replacements_do_not_depend_on_how_they_are_loaded(damaged, way, capsys)
     assert "warning: " in capsys.readouterr().err
 
 
-def test_replacements_are_counted_warned_of_and_change_no_other_picture(folder, damaged, capsys):
+def test_replacements_are_counted_warned_of_and_change_no_other_image(folder, damaged, capsys):
     seen: dict[int, int] = {}
     for epoch in range(3):
         batches = []
@@ -295,7 +295,7 @@ def test_replacements_are_counted_warned_of_and_change_no_other_picture(folder, 
         assert f"replaced by sample {other}" in warnings
 
 
-def test_a_damaged_picture_is_never_left_out_of_evaluation(damaged):
+def test_a_damaged_image_is_never_left_out_of_evaluation(damaged):
     with (
         pytest.raises(InputError, match=r"val\.beton: sample 5 \(val/.*\) cannot be read"),
         EvalLoader(section(damaged, on_corrupt="replace"), 4, place()).batches() as batches,

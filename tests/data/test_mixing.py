@@ -5,9 +5,9 @@ import pytest
 import torch
 from timm.data import Mixup
 
-from pipeline.data.mixing import draw_mixture, soft_labels
-from pipeline.data.random import MIX, key
-from pipeline.recipe.augment import AugmentSection
+from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.data.random import MIX, key
+from widemix.recipe.augment import AugmentSection
 
 GROUP, CLASSES = 8, 10
 

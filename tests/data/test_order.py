@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from data_prep.samples import PictureFiles
-from data_prep.shuffle import shuffled_order
-from pipeline.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
-from pipeline.data.paged import PagedOrder
-from pipeline.data.random import ORDER, key
+from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
+from widemix.data.paged import PagedOrder
+from widemix.data.random import ORDER, key
+from widemix.data_prep.samples import ImageFiles
+from widemix.data_prep.shuffle import shuffled_order
 
 KINDS = ["random", "paged"]
 ANY = {
@@ -246,7 +246,7 @@ def test_a_shuffled_file_in_paged_order_mixes_classes_as_a_shuffle_does(stored, 
     of its usual batch and window."""
     count, classes, batch = 64_000, 50, 256
     size = np.random.RandomState(0).gamma(4, 27_500, count).astype(np.int64) + 5000
-    samples = PictureFiles("", [f"{i}.JPEG" for i in range(count)], np.arange(count) * classes // count)
+    samples = ImageFiles("", [f"{i}.JPEG" for i in range(count)], np.arange(count) * classes // count)
     chosen = shuffled_order(samples, 0) if stored == "shuffled" else np.arange(count)
     label, size = np.asarray(samples.labels)[chosen], size[chosen]
     paged = PagedOrder(np.cumsum(size) - size, size, batch, 1, 1024 << 20)

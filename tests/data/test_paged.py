@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.order import rank_slices
-from pipeline.data.paged import PagedOrder
-from pipeline.data.readahead import request_ranges
+from widemix.data.order import rank_slices
+from widemix.data.paged import PagedOrder
+from widemix.data.readahead import request_ranges
 
 COUNT, BATCH = 4000, 64
 

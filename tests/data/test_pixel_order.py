@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.data.pixel_order import permute_pixels, pixel_permutation
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.models.mixer.network import Mixer
-from pipeline.recipe import load_recipe
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
 from tests.sections import train_section
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data.pixel_order import permute_pixels, pixel_permutation
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.models.mixer.network import Mixer
+from widemix.recipe import load_recipe
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 CPU = torch.device("cpu")
 ALONE = Topology(0, 1, 0, 1, CPU)
@@ -95,7 +95,7 @@ def test_a_mixer_with_its_weights_in_the_same_order_gives_the_same_logits():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "complaint"),
+    ("overrides", "error_message"),
     [
         ([("data.pixel_order", "patches")], "pixel_patch 16 does not divide image_size 8"),
         ([("data.pixel_patch", "4")], "pixel_patch is not used with pixel_order original"),
@@ -103,6 +103,6 @@ def test_a_mixer_with_its_weights_in_the_same_order_gives_the_same_logits():
         ([("data.pixel_seed", "1")], "pixel_seed is not used with pixel_order original"),
     ],
 )
-def test_contradictions_are_one_line(overrides, complaint):
-    with pytest.raises(InputError, match=complaint):
+def test_contradictions_are_one_line(overrides, error_message):
+    with pytest.raises(InputError, match=error_message):
         load_recipe("digits/mixer", overrides)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.data import precision
+from widemix.data import precision
 
 
 @pytest.mark.parametrize(

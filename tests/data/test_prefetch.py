@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from pipeline.data.prefetch import Prefetch
+from widemix.data.prefetch import Prefetch
 
 
 def test_items_come_in_order_and_the_thread_ends():

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_kills_and_other_worlds_change_no_picture():
+def test_kills_and_other_worlds_change_no_image():
     command = [sys.executable, "-m", "tests.data.soak", "--minutes", "0", "--groups", "5", "--seed", "1"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

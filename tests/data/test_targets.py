@@ -15,24 +15,24 @@ from sklearn.metrics import average_precision_score, mean_absolute_error, r2_sco
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import widemix
-from data_prep.join import join
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from pipeline.data.batches import Batch
-from pipeline.data.loader import EvalLoader
-from pipeline.data.mixing import draw_mixture
-from pipeline.distributed.topology import process_group, read_topology
-from pipeline.errors import InputError
-from pipeline.figures import MEASURED
-from pipeline.formats.beton import open_beton
-from pipeline.recipe import Recipe, dump_recipe, load_recipe
-from pipeline.recipe.augment import AugmentSection
-from pipeline.training.evaluate import evaluate
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
 from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
+from widemix.data.batches import Batch
+from widemix.data.loader import EvalLoader
+from widemix.data.mixing import draw_mixture
+from widemix.data_prep.join import join
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.distributed.topology import process_group, read_topology
+from widemix.errors import InputError
+from widemix.evaluation.evaluate import evaluate
+from widemix.formats.beton import open_beton
+from widemix.metrics import MEASURED
+from widemix.recipe import Recipe, dump_recipe, load_recipe
+from widemix.recipe.augment import AugmentSection
 
 COUNT, VAL = 40, 11
 NAMES = ("age", "height")
@@ -46,13 +46,13 @@ def numbers() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def several() -> np.ndarray:
-    """Which of three classes each picture has, none for some."""
+    """Which of three classes each image has, none for some."""
     return np.random.default_rng(1).random((COUNT + VAL, 3)) < 0.4
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
     noise = np.random.default_rng(2).integers(0, 256, (COUNT + VAL, 8, 8, 3), np.uint8)
     for number, pixels in enumerate(noise):
         Image.fromarray(pixels).save(folder / f"{number}.png")
@@ -64,15 +64,15 @@ def split_of(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def table(pictures, numbers, several) -> Path:
+def table(images, numbers, several) -> Path:
     """One file with both kinds of targets."""
-    with (pictures / "table.csv").open("w", newline="") as file:
+    with (images / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["split", "age", "path", "height", "labels"])
         for number, ((age, height), row) in enumerate(zip(numbers.tolist(), several, strict=True)):
             words = "|".join(word for word, has in zip(WORDS, row, strict=True) if has)
             writer.writerow([split_of(number), repr(age), f"{number}.png", repr(height), words])
-    return pictures / "table.csv"
+    return images / "table.csv"
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +119,18 @@ def stored(folder: Path) -> np.ndarray:
     return np.array(rows)
 
 
-def test_the_files_hold_what_the_table_and_python_say(pictures, numbers, several, regression, multi_label, tmp_path):
+def test_the_files_hold_what_the_table_and_python_say(images, numbers, several, regression, multi_label, tmp_path):
     assert np.array_equal(stored(regression), numbers)
     assert np.array_equal(stored(multi_label), several)
     lines = [
         {"path": f"{i}.png", "split": split_of(i), "labels": [w for w, has in zip(WORDS, row, strict=True) if has]}
         for i, row in enumerate(several)
     ]
-    (pictures / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    prepare("csv", pictures / "table.jsonl", tmp_path / "json", PrepSettings(raw=True))
+    (images / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    prepare("csv", images / "table.jsonl", tmp_path / "json", PrepSettings(raw=True))
     for name in ("train.beton", "train.crc32c", "val.beton"):
         assert (tmp_path / "json" / name).read_bytes() == (multi_label / name).read_bytes()
-    pairs = [(str(pictures / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
+    pairs = [(str(images / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
     data = {"train": ((Path(path).read_bytes(), row) for path, row in pairs[:COUNT]), "val": pairs[COUNT:]}
     manifest = widemix.prepare(data, tmp_path / "python", targets="age,height", shuffle=False)
     assert manifest.classes == NAMES
@@ -139,7 +139,7 @@ def test_the_files_hold_what_the_table_and_python_say(pictures, numbers, several
         assert (one / f"{split}.beton").read_bytes() == (other / f"{split}.beton").read_bytes()
     settings = PrepSettings(targets=",".join(NAMES))
     for part in ("1/2", "2/2"):
-        prepare("csv", pictures / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
+        prepare("csv", images / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
     join([tmp_path / "1", tmp_path / "2"], tmp_path / "joined")
     for name in ("train.beton", "train.crc32c", "val.beton"):
         assert (tmp_path / "joined" / name).read_bytes() == (regression / name).read_bytes()
@@ -160,7 +160,7 @@ def test_every_damaged_byte_of_a_target_is_named(regression, multi_label, tmp_pa
             list(loader)
 
 
-def test_the_loader_gives_each_picture_its_targets_and_mixup_mixes_them(regression, numbers):
+def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression, numbers):
     loader = widemix.Loader(regression, "train", 8, 8)
     seen = torch.cat([targets for _, targets in loader]).numpy()
     assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))
@@ -321,7 +321,7 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, mu
         (["path,age", "0.png,1"], "path", "no column 'path' of targets; it has age"),
         (["path", "0.png"], "*", "name each column of numbers once"),
         (["path,age", "0.png,1"], "", "no column 'label' or 'labels'; name columns of numbers with --targets: age"),
-        (["path,labels", "0.png,"], "", "not one picture has a class in the column labels"),
+        (["path,labels", "0.png,"], "", "not one image has a class in the column labels"),
         (["path,labels", "0.png,a||b"], "", "line 2: '' is no class name"),
     ],
 )
@@ -338,8 +338,8 @@ def test_wrong_tables_are_refused(tmp_path, rows, targets, words):
     [
         ('{"path": "0.png", "labels": "a"', "line 1 is not JSON"),
         ("[1]", "line 1 is no object with a key 'path'"),
-        ('{"path": 3, "labels": []}', "line 1: path 3 is not that of a picture"),
-        ('{"path": "\\ud800", "labels": []}', "line 1: path '\\ud800' is not that of a picture"),
+        ('{"path": 3, "labels": []}', "line 1: path 3 is not that of an image"),
+        ('{"path": "\\ud800", "labels": []}', "line 1: path '\\ud800' is not that of an image"),
         ('{"path": "0.png", "labels": [null]}', "line 1: None is no class name"),
         ('{"path": "0.png", "labels": {"a": 1}}', "line 1: labels {'a': 1} is no list of class names"),
         ('{"path": "0.png", "labels": ["a"]}\n{"path": "1.png"}', "line 2 has other keys than line 1"),

@@ -12,16 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.data.loader import EvalLoader, TrainLoader, check_model
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.text import open_text
-from pipeline.models.text.section import TextMixerSection
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import TextDataSection
 from tests.sections import train_section
+from widemix.data.loader import EvalLoader, TrainLoader, check_model
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.text import open_text
+from widemix.models.text.section import TextMixerSection
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import TextDataSection
 
 SMOOTH = AugmentSection(smoothing=0.1)
 BATCH = 16
@@ -183,6 +183,6 @@ def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
         training(broken)
 
 
-def test_pictures_are_not_text(folder, digits):
+def test_images_are_not_text(folder, digits):
     with pytest.raises(InputError, match="not tokens and length"):
         TrainLoader(section(digits), SMOOTH, train_section(BATCH, seed=7), place())

@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 
 import widemix
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.data.grid import training_grid
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.distributed.topology import read_topology
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection, TextDataSection
-from pipeline.training.evaluate import evaluate
 from tests.conftest import ROOT, train_lines
 from tests.sections import train_section
+from widemix.data.grid import training_grid
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import read_topology
+from widemix.evaluation.evaluate import evaluate
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection, TextDataSection
 
 DEFAULTS = ["float64", "bfloat16", "float16", "meta"]
 TARGETS = {"class": 10, "multilabel": 3, "regression": 2}

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from data_prep.layout import PICTURES, SEGMENTED_PICTURES
-from data_prep.write import BetonWriter
+from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
+from widemix.data_prep.write import BetonWriter
 
 
 @pytest.fixture
-def picture():
-    """`picture(seed, width, height, mode)`: a smooth random picture, so that JPEG keeps it well."""
+def image():
+    """`image(seed, width, height, mode)`: a smooth random image, so that JPEG keeps it well."""
 
     def make(seed, width=40, height=30, mode="RGB"):
         noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
@@ -20,27 +20,27 @@ def picture():
 
 
 @pytest.fixture
-def jpeg(picture):
+def jpeg(image):
     """`jpeg(seed)`: the bytes of a small JPEG."""
 
     def make(seed):
         buffer = io.BytesIO()
-        picture(seed).save(buffer, "JPEG")
+        image(seed).save(buffer, "JPEG")
         return buffer.getvalue()
 
     return make
 
 
 @pytest.fixture
-def folder(tmp_path, picture):
+def folder(tmp_path, image):
     """An image folder: 3 classes, 7 training and 2 validation JPEGs each."""
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     for split, count in (("train", 7), ("val", 2)):
         for label, name in enumerate(("ant", "bee", "cat")):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
                 seed = 100 * label + 10 * i + (split == "val")
-                picture(seed, 40 + i, 30 + label).save(root / split / name / f"{i}.JPEG", quality=92)
+                image(seed, 40 + i, 30 + label).save(root / split / name / f"{i}.JPEG", quality=92)
     return root
 
 
@@ -50,7 +50,7 @@ def write_beton():
 
     def write(path, encoded):
         encoded = list(encoded)
-        layout = SEGMENTED_PICTURES if encoded[0].segments else PICTURES
+        layout = SEGMENTED_IMAGES if encoded[0].segments else IMAGES
         with BetonWriter(path, path.with_suffix(".journal"), len(encoded), layout) as writer:
             for item in encoded:
                 writer.add(item)

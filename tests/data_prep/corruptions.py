@@ -33,15 +33,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from pipeline.data.pictures import AugmentedPictures
-from pipeline.data.tokens import Tokens
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection, TextDataSection
+from widemix.data.images import AugmentedImages
+from widemix.data.tokens import Tokens
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection, TextDataSection
 
 SETTINGS = {
     "markers": PrepSettings(),
@@ -50,7 +50,7 @@ SETTINGS = {
     "text": PrepSettings(length=32),
     "targets": PrepSettings(targets="*"),
 }
-SOURCES = {"text": ("mnli", "pairs"), "targets": ("csv", "pictures/table.csv")}
+SOURCES = {"text": ("mnli", "pairs"), "targets": ("csv", "images/table.csv")}
 BAD = ("SILENT", "CRASH", "NOT VERIFIED")
 PLACE = Topology(0, 1, 0, 1, torch.device("cpu"))
 EPOCHS = 2
@@ -59,7 +59,7 @@ EPOCHS = 2
 def prepare_all(folder: Path) -> dict[str, Path]:
     """A small prepared folder of each kind."""
     for i in range(20):
-        path = folder / f"pictures/train/{'ab'[i % 2]}/{i}.jpg"
+        path = folder / f"images/train/{'ab'[i % 2]}/{i}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         noise = np.random.RandomState(i).randint(0, 256, (90 + 7 * i, 120 + 5 * i, 3), np.uint8)
         Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)).save(path, quality=90, optimize=i % 3 == 0)
@@ -67,9 +67,9 @@ def prepare_all(folder: Path) -> dict[str, Path]:
     rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat {i}\tpeople eat {i * i}" for i in range(60)]
     (folder / "pairs/train.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
     rows = [f"train/{'ab'[i % 2]}/{i}.jpg,{i / 7},{i * i}" for i in range(20)]
-    (folder / "pictures/table.csv").write_text("\n".join(["path,one,other", *rows]) + "\n")
+    (folder / "images/table.csv").write_text("\n".join(["path,one,other", *rows]) + "\n")
     for kind, settings in SETTINGS.items():
-        source, origin = SOURCES.get(kind, ("image-folder", "pictures"))
+        source, origin = SOURCES.get(kind, ("image-folder", "images"))
         prepare(source, folder / origin, folder / kind, settings, processes=1)
     return {kind: folder / kind for kind in SETTINGS}
 
@@ -87,7 +87,7 @@ def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, by
         data = DataSection(
             path=str(folder), num_classes=2, image_size=24, workers=1, checksums=checksums, targets=targets
         )
-        sources = {"pictures": AugmentedPictures(data, AugmentSection(), 0, PLACE)}
+        sources = {"images": AugmentedImages(data, AugmentSection(), 0, PLACE)}
     for name, source in sources.items():
         for epoch in range(EPOCHS):
             for sample in range(len(source.file)):

@@ -26,11 +26,11 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep import write
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
 from tests import layouts
+from widemix.data_prep import write
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 BAD = ("WRONG", "CRASH")
 SHARD = 4_000  # bytes of data between two journal entries: of few small samples

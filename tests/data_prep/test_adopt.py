@@ -5,18 +5,18 @@ import os
 import numpy as np
 import pytest
 
-from data_prep.adopt import adopt
-from data_prep.encode import encode_all
-from data_prep.prepare import prepare
-from data_prep.samples import PictureFiles
-from data_prep.settings import PrepSettings
-from data_prep.verify import repair_command, verify
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError, RunError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.manifest import read_manifest
-from pipeline.formats.tables import FIELD, HEADER
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data_prep.adopt import adopt
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.samples import ImageFiles
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import repair_command, verify
+from widemix.errors import InputError, RunError
+from widemix.formats.beton import open_beton
+from widemix.formats.manifest import read_manifest
+from widemix.formats.tables import FIELD, HEADER
 
 
 def main(words):
@@ -24,13 +24,13 @@ def main(words):
 
 
 @pytest.fixture
-def beton(tmp_path, picture, write_beton):
+def beton(tmp_path, image, write_beton):
     """Five JPEGs with the labels 3 to 7, in train_256.beton."""
     names = [f"{i}.jpg" for i in range(5)]
     for i, name in enumerate(names):
-        picture(i).save(tmp_path / name)
+        image(i).save(tmp_path / name)
     path = tmp_path / "train_256.beton"
-    samples = PictureFiles(tmp_path, names, range(3, 8))
+    samples = ImageFiles(tmp_path, names, range(3, 8))
     write_beton(path, encode_all(samples, 0, PrepSettings(restart_markers=False), 1))
     return path
 
@@ -66,7 +66,7 @@ def test_a_damaged_image_is_refused_and_named(tmp_path, beton, capsys):
     with pytest.raises(RunError, match=r"train_256\.beton: 2 of 5 images are damaged; write the file again"):
         adopt({"train": beton}, tmp_path / "out")
     listed = capsys.readouterr().err
-    assert "train_256.beton[2]: is no picture" in listed
+    assert "train_256.beton[2]: is no image" in listed
     assert "train_256.beton[4]: " in listed
     assert not (tmp_path / "out").exists()
 
@@ -90,15 +90,15 @@ def rename(path, field, name):
 
 
 def test_fields_are_found_by_their_types(tmp_path, beton):
-    rename(beton, 0, b"picture")
+    rename(beton, 0, b"image")
     rename(beton, 1, b"target")
     manifest = adopt({"train": beton}, tmp_path / "out", processes=1)
-    assert manifest.splits["train"].fields == {"picture": "RGBImageField", "target": "IntField"}
+    assert manifest.splits["train"].fields == {"image": "RGBImageField", "target": "IntField"}
     assert open_beton(tmp_path / "out" / "train.beton").label.tolist() == [3, 4, 5, 6, 7]
 
 
 def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
-    other = tmp_path / "pictures.beton"
+    other = tmp_path / "images.beton"
     other.write_bytes(beton.read_bytes())
     mapped = np.memmap(other, FIELD, "r+", HEADER.itemsize, (2,))
     mapped[1]["type_id"] = 0
@@ -131,8 +131,8 @@ def test_a_file_of_prep_gets_the_checksums_that_prep_gave_it(tmp_path, folder, s
     assert verify(out) == []
 
 
-def test_a_file_of_targets_is_refused(tmp_path, picture):
-    picture(0).save(tmp_path / "0.jpg")
+def test_a_file_of_targets_is_refused(tmp_path, image):
+    image(0).save(tmp_path / "0.jpg")
     (tmp_path / "table.csv").write_text("path,age\n0.jpg,3.5\n")
     prepare("csv", tmp_path / "table.csv", tmp_path / "prepared", PrepSettings(targets="age"), processes=1)
     with pytest.raises(InputError, match=r"train\.beton: holds targets instead of classes"):

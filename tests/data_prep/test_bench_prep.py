@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep import bench
+from widemix.bench import prep as bench
 
 
 def test_writers_that_are_not_installed_are_left_out_with_a_line(monkeypatch, capsys):

@@ -6,11 +6,11 @@ import tarfile
 import numpy as np
 import pytest
 
-from data_prep import cifar
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
-from pipeline.formats.beton import RAW, open_beton
+from widemix.data_prep import cifar
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.formats.beton import RAW, open_beton
 
 RNG = np.random.RandomState(0)
 
@@ -18,30 +18,30 @@ RNG = np.random.RandomState(0)
 def listed(split):
     """Pixels [n, height, width, 3] and labels of a split, sample by sample."""
     samples = [split[i] for i in range(len(split))]
-    return np.stack([sample.picture for sample in samples]), [sample.label for sample in samples]
+    return np.stack([sample.image for sample in samples]), [sample.label for sample in samples]
 
 
-def random_pictures(count):
+def random_images(count):
     return RNG.randint(0, 256, (count, 32, 32, 3), np.uint8)
 
 
-# A picture is its red, then green, then blue values, row by row.
+# An image is its red, then green, then blue values, row by row.
 
 
 @pytest.fixture
 def cifar_data():
-    parts = {f"data_batch_{i}": (random_pictures(3), [i, 0, 9]) for i in range(1, 6)}
-    return parts | {"test_batch": (random_pictures(2), [7, 8])}
+    parts = {f"data_batch_{i}": (random_images(3), [i, 0, 9]) for i in range(1, 6)}
+    return parts | {"test_batch": (random_images(2), [7, 8])}
 
 
-def rows(pictures):
-    return np.stack([np.concatenate([picture[..., c].reshape(-1) for c in range(3)]) for picture in pictures])
+def rows(images):
+    return np.stack([np.concatenate([image[..., c].reshape(-1) for c in range(3)]) for image in images])
 
 
 def write_cifar10_python(folder, data, protocol=2):
     folder.mkdir(parents=True)
-    for name, (pictures, labels) in data.items():
-        batch = {"batch_label": b"x", "labels": labels, "data": rows(pictures)}
+    for name, (images, labels) in data.items():
+        batch = {"batch_label": b"x", "labels": labels, "data": rows(images)}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
     names = [f"class{i}" for i in range(10)]
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=protocol))
@@ -49,19 +49,19 @@ def write_cifar10_python(folder, data, protocol=2):
 
 def write_cifar10_binary(folder, data):
     folder.mkdir(parents=True)
-    for name, (pictures, labels) in data.items():
-        records = [bytes([label]) + row.tobytes() for label, row in zip(labels, rows(pictures), strict=True)]
+    for name, (images, labels) in data.items():
+        records = [bytes([label]) + row.tobytes() for label, row in zip(labels, rows(images), strict=True)]
         (folder / f"{name}.bin").write_bytes(b"".join(records))
     (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)))
 
 
 def assert_is_cifar10(dataset, data):
-    *train, (test_pictures, test_labels) = data.values()
-    pictures, labels = listed(dataset.splits["train"])
-    assert np.array_equal(pictures, np.concatenate([part for part, _ in train]))
+    *train, (test_images, test_labels) = data.values()
+    images, labels = listed(dataset.splits["train"])
+    assert np.array_equal(images, np.concatenate([part for part, _ in train]))
     assert labels == [label for _, part in train for label in part]
-    pictures, labels = listed(dataset.splits["test"])
-    assert np.array_equal(pictures, test_pictures)
+    images, labels = listed(dataset.splits["test"])
+    assert np.array_equal(images, test_images)
     assert labels == test_labels
     assert dataset.classes == tuple(f"class{i}" for i in range(10))
 
@@ -88,25 +88,23 @@ def test_cifar10_in_every_form(tmp_path, cifar_data, form, where, capsys):
 
 @pytest.mark.parametrize("form", ["python", "binary"])
 def test_cifar100_reads_fine_labels(tmp_path, form):
-    data = {name: (random_pictures(4), [0, 99, 42, 7], [3, 1, 2, 0]) for name in ("train", "test")}
+    data = {name: (random_images(4), [0, 99, 42, 7], [3, 1, 2, 0]) for name in ("train", "test")}
     names = [f"class{i}" for i in range(100)]
-    for name, (pictures, fine, coarse) in data.items():
+    for name, (images, fine, coarse) in data.items():
         if form == "python":
-            batch = {"data": rows(pictures), "fine_labels": fine, "coarse_labels": coarse}
+            batch = {"data": rows(images), "fine_labels": fine, "coarse_labels": coarse}
             (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
         else:
-            records = [
-                bytes(labels) + row.tobytes() for *labels, row in zip(coarse, fine, rows(pictures), strict=True)
-            ]
+            records = [bytes(labels) + row.tobytes() for *labels, row in zip(coarse, fine, rows(images), strict=True)]
             (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
     if form == "python":
         (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=2))
     else:
         (tmp_path / "fine_label_names.txt").write_text("\n".join(names))
     dataset = cifar.cifar100(tmp_path)
-    for name, (pictures, fine, _) in data.items():
+    for name, (images, fine, _) in data.items():
         found, labels = listed(dataset.splits[name])
-        assert np.array_equal(found, pictures)
+        assert np.array_equal(found, images)
         assert labels == fine
     assert dataset.classes == tuple(names)
 
@@ -157,8 +155,8 @@ def test_arrays_are_prepared_raw(tmp_path, cifar_data):
     manifest = prepare("cifar10", tmp_path / "c", tmp_path / "out", PrepSettings())
     assert len(manifest.exceptions) == 7
     beton = open_beton(tmp_path / "out" / "test.beton")
-    pictures, labels = cifar_data["test_batch"]
+    images, labels = cifar_data["test_batch"]
     assert beton.mode.tolist() == [RAW, RAW]
     assert beton.label.tolist() == labels
-    for offset, picture in zip(beton.offset, pictures, strict=True):
-        assert beton.bytes[offset:][:3072].tobytes() == picture.tobytes()
+    for offset, image in zip(beton.offset, images, strict=True):
+        assert beton.bytes[offset:][:3072].tobytes() == image.tobytes()

@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
-from data_prep.dry_run import dry_run
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
+from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 
 @pytest.mark.parametrize("settings", [PrepSettings(raw=True), PrepSettings(fraction=0.5), PrepSettings(max_size=20)])
-def test_estimated_sizes_are_right(tmp_path, folder, picture, settings):
+def test_estimated_sizes_are_right(tmp_path, folder, image, settings):
     for i in range(200):
-        picture(i).save(folder / f"train/bee/more{i}.jpg")
+        image(i).save(folder / f"train/bee/more{i}.jpg")
     out = tmp_path / "a" / "out"
     estimates, free = dry_run("image-folder", folder, out, settings, processes=1)
     assert not (tmp_path / "a").exists()
@@ -22,7 +22,7 @@ def test_estimated_sizes_are_right(tmp_path, folder, picture, settings):
     assert [estimate.split for estimate in estimates] == list(manifest.splits)
     for estimate in estimates:
         split = manifest.splits[estimate.split]
-        tables = 8 << 20  # the first page, whatever the pictures
+        tables = 8 << 20  # the first page, whatever the images
         assert estimate.samples == split.samples
         assert estimate.bytes - tables == pytest.approx(split.bytes - tables, rel=0.1)
         assert estimate.seconds > 0
@@ -30,7 +30,7 @@ def test_estimated_sizes_are_right(tmp_path, folder, picture, settings):
 
 
 def test_pages_are_counted(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr("data_prep.write.PAGE", 16_384)  # four raw pictures a page
+    monkeypatch.setattr("widemix.data_prep.write.PAGE", 16_384)  # four raw images a page
     estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True))
     manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=1)
     assert [estimate.split for estimate in estimates] == list(manifest.splits)
@@ -41,8 +41,8 @@ def test_pages_are_counted(tmp_path, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("source", "origin", "word"),
     [
-        ("imagenett", "pictures", "did you mean"),
-        ("imagenet", "pictures", "WordNet id"),
+        ("imagenett", "images", "did you mean"),
+        ("imagenet", "images", "WordNet id"),
         ("imagenet", "x", "no such file"),
     ],
 )

@@ -5,37 +5,37 @@ import shutil
 import numpy as np
 import pytest
 
-from data_prep import encode
-from data_prep.dry_run import dry_run
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
 from tests import layouts
+from widemix.data_prep import encode
+from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def grow(folder, picture):
-    """Another class, before the others, and pictures among those of another."""
+def grow(folder, image):
+    """Another class, before the others, and images among those of another."""
     for name in ("train/aardvark/0.jpg", "train/aardvark/1.png", "val/aardvark/0.jpg", "train/bee/2b.jpg"):
         (folder / name).parent.mkdir(exist_ok=True)
-        picture(len(name), 44, 33, "L" if name.endswith("png") else "RGB").save(folder / name)
+        image(len(name), 44, 33, "L" if name.endswith("png") else "RGB").save(folder / name)
 
 
 @pytest.mark.parametrize(
     "settings", [PrepSettings(), PrepSettings(raw=True), PrepSettings(restart_markers=False, holdout=0.3)], ids=str
 )
-def test_what_is_new_is_told_and_added(tmp_path, folder, picture, settings, monkeypatch):
-    picture(0, mode="L").save(folder / "train/ant/grey.png")
+def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, monkeypatch):
+    image(0, mode="L").save(folder / "train/ant/grey.png")
     out, fresh = tmp_path / "out", tmp_path / "fresh"
     prepare("image-folder", folder, out, settings, processes=1)
     before = contents(out)
-    grow(folder, picture)
+    grow(folder, image)
     new = r"it had the classes aardvark and it had train/aardvark/0\.jpg, .*\(4 in all\)"
     for function in (prepare, dry_run):
-        with pytest.raises(InputError, match=rf"out: was prepared from .*pictures before {new}; add --extend"):
+        with pytest.raises(InputError, match=rf"out: was prepared from .*images before {new}; add --extend"):
             function("image-folder", folder, out, settings, processes=1)
     assert contents(out) == before
     encoded = []
@@ -50,16 +50,16 @@ def test_what_is_new_is_told_and_added(tmp_path, folder, picture, settings, monk
     assert prepare("image-folder", folder, out, settings, processes=1, extend=True).classes[0] == "aardvark"
 
 
-def test_what_is_gone_or_changed_is_told(tmp_path, folder, picture):
+def test_what_is_gone_or_changed_is_told(tmp_path, folder, image):
     out = tmp_path / "out"
     prepare("image-folder", folder, out, PrepSettings(), processes=1)
-    grow(folder, picture)
+    grow(folder, image)
     shutil.copy(folder / "train/bee/5.JPEG", folder / "train/bee/3.JPEG")
     before = contents(out)
     with pytest.raises(InputError, match=r"^train/bee/3\.JPEG: changed since it was prepared; add --force"):
         prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
     (folder / "train/bee/3.JPEG").unlink()
-    told = r"out: holds train/bee/3\.JPEG, no longer in .*pictures, which now has .*\(4 in all\); add --force"
+    told = r"out: holds train/bee/3\.JPEG, no longer in .*images, which now has .*\(4 in all\); add --force"
     with pytest.raises(InputError, match=told):
         prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
     assert {name: data for name, data in contents(out).items() if not name.endswith(".unfinished")} == before
@@ -115,10 +115,10 @@ LISTS = "path,labels\na.jpg,ant|bee\nb.jpg,\n"
     ],
 )
 def test_other_classes_and_targets_are_told_and_taken_over(
-    tmp_path, picture, monkeypatch, table, settings, old, new, words
+    tmp_path, image, monkeypatch, table, settings, old, new, words
 ):
     for seed, name in enumerate("abcd"):
-        picture(seed).save(tmp_path / f"{name}.jpg")
+        image(seed).save(tmp_path / f"{name}.jpg")
     origin, out, fresh = tmp_path / "table.csv", tmp_path / "out", tmp_path / "fresh"
     origin.write_text(table)
     prepare("csv", origin, out, PrepSettings(**settings), processes=1)

@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
-from data_prep import encode, write
-from data_prep.prepare import prepare
-from data_prep.samples import PixelArrays
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
+from widemix.data_prep import encode, write
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.samples import PixelArrays
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True)
@@ -29,9 +29,9 @@ PREPARE = """
     import sys
     from pathlib import Path
     import psutil
-    from data_prep import encode, journal, write
-    from data_prep.prepare import prepare
-    from data_prep.settings import PrepSettings
+    from widemix.data_prep import encode, journal, write
+    from widemix.data_prep.prepare import prepare
+    from widemix.data_prep.settings import PrepSettings
 
     append = journal.Journal.append
 
@@ -53,17 +53,17 @@ PREPARE = """
 
 
 @pytest.fixture
-def slow_folder(tmp_path, picture):
-    """Pictures that take some seconds: a large one under many names."""
-    picture(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
+def slow_folder(tmp_path, image):
+    """Images that take some seconds: a large one under many names."""
+    image(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
     return many(tmp_path, tmp_path / "large.jpg", 4000)
 
 
 def many(tmp_path, file, count):
-    (tmp_path / "pictures/train/a").mkdir(parents=True)
+    (tmp_path / "images/train/a").mkdir(parents=True)
     for i in range(count):
-        os.link(file, tmp_path / f"pictures/train/a/{i:04}.jpg")
-    return tmp_path / "pictures"
+        os.link(file, tmp_path / f"images/train/a/{i:04}.jpg")
+    return tmp_path / "images"
 
 
 def launch(tmp_path, folder, shard=write.SHARD):
@@ -144,9 +144,9 @@ def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkey
     assert not (tmp_path / "out").exists()
 
 
-def test_after_a_killed_worker_the_same_command_resumes(tmp_path, picture):
+def test_after_a_killed_worker_the_same_command_resumes(tmp_path, image):
     """To the bytes of an uninterrupted run."""
-    picture(0, 1000, 750).save(tmp_path / "medium.jpg")
+    image(0, 1000, 750).save(tmp_path / "medium.jpg")
     folder = many(tmp_path, tmp_path / "medium.jpg", 300)
     process = launch(tmp_path, folder, shard=20_000)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -168,7 +168,7 @@ def test_after_a_killed_worker_the_same_command_resumes(tmp_path, picture):
 
 
 def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers(monkeypatch):
-    """Pictures of STL-10's size, which lie in memory: 432 KiB a task, where a pipe of Linux has room for 208."""
+    """Images of STL-10's size, which lie in memory: 432 KiB a task, where a pipe of Linux has room for 208."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
     samples = PixelArrays("large", pixels, np.arange(200))
     encoded: list[encode.Encoded] = []
@@ -193,7 +193,7 @@ def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
 def test_ctrl_c_while_a_command_is_imported_is_one_line():
     code = """
         import sys
-        from pipeline.cli import main
+        from widemix.cli import main
 
         class Interrupted:
             def find_spec(name, *_):

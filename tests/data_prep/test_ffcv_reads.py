@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import text
-from data_prep.adopt import adopt
-from data_prep.encode import encode_all
-from data_prep.from_python import collect
-from data_prep.prepare import prepare
-from data_prep.samples import PictureFiles
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from data_prep.write import BetonWriter
-from pipeline.data.decode import Decoder
-from pipeline.formats import beton, tables
-from pipeline.formats.checksums import open_checksums
-from pipeline.formats.text import open_text
+from widemix.data.decode import Decoder
+from widemix.data_prep import text
+from widemix.data_prep.adopt import adopt
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.from_python import collect
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.samples import ImageFiles
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.data_prep.write import BetonWriter
+from widemix.formats import beton, tables
+from widemix.formats.checksums import open_checksums
+from widemix.formats.text import open_text
 
 pytest.importorskip("ffcv", reason="FFCV is not installed")
 
@@ -92,7 +92,7 @@ def unaltered_types(monkeypatch):
 
 
 def load(path, image="image"):
-    """All pictures and labels in file order, as FFCV's Loader gives them. `image` is the name of that field."""
+    """All images and labels in file order, as FFCV's Loader gives them. `image` is the name of that field."""
     others = dict.fromkeys(Reader(str(path)).field_names)
     loader = Loader(
         str(path),
@@ -109,7 +109,7 @@ def load(path, image="image"):
 
 
 @pytest.fixture
-def odd_files(tmp_path, picture):
+def odd_files(tmp_path, image):
     """JPEGs of every common kind, and two lossless files."""
     kinds = [
         ("jpg", {"quality": q, "subsampling": s, "progressive": p})
@@ -120,8 +120,8 @@ def odd_files(tmp_path, picture):
     kinds += [("png", {}), ("bmp", {})]
     names = [f"{i}.{suffix}" for i, (suffix, _) in enumerate(kinds)]
     for i, (name, (_, options)) in enumerate(zip(names, kinds, strict=True)):
-        picture(i).save(tmp_path / name, **options)
-    return PictureFiles(tmp_path, names, range(50, 50 + len(names)))
+        image(i).save(tmp_path / name, **options)
+    return ImageFiles(tmp_path, names, range(50, 50 + len(names)))
 
 
 def test_loader_gives_raw_pixels_as_pillow_does(tmp_path, odd_files, write_beton):
@@ -204,7 +204,7 @@ def test_reader_and_decoder_see_the_targets(tmp_path, folder):
 
 
 class Squares:
-    """Smooth and noisy pictures of 32 x 32 pixels, with more fields than a picture and its label."""
+    """Smooth and noisy images of 32 x 32 pixels, with more fields than an image and its label."""
 
     def __len__(self):
         return 40
@@ -220,13 +220,13 @@ class Squares:
 def test_ffcvs_own_files_are_adopted(tmp_path, mode):
     """Fields in another order and under other names, of several processes; pixel by pixel against what was written.
 
-    Against FFCV's Loader too where a file has pictures of both kinds: it takes seconds to compile.
+    Against FFCV's Loader too where a file has images of both kinds: it takes seconds to compile.
     """
     fields = {
         "weight": FloatField(),
         "array": NDArrayField(np.dtype("<i8"), (3,)),
         "notes": JSONField(),
-        "picture": RGBImageField(mode, smart_threshold=3),
+        "image": RGBImageField(mode, smart_threshold=3),
         "caption": BytesField(),
         "id": IntField(),
         "label": IntField(),
@@ -251,7 +251,7 @@ def test_ffcvs_own_files_are_adopted(tmp_path, mode):
         raw = ours.mode[i] == beton.RAW
         assert np.array_equal(pixels[i], Squares()[i][3] if raw else Image.open(io.BytesIO(stored)))
     if mode == "proportion":
-        images, labels = load(ours.path, "picture")
+        images, labels = load(ours.path, "image")
         assert labels.tolist() == ours.label.tolist()
         errors = np.abs(pixels.astype(int) - images).max(axis=(1, 2, 3))
         assert (errors <= np.where(ours.mode == beton.RAW, 0, 8)).all()

@@ -5,16 +5,16 @@ import huggingface_hub
 import pytest
 from huggingface_hub.utils import _http
 
-from data_prep import remote
-from data_prep.prepare import prepare
-from data_prep.remote import download
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from launch.stage import stage
-from pipeline.errors import InputError
 from tests.models import hub_server
+from widemix.data_prep import remote
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.remote import download
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError
+from widemix.launch.stage import stage
 
-ENTRY = "datasets/lab/pictures"
+ENTRY = "datasets/lab/images"
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
 from tests import layouts
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 PIXELS = np.zeros((32, 32, 3, 4), np.uint8)
 LABELS = "has labels that are not whole numbers of"
@@ -164,9 +164,9 @@ def test_a_tar_that_is_a_link(tmp_path):
         ("train/a/z.jpg", "nowhere.jpg", r"train/a/z\.jpg: cannot be read .No such file"),
     ],
 )
-def test_links_that_lead_round_or_nowhere(tmp_path, picture, link, target, words):
+def test_links_that_lead_round_or_nowhere(tmp_path, image, link, target, words):
     (tmp_path / "train/a").mkdir(parents=True)
-    picture(0).save(tmp_path / "train/a/x.jpg")
+    image(0).save(tmp_path / "train/a/x.jpg")
     (tmp_path / link).symlink_to(target)
     refused("image-folder", tmp_path, words)
 

@@ -4,18 +4,18 @@ import os
 
 import pytest
 
-from data_prep import image_folder, imagenet
-from pipeline.errors import InputError
+from widemix.data_prep import image_folder, imagenet
+from widemix.errors import InputError
 
 
 @pytest.fixture
-def fill(tmp_path, picture):
+def fill(tmp_path, image):
     """`fill(name, ...)` puts a JPEG under each name."""
 
     def make(*names):
         for name in names:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            picture(0).save(tmp_path / name, "JPEG")
+            image(0).save(tmp_path / name, "JPEG")
 
     return make
 
@@ -41,7 +41,7 @@ def test_image_folder_labels_by_the_union_of_class_folders(tmp_path, fill):
     train = [("train/a/sub/x.png", 0), ("train/a/y.jpg", 0), ("train/b/1.jpeg", 1), ("train/b/2.JPG", 1)]
     assert listed(dataset, "train") == train
     assert listed(dataset, "val") == [("val/b/1.jpg", 1), ("val/c/1.jpg", 2)]
-    assert dataset.splits["val"][1].picture.read() == (tmp_path / "val/c/1.jpg").read_bytes()
+    assert dataset.splits["val"][1].image.read() == (tmp_path / "val/c/1.jpg").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, fill):
     os.mkfifo(tmp_path / "train/n00000001/b.JPEG")
     samples = imagenet.read(tmp_path).splits["train"]
     with pytest.raises(InputError, match=r"b\.JPEG: is not a regular file"):
-        samples[1].picture.read()
+        samples[1].image.read()
     os.mkfifo(tmp_path / "wnids.txt")
     with pytest.raises(InputError, match=r"wnids\.txt: is not a regular file"):
         imagenet.read(tmp_path)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from data_prep import imagenet
-from data_prep.imagenet_tars import DEVKIT, TRAIN, VAL
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
+from widemix.data_prep import imagenet
+from widemix.data_prep.imagenet_tars import DEVKIT, TRAIN, VAL
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 WNIDS = ["n01440764", "n01443537", "n01484850"]
 IDS = {"n01440764": 449, "n01443537": 2, "n01484850": 1}  # the devkit's numbers follow another order
@@ -24,7 +24,7 @@ def add(tar, name, data):
 
 
 @pytest.fixture
-def pictures(jpeg):
+def images(jpeg):
     """{split: {wnid: {name: JPEG}}}, names as ImageNet has them."""
 
     train = {wnid: {f"{wnid}_{n}.JPEG": jpeg(n) for n in (10, 2)} for wnid in WNIDS}
@@ -34,8 +34,8 @@ def pictures(jpeg):
 
 
 @pytest.fixture
-def folders(tmp_path, pictures):
-    for split, classes in pictures.items():
+def folders(tmp_path, images):
+    for split, classes in images.items():
         for wnid, files in classes.items():
             for name, data in files.items():
                 path = tmp_path / "folders" / split / wnid / name
@@ -45,17 +45,17 @@ def folders(tmp_path, pictures):
 
 
 @pytest.fixture
-def tars(tmp_path, pictures):
+def tars(tmp_path, images):
     root = tmp_path / "tars"
     root.mkdir()
     with tarfile.open(root / TRAIN, "w") as outer:
         for wnid in reversed(WNIDS):
             inner = io.BytesIO()
             with tarfile.open(fileobj=inner, mode="w") as tar:
-                for name, data in pictures["train"][wnid].items():
+                for name, data in images["train"][wnid].items():
                     add(tar, name, data)
             add(outer, f"{wnid}.tar", inner.getvalue())
-    files = {name: (wnid, data) for wnid, found in pictures["val"].items() for name, data in found.items()}
+    files = {name: (wnid, data) for wnid, found in images["val"].items() for name, data in found.items()}
     with tarfile.open(root / VAL, "w") as tar:
         for name in sorted(files):
             add(tar, name, files[name][1])

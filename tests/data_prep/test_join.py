@@ -5,13 +5,13 @@ import shutil
 import numpy as np
 import pytest
 
-from data_prep.join import join
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError, RunError
-from pipeline.formats.beton import open_beton
 from tests import layouts
 from tests.data_prep.test_adopt import main
+from widemix.data_prep.join import join
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError, RunError
+from widemix.formats.beton import open_beton
 
 PARTS = 3
 
@@ -34,11 +34,11 @@ def prepare_parts(source, origin, root, options, max_bad=0.01):
     [{"shuffle": True}, {"restart_markers": False, "shuffle": False, "holdout": 0.3, "seed": 1}],
     ids=["markers", "own"],
 )
-def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, picture, options):
-    """With pictures that a rule applied to, and some that cannot be decoded; pages of several pictures."""
-    picture(0, mode="L").save(folder / "train/ant/grey.png")
+def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, image, options):
+    """With images that a rule applied to, and some that cannot be decoded; pages of several images."""
+    image(0, mode="L").save(folder / "train/ant/grey.png")
     for name in ("train/ant/bad.JPEG", "train/cat/bad.JPEG", "val/bee/bad.JPEG"):
-        (folder / name).write_bytes(b"no picture")
+        (folder / name).write_bytes(b"no image")
     prepare("image-folder", folder, tmp_path / "one", PrepSettings(**options), processes=1, max_bad=0.5)
     parts = prepare_parts("image-folder", folder, tmp_path, options, max_bad=0.5)
     counts = [len(open_beton(part / "train.beton")) for part in parts]

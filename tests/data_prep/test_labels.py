@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from data_prep import csv_list, from_python, image_folder
-from data_prep.labels import MAX_CLASSES, check_names, number_classes
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.shards import read_names
-from data_prep.sources import read_source
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
+from widemix.data_prep import csv_list, from_python, image_folder
+from widemix.data_prep.labels import MAX_CLASSES, check_names, number_classes
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.shards import read_names
+from widemix.data_prep.sources import read_source
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
 
 
 def read_table(tmp_path, labels, column="label"):

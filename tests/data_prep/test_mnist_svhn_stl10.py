@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from data_prep import mnist, stl10, svhn
-from data_prep.svhn import read_arrays
-from pipeline.errors import InputError
+from widemix.data_prep import mnist, stl10, svhn
+from widemix.data_prep.svhn import read_arrays
+from widemix.errors import InputError
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 RNG = np.random.RandomState(0)
@@ -19,10 +19,10 @@ RNG = np.random.RandomState(0)
 def listed(split):
     """Pixels [n, height, width, 3] and labels of a split, sample by sample."""
     samples = [split[i] for i in range(len(split))]
-    return np.stack([sample.picture for sample in samples]), [sample.label for sample in samples]
+    return np.stack([sample.image for sample in samples]), [sample.label for sample in samples]
 
 
-def random_pictures(count, height, width):
+def random_images(count, height, width):
     return RNG.randint(0, 256, (count, height, width, 3), np.uint8)
 
 
@@ -86,16 +86,16 @@ def test_mnist_is_the_official_one(tmp_path):
 def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
     data = {}
     for split, count in (("train", 400), ("test", 1)):  # 1.2 MB is more than a piece
-        pictures = random_pictures(count, 32, 32)
+        images = random_images(count, 32, 32)
         labels = RNG.randint(1, 11, count)
-        matrix = {"X": pictures.transpose(1, 2, 3, 0), "y": labels.astype(label_type)[:, None]}
+        matrix = {"X": images.transpose(1, 2, 3, 0), "y": labels.astype(label_type)[:, None]}
         savemat(tmp_path / f"{split}_32x32.mat", matrix, do_compression=compress)
-        data[split] = pictures, labels
+        data[split] = images, labels
     dataset = svhn.read(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
-    for split, (pictures, labels) in data.items():
+    for split, (images, labels) in data.items():
         found, found_labels = listed(dataset.splits[split])
-        assert np.array_equal(found, pictures)
+        assert np.array_equal(found, images)
         assert found_labels == [0 if label == 10 else label for label in labels]
 
 
@@ -114,7 +114,7 @@ def test_matlab_arrays_are_what_scipy_writes(tmp_path):
 
 def test_damaged_svhn_files_are_refused(tmp_path):
     path = tmp_path / "train_32x32.mat"
-    savemat(path, {"X": random_pictures(3, 32, 32).transpose(1, 2, 3, 0), "y": np.ones((3, 1))}, do_compression=True)
+    savemat(path, {"X": random_images(3, 32, 32).transpose(1, 2, 3, 0), "y": np.ones((3, 1))}, do_compression=True)
     whole = path.read_bytes()
     for cut in (0, 100, 128, 130, 300, len(whole) // 2):
         path.write_bytes(whole[:cut])
@@ -125,7 +125,7 @@ def test_damaged_svhn_files_are_refused(tmp_path):
         svhn.read(tmp_path)
 
 
-def test_real_svhn_labels_match_its_pictures(tmp_path):
+def test_real_svhn_labels_match_its_images(tmp_path):
     if not (REAL / "svhn").is_dir():
         pytest.skip("needs the real SVHN file in ../shared/data/svhn")
     from scipy.io import loadmat
@@ -142,9 +142,9 @@ def test_real_svhn_labels_match_its_pictures(tmp_path):
 
 @pytest.fixture
 def stl_data(tmp_path):
-    data = {split: (random_pictures(n, 96, 96), RNG.randint(0, 10, n)) for split, n in (("train", 6), ("test", 2))}
-    for split, (pictures, labels) in data.items():
-        columns = [picture[..., c].T.tobytes() for picture in pictures for c in range(3)]
+    data = {split: (random_images(n, 96, 96), RNG.randint(0, 10, n)) for split, n in (("train", 6), ("test", 2))}
+    for split, (images, labels) in data.items():
+        columns = [image[..., c].T.tobytes() for image in images for c in range(3)]
         (tmp_path / f"{split}_X.bin").write_bytes(b"".join(columns))
         (tmp_path / f"{split}_y.bin").write_bytes(bytes((labels + 1).tolist()))
     return data
@@ -153,9 +153,9 @@ def stl_data(tmp_path):
 def test_stl10(tmp_path, stl_data):
     dataset = stl10.read(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
-    for split, (pictures, labels) in stl_data.items():
+    for split, (images, labels) in stl_data.items():
         found, found_labels = listed(dataset.splits[split])
-        assert np.array_equal(found, pictures)
+        assert np.array_equal(found, images)
         assert found_labels == labels.tolist()
 
 
@@ -164,8 +164,8 @@ def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
     (tmp_path / "fold_indices.txt").write_text("5 0 \n1 2 3\n")
     splits = stl10.read(tmp_path).splits
     assert list(splits) == ["train", "test", "fold0", "fold1", "unlabeled"]
-    pictures, labels = listed(splits["fold0"])
-    assert np.array_equal(pictures, stl_data["train"][0][[5, 0]])
+    images, labels = listed(splits["fold0"])
+    assert np.array_equal(images, stl_data["train"][0][[5, 0]])
     assert labels == stl_data["train"][1][[5, 0]].tolist()
     assert listed(splits["unlabeled"])[1] == [-1, -1]
 

@@ -6,10 +6,10 @@ import tarfile
 
 import pytest
 
-from data_prep import csv_list, image_folder, imagenet, tar_listing, webdataset
-from data_prep.imagenet_val import SOLUTION
-from data_prep.sources import SOURCES
-from pipeline.errors import InputError
+from widemix.data_prep import csv_list, image_folder, imagenet, tar_listing, webdataset
+from widemix.data_prep.imagenet_val import SOLUTION
+from widemix.data_prep.sources import SOURCES
+from widemix.errors import InputError
 
 WNIDS = ("n01440764", "n01443537")
 
@@ -20,7 +20,7 @@ def _cache(tmp_path, monkeypatch):
 
 
 def found(dataset, split):
-    return {sample.name: (dataset.classes[sample.label], sample.picture.read()) for sample in dataset.splits[split]}
+    return {sample.name: (dataset.classes[sample.label], sample.image.read()) for sample in dataset.splits[split]}
 
 
 def put(folder, files):
@@ -144,7 +144,7 @@ def test_tables_of_paths(tmp_path, jpeg):
         ("path,class\na,b\n", "no column 'label' or 'labels'; name columns of numbers with --targets: class"),
         ("path,label,labels\na,b,c\n", "has both the column label"),
         ("path,label,label\na,b,c\n", "names a column twice"),
-        ("path,label\n", "lists no pictures"),
+        ("path,label\n", "lists no images"),
         ("path;label\na;1\n", "list.csv: its columns are separated by ';'; separate them by commas"),
         ("path\tlabel\na\t1\n", r"list.csv: its columns are separated by '\\t'"),
         ("path,label\na\n", "line 2 has 1 columns, and the first line has 2"),

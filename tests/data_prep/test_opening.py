@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.opening import decoded_pixels
-from data_prep.picture import decode_file, encode
-from data_prep.prepare import prepare
-from data_prep.samples import FileSlice, Sample
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
-from pipeline.formats.beton import JPEG
+from widemix.data_prep.image import decode_file, encode
+from widemix.data_prep.opening import decoded_pixels
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.formats.beton import JPEG
 
 LONG = [{"max_size": 0}, {"max_size": 64, "side": "shortest"}, {"max_size": 0, "raw": True}]
 
 
 @pytest.fixture
-def stored(tmp_path, picture):
+def stored(tmp_path, image):
     """`stored(name, width, height, **options)`: the path of an image file, in the format of its name."""
 
     def make(name, width, height, mode="RGB", **options):
-        small = picture(width, 160, 80, mode=mode)
+        small = image(width, 160, 80, mode=mode)
         small.resize((width, height), Image.Resampling.BICUBIC).save(tmp_path / name, **options)
         return tmp_path / name
 

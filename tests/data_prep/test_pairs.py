@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep import pairs
-from data_prep.dry_run import dry_run
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from launch.stage import stage
-from pipeline.errors import InputError
-from pipeline.formats.text import open_text
+from widemix.data_prep import pairs
+from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError
+from widemix.formats.text import open_text
+from widemix.launch.stage import stage
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "mnli"
 ROWS = [

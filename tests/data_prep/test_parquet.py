@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import parquet
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.sources import read_sources
+from widemix.data_prep import parquet
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.formats.sources import read_sources
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'widemix[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -23,10 +23,10 @@ IMAGE = [{"bytes": b"."}]
 CLASSES = ["tench, Tinca tinca", "goldfish", "great white shark"]
 
 
-def write(path, pictures, labels, group=3, names=CLASSES, column="image", **options):
+def write(path, images, labels, group=3, names=CLASSES, column="image", **options):
     """A file as the library `datasets` writes it, with row groups of `group` rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"bytes": data, "path": f"{i}.JPEG"} for i, data in enumerate(pictures)]
+    rows = [{"bytes": data, "path": f"{i}.JPEG"} for i, data in enumerate(images)]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     features = {column: {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
     table = pa.table({column: pa.array(rows, kind), "label": pa.array(labels, pa.int64())})
@@ -37,7 +37,7 @@ def write(path, pictures, labels, group=3, names=CLASSES, column="image", **opti
 
 
 def found(samples):
-    return [(sample.label, sample.picture.read()) for sample in samples]
+    return [(sample.label, sample.image.read()) for sample in samples]
 
 
 @pytest.fixture
@@ -51,8 +51,8 @@ def hub(tmp_path, jpeg):
         ("validation-00000-of-00001-ef56", rows["val"]),
         ("test-00000-of-00001-0a7b", rows["test"]),
     ):
-        labels, pictures = zip(*part, strict=True)
-        write(data / f"{name}.parquet", pictures, labels, compression="snappy")
+        labels, images = zip(*part, strict=True)
+        write(data / f"{name}.parquet", images, labels, compression="snappy")
     return data.parent, rows
 
 
@@ -85,15 +85,15 @@ def test_bytes_are_kept(hub, tmp_path):
     assert list(read_sources(beton.path))[-1] == "data/train-00001-of-00002-cd34.parquet/7"
 
 
-def test_several_processes_give_the_same(tmp_path, picture, monkeypatch):
+def test_several_processes_give_the_same(tmp_path, image, monkeypatch):
     """Workers read the files themselves."""
-    monkeypatch.setattr("data_prep.encode.MIN_SECONDS_PER_PROCESS", 1e-6)
-    pictures = []
+    monkeypatch.setattr("widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS", 1e-6)
+    images = []
     for seed in range(80):
         buffer = io.BytesIO()
-        picture(seed).save(buffer, "PNG")
-        pictures.append(buffer.getvalue())
-    write(tmp_path / "hub" / "0000.parquet", pictures, [i % 3 for i in range(80)], group=50)
+        image(seed).save(buffer, "PNG")
+        images.append(buffer.getvalue())
+    write(tmp_path / "hub" / "0000.parquet", images, [i % 3 for i in range(80)], group=50)
     betons = []
     for processes in (1, 2):
         out = tmp_path / f"out{processes}"
@@ -107,7 +107,7 @@ def test_other_names_and_no_metadata(tmp_path, jpeg):
     dataset = parquet.read(path)
     assert dataset.classes == ("0", "1", "2", "3", "4")
     assert found(dataset.splits["train"]) == [(4, jpeg(0)), (0, jpeg(1))]
-    assert Image.open(io.BytesIO(dataset.splits["train"][0].picture.read())).size == (40, 30)
+    assert Image.open(io.BytesIO(dataset.splits["train"][0].image.read())).size == (40, 30)
 
 
 def test_a_row_without_bytes_is_an_error(tmp_path, jpeg):

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep import left_out
-from data_prep.dry_run import dry_run
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.sources import SOURCES, register_source
-from pipeline.cli import main
-from pipeline.cli.prep import print_summary
-from pipeline.errors import InputError, RunError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.blocks import hash_blocks
-from pipeline.formats.manifest import read_manifest
+from widemix.cli import main
+from widemix.cli.prep import print_summary
+from widemix.data_prep import left_out
+from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import SOURCES, register_source
+from widemix.errors import InputError, RunError
+from widemix.formats.beton import open_beton
+from widemix.formats.blocks import hash_blocks
+from widemix.formats.manifest import read_manifest
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
@@ -38,8 +38,8 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture, capsys):
-    picture(0, mode="L").save(folder / "train/ant/grey.png")
+def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, capsys):
+    image(0, mode="L").save(folder / "train/ant/grey.png")
     (folder / "val/bee/empty.jpg").touch()
     out = tmp_path / "a" / "b"
     manifest = prepare("image-folder", folder, out, SETTINGS, processes=1, max_bad=0.2)
@@ -64,7 +64,7 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, picture, capsys):
     assert [manifest.splits[name].per_class for name in ("train", "val")] == [(8, 7, 7), (2, 2, 2)]
 
 
-def test_what_is_left_out_is_named_among_many_unusual_files(tmp_path, folder, picture, capsys):
+def test_what_is_left_out_is_named_among_many_unusual_files(tmp_path, folder, image, capsys):
     for number, mode in enumerate(("L", "CMYK", "RGBA", "P", "I;16", "RGBA", "P", "L", "CMYK")):
         suffix = "tif" if mode in ("CMYK", "I;16") else "png"
         Image.new(mode, (20, 20)).save(folder / f"train/ant/{number}_{mode[:1]}.{suffix}")
@@ -75,28 +75,28 @@ def test_what_is_left_out_is_named_among_many_unusual_files(tmp_path, folder, pi
     assert "\nunusual files: 1 left out, 2 " in capsys.readouterr().out
 
 
-def test_the_same_bytes_for_any_number_of_processes(tmp_path, folder, picture):
+def test_the_same_bytes_for_any_number_of_processes(tmp_path, folder, image):
     for i in range(60):  # more chunks than one process is given at a time
-        picture(i).save(folder / f"train/bee/more{i}.jpg")
+        image(i).save(folder / f"train/bee/more{i}.jpg")
     one, two = (tmp_path / name for name in ("one", "two"))
     prepare("image-folder", folder, one, PrepSettings(max_size=32), processes=1)
     prepare("image-folder", folder, two, PrepSettings(max_size=32), processes=2)
     assert contents(one) == contents(two)
 
 
-def test_names_of_any_bytes(tmp_path, picture):
+def test_names_of_any_bytes(tmp_path, image):
     """Spaces, line breaks, and what is no UTF-8; on a terminal whose encoding is strict."""
     root = tmp_path / os.fsdecode(b"p\xff\nq r")
     for name in (b"a\xfe/x\xfd.jpg", b"b\nc/y.jpg", b"b\nc/bad\xfc.jpg"):
         path = root / "train" / os.fsdecode(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture(0).save(path)
-    path.write_bytes(b"no picture")
+        image(0).save(path)
+    path.write_bytes(b"no image")
     out = tmp_path / os.fsdecode(b"out\xff")
     prep = ["prep", "image-folder", "--from", root, "--to", out, "--max-bad", "100%"]
     for words in (prep, prep, ["verify", out], ["stage", out, "--to", tmp_path / os.fsdecode(b"\xfe")]):
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline.cli", *words],
+            [sys.executable, "-m", "widemix", *words],
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
             capture_output=True,
         )
@@ -130,7 +130,7 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
     for source, origin, settings, word in (
         ("image-folder", folder, small, "max_size 512, not 20"),
         ("digits", None, SETTINGS, "source image-folder, not digits"),
-        ("image-folder", folder / "train", SETTINGS, "from .*pictures, not"),
+        ("image-folder", folder / "train", SETTINGS, "from .*images, not"),
     ):
         with pytest.raises(InputError, match=word):
             prepare(source, origin, out, settings, processes=1)
@@ -147,16 +147,16 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
 @pytest.mark.parametrize(
     ("source", "origin", "to", "word"),
     [
-        ("imagenett", "pictures", "out", "did you mean imagenet?"),
-        ("zzz", "pictures", "out", "there are .*digits"),
+        ("imagenett", "images", "out", "did you mean imagenet?"),
+        ("zzz", "images", "out", "there are .*digits"),
         ("image-folder", "nowhere", "out", "no such file or folder"),
         ("image-folder", None, "out", "needs --from"),
-        ("digits", "pictures", "out", "leave out --from"),
+        ("digits", "images", "out", "leave out --from"),
         ("image-folder", "file", "out", "none of the folders train"),
-        ("imagenet", "pictures", "out", "not a WordNet id"),
-        ("image-folder", "pictures", "file", "is a file"),
-        ("image-folder", "pictures", "file/out", "cannot be written to"),
-        ("image-folder", "pictures", ".", "holds other files"),
+        ("imagenet", "images", "out", "not a WordNet id"),
+        ("image-folder", "images", "file", "is a file"),
+        ("image-folder", "images", "file/out", "cannot be written to"),
+        ("image-folder", "images", ".", "holds other files"),
     ],
 )
 def test_wrong_arguments_create_nothing(tmp_path, folder, source, origin, to, word):
@@ -168,7 +168,7 @@ def test_wrong_arguments_create_nothing(tmp_path, folder, source, origin, to, wo
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_bad_picture_stops_it_and_leaves_nothing(tmp_path, folder, processes):
+def test_a_bad_image_stops_it_and_leaves_nothing(tmp_path, folder, processes):
     path = folder / "val/cat/0.JPEG"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(InputError, match=r"val/cat/0\.JPEG"):
@@ -176,14 +176,14 @@ def test_a_bad_picture_stops_it_and_leaves_nothing(tmp_path, folder, processes):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_split_without_a_good_picture_is_refused(tmp_path, folder):
+def test_a_split_without_a_good_image_is_refused(tmp_path, folder):
     for path in (folder / "val").rglob("*.JPEG"):
         path.write_bytes(b"")
     with pytest.raises(InputError, match="not one image of val"):
         prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=1)
 
 
-def test_more_bad_pictures_than_allowed_end_it_with_a_list(tmp_path, folder, monkeypatch, capsys):
+def test_more_bad_images_than_allowed_end_it_with_a_list(tmp_path, folder, monkeypatch, capsys):
     names = [f"train/{name}.JPEG" for name in ("bee/0", "bee/3", "cat/6")]
     for name in names:
         (folder / name).write_bytes(b"")
@@ -199,9 +199,9 @@ def test_more_bad_pictures_than_allowed_end_it_with_a_list(tmp_path, folder, mon
     assert manifest.splits["train"].per_class == (7, 5, 6)
 
 
-def test_a_class_without_a_good_picture_ends_it_with_a_list(tmp_path, folder, capsys):
+def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, capsys):
     for path in (folder / "val/bee").iterdir():
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     with pytest.raises(RunError, match=r"val: not one image of bee can be decoded; .*--max-bad 100%"):
         prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=1, max_bad=0.5)
     assert capsys.readouterr().err.count("val/bee/") == 2
@@ -226,7 +226,7 @@ def test_every_source_is_described():
 
 SQUARES = """
     import numpy as np
-    from data_prep.samples import Dataset, PixelArrays
+    from widemix.data_prep.samples import Dataset, PixelArrays
 
     def read(origin):
         pixels = np.full((int((origin / "count.txt").read_text()), 4, 4, 3), 7, np.uint8)
@@ -240,7 +240,7 @@ def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, 
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "count.txt").write_text("5")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("data_prep.sources.SOURCES", sources := dict(SOURCES))
+    monkeypatch.setattr("widemix.data_prep.sources.SOURCES", sources := dict(SOURCES))
     register_source("squares", "their_package.read", "grey squares: DIR/count.txt")
     assert list(sources) == [*SOURCES, "squares"]
     with pytest.raises(ValueError, match=r"'squares' is already registered, with the reader their_package\.read"):
@@ -312,11 +312,11 @@ def test_other_files_are_never_touched(tmp_path, folder, name):
     assert contents(out) == {name: b"years of work"}
 
 
-@pytest.mark.parametrize("to", ["pictures/prepared", "pictures/train", "pictures", "link/new"])
+@pytest.mark.parametrize("to", ["images/prepared", "images/train", "images", "link/new"])
 def test_a_folder_within_the_source_is_refused(tmp_path, folder, to):
     (tmp_path / "link").symlink_to(folder / "train")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match=r"--to .*: lies within the source .*pictures; name a folder outside of it"):
+    with pytest.raises(InputError, match=r"--to .*: lies within the source .*images; name a folder outside of it"):
         prepare("image-folder", folder, tmp_path / to, SETTINGS, processes=1, force=True)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -331,7 +331,7 @@ def test_an_empty_path_is_not_the_working_directory(folder, tmp_path, monkeypatc
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {option}: is empty; give a value")
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+    assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
 def test_force_leaves_no_file_of_the_preparation_before(tmp_path, folder):
@@ -353,9 +353,7 @@ def unprivileged():
         os.seteuid(0)
 
 
-@pytest.mark.parametrize(
-    "closed", ["pictures", "pictures/train", "pictures/train/ant", "pictures/train/ant/3.JPEG", "to"]
-)
+@pytest.mark.parametrize("closed", ["images", "images/train", "images/train/ant", "images/train/ant/3.JPEG", "to"])
 def test_missing_permissions_are_named(tmp_path, folder, closed, request):
     (tmp_path / "to").mkdir()
     (tmp_path / "to").chmod(0o777)

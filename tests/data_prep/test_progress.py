@@ -1,4 +1,4 @@
-from data_prep import progress
+from widemix.data_prep import progress
 
 
 def test_lines_off_a_terminal(capsys, monkeypatch):

@@ -13,15 +13,15 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from data_prep import remote
-from data_prep.prepare import prepare
-from data_prep.remote import download
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from launch.stage import stage
-from pipeline.errors import InputError, RunError
-from pipeline.formats.manifest import read_manifest
 from tests.data_prep.test_adopt import main
+from widemix.data_prep import remote
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.remote import download
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError, RunError
+from widemix.formats.manifest import read_manifest
+from widemix.launch.stage import stage
 
 
 @pytest.fixture(autouse=True)

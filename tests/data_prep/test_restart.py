@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep import restart
-from data_prep.encode import encode_all
-from data_prep.jpeg import plain_frame
-from data_prep.picture import encode
-from data_prep.prepare import prepare
-from data_prep.restart import DamagedJpeg, interval_for, with_markers
-from data_prep.samples import FileSlice, PictureFiles, Sample
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.manifest import read_manifest
-from pipeline.formats.segments import NO_SEGMENTS, segments_of
-from pipeline.native import BuildError
 from tests.data.test_decode import without_scans
+from widemix.data_prep import restart
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.image import encode
+from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.restart import DamagedJpeg, interval_for, with_markers
+from widemix.data_prep.samples import FileSlice, ImageFiles, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.formats.manifest import read_manifest
+from widemix.formats.segments import NO_SEGMENTS, segments_of
+from widemix.native import BuildError
 
 try:
     import cv2
@@ -57,7 +57,7 @@ def assert_same_pixels(before, after):
 
 
 def assert_segments_fit(data, table, size):
-    """Each place follows a marker, numbered in turn, and they are as many as the picture's MCUs ask for."""
+    """Each place follows a marker, numbered in turn, and they are as many as the image's MCUs ask for."""
     interval, across, down, *places = np.frombuffer(table, NUMBER).tolist()
     assert plain_frame(data).scan == places[0]
     assert data[places[-1] : places[-1] + 2] == b"\xff\xd9"
@@ -80,8 +80,8 @@ def assert_segments_fit(data, table, size):
         {"optimize": True},
     ],
 )
-def test_pixels_stay(picture, size, options):
-    before = saved(picture(1, *size), **options)
+def test_pixels_stay(image, size, options):
+    before = saved(image(1, *size), **options)
     after, table, rule = transcoded(before)
     assert_same_pixels(before, after)
     assert_segments_fit(after, table, size)
@@ -98,9 +98,9 @@ def test_intervals_divide_the_row_and_span_48_pixels(across):
 
 
 @pytest.mark.parametrize(("subsampling", "margin"), [(0, 0), (2, 1)])
-def test_any_rectangle_of_segments_decodes_by_itself(picture, subsampling, margin):
+def test_any_rectangle_of_segments_decodes_by_itself(image, subsampling, margin):
     """With the header's size changed and the markers renumbered; chroma is interpolated over one pixel of margin."""
-    data, table, _ = transcoded(saved(picture(2, 400, 200), quality=95, subsampling=subsampling))
+    data, table, _ = transcoded(saved(image(2, 400, 200), quality=95, subsampling=subsampling))
     interval, across, down, *places = np.frombuffer(table, NUMBER).tolist()
     whole, columns = pixels(data), 400 // (across * interval)
     frame, numbers = data.index(b"\xff\xc0"), random.Random(0)
@@ -119,18 +119,18 @@ def test_any_rectangle_of_segments_decodes_by_itself(picture, subsampling, margi
         assert np.array_equal(pixels(bytes(part) + b"\xff\xd9")[inner], whole[y0:y1, x0:x1][inner])
 
 
-def test_bytes_are_those_of_jpegtran(tmp_path, picture):
+def test_bytes_are_those_of_jpegtran(tmp_path, image):
     if shutil.which("jpegtran") is None:
         pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
     for subsampling in (0, 2):
-        data = saved(picture(3, 400, 300), quality=92, subsampling=subsampling)
+        data = saved(image(3, 400, 300), quality=92, subsampling=subsampling)
         after, table, _ = transcoded(data)
         interval = int(np.frombuffer(table, NUMBER)[0])
         command = ["jpegtran", "-copy", "none", "-optimize", "-restart", f"{interval}B"]
         assert subprocess.run(command, input=data, capture_output=True, check=True).stdout == after
 
 
-def test_every_real_picture(tmp_path):
+def test_every_real_image(tmp_path):
     if not REAL.is_dir():
         pytest.skip(f"needs {REAL.name} in ../shared/data")
     before = after = tables = 0
@@ -149,8 +149,8 @@ def test_every_real_picture(tmp_path):
     assert (after + tables) / before < 1.01
 
 
-def test_damage_between_the_markers_is_found(picture):
-    data = saved(picture(4, 300, 200), quality=95)
+def test_damage_between_the_markers_is_found(image):
+    data = saved(image(4, 300, 200), quality=95)
     middle = len(data) // 2
     with pytest.raises(DamagedJpeg, match="premature end"):
         transcoded(data[:middle] + b"\xff\xd9")
@@ -162,9 +162,9 @@ def test_damage_between_the_markers_is_found(picture):
     assert transcoded(rewritten)[2] == ""
 
 
-def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, picture):
+def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, image):
     """What libjpeg would write of it is not smoothed, as decoders smooth it."""
-    cut = without_scans(saved(picture(5), progressive=True), 4)
+    cut = without_scans(saved(image(5), progressive=True), 4)
     data = cut[:-2] + b"\0\0\0\0" + cut[-2:]  # extraneous bytes before the marker
     assert with_markers(data, plain_frame(data)) is None
     assert with_markers(cut, plain_frame(cut)) == (cut, NO_SEGMENTS, "kept as it is: progressive")
@@ -177,11 +177,11 @@ def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, picture
 
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2, "restart_marker_blocks": 5}], ids=str)
-def test_what_is_damaged_is_found_as_jpegtran_finds_it(picture, options):
+def test_what_is_damaged_is_found_as_jpegtran_finds_it(image, options):
     """Bytes altered, taken out and put in: the same pixels, or libjpeg's own words."""
     if shutil.which("jpegtran") is None:
         pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
-    whole, numbers, found = saved(picture(7, 120, 90), quality=90, **options), random.Random(1), set()
+    whole, numbers, found = saved(image(7, 120, 90), quality=90, **options), random.Random(1), set()
     for _ in range(40):
         data = bytearray(whole)
         at = numbers.randrange(plain_frame(whole).scan, len(data) - 2)
@@ -197,14 +197,14 @@ def test_what_is_damaged_is_found_as_jpegtran_finds_it(picture, options):
     assert found == {"", "repaired", "left out"}
 
 
-def test_the_rules_name_the_pictures(tmp_path, picture):
-    whole = saved(picture(5, 300, 200), quality=95)
+def test_the_rules_name_the_images(tmp_path, image):
+    whole = saved(image(5, 300, 200), quality=95)
     files = {
         "whole.jpg": whole,
         "cut.jpg": whole[: len(whole) // 2] + b"\xff\xd9",
-        "grey.jpg": saved(picture(5, mode="L")),
+        "grey.jpg": saved(image(5, mode="L")),
     }
-    files["progressive.jpg"] = saved(picture(5), progressive=True)
+    files["progressive.jpg"] = saved(image(5), progressive=True)
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     found = {name: encode(Sample(name, 0, FileSlice(str(tmp_path / name))), PrepSettings()) for name in files}
@@ -216,8 +216,8 @@ def test_the_rules_name_the_pictures(tmp_path, picture):
     assert_segments_fit(found["grey.jpg"].data, found["grey.jpg"].segments, (40, 30))
 
 
-def test_re_encoded_pictures_have_markers_and_unchanged_pixels(tmp_path, picture):
-    picture(6, 700, 300).save(tmp_path / "a.png")
+def test_re_encoded_images_have_markers_and_unchanged_pixels(tmp_path, image):
+    image(6, 700, 300).save(tmp_path / "a.png")
     sample = Sample("a.png", 0, FileSlice(str(tmp_path / "a.png")))
     marked, plain = (encode(sample, PrepSettings(restart_markers=chosen)) for chosen in (True, False))
     assert plain.segments == b""
@@ -226,12 +226,12 @@ def test_re_encoded_pictures_have_markers_and_unchanged_pixels(tmp_path, picture
 
 
 @pytest.fixture
-def stored(tmp_path, picture, write_beton):
+def stored(tmp_path, image, write_beton):
     names = []
     for i in range(4):
         names.append(f"{i}.jpg")
-        picture(i, 200 + 50 * i, 100).save(tmp_path / names[-1], progressive=i == 2)
-    samples = encode_all(PictureFiles(tmp_path, names, range(4)), 0, PrepSettings(), 1)
+        image(i, 200 + 50 * i, 100).save(tmp_path / names[-1], progressive=i == 2)
+    samples = encode_all(ImageFiles(tmp_path, names, range(4)), 0, PrepSettings(), 1)
     encoded = list(samples)
     write_beton(tmp_path / "a.beton", encoded)
     return open_beton(tmp_path / "a.beton"), encoded
@@ -260,13 +260,13 @@ def test_damaged_tables_are_refused(stored, number, value):
         segments_of(open_beton(beton.path), 0)
 
 
-def test_without_a_compiler_originals_are_kept(tmp_path, folder, picture, monkeypatch, capsys):
+def test_without_a_compiler_originals_are_kept(tmp_path, folder, image, monkeypatch, capsys):
     def no_library():
         raise BuildError("there is no C compiler")
 
     restart.library.cache_clear()
     monkeypatch.setattr(restart, "open_library", no_library)
-    picture(0).save(folder / "train/ant/rewritten.png")
+    image(0).save(folder / "train/ant/rewritten.png")
     try:
         prepare("image-folder", folder, tmp_path / "out", PrepSettings(shuffle=False), processes=1)
     finally:

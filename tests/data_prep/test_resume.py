@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import disk, encode, write
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.errors import InputError
 from tests import layouts
 from tests.data_prep import kills
+from widemix.data_prep import disk, encode, write
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_corrupt="error")
@@ -26,9 +26,9 @@ RAW = PrepSettings(raw=True, on_corrupt="error")
 KILLS = """
     import os, random, signal, sys
     from pathlib import Path
-    from data_prep import write
-    from data_prep.prepare import prepare
-    from data_prep.settings import PrepSettings
+    from widemix.data_prep import write
+    from widemix.data_prep.prepare import prepare
+    from widemix.data_prep.settings import PrepSettings
 
     write.SHARD = 60_000
 
@@ -78,19 +78,19 @@ def contents(folder):
 
 
 @pytest.fixture
-def pictures(tmp_path, picture):
-    """150 training pictures of 3.6 kB each when raw, and 20 to validate."""
+def images(tmp_path, image):
+    """150 training images of 3.6 kB each when raw, and 20 to validate."""
     for split, count in (("train", 150), ("val", 20)):
         for i in range(count):
-            path = tmp_path / f"pictures/{split}/{'ab'[i % 2]}/{i}.bmp"
+            path = tmp_path / f"images/{split}/{'ab'[i % 2]}/{i}.bmp"
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture(i).save(path)
-    return tmp_path / "pictures"
+            image(i).save(path)
+    return tmp_path / "images"
 
 
 @pytest.fixture
-def uninterrupted(tmp_path, pictures):
-    prepare("image-folder", pictures, tmp_path / "uninterrupted", RAW, processes=1)
+def uninterrupted(tmp_path, images):
+    prepare("image-folder", images, tmp_path / "uninterrupted", RAW, processes=1)
     return contents(tmp_path / "uninterrupted")
 
 
@@ -101,7 +101,7 @@ def small_shards(monkeypatch):
 
 @pytest.fixture
 def encoded(monkeypatch):
-    """The names of the pictures that were encoded, as they are."""
+    """The names of the images that were encoded, as they are."""
     names = []
 
     def watched(sample, settings):
@@ -114,91 +114,91 @@ def encoded(monkeypatch):
 
 
 def damage(path):
-    """Truncate a picture; returns a function that repairs it."""
+    """Truncate an image; returns a function that repairs it."""
     data = path.read_bytes()
     path.write_bytes(data[:100])
     return lambda: path.write_bytes(data)
 
 
-def test_killed_at_random_moments(tmp_path, pictures):
+def test_killed_at_random_moments(tmp_path, images):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLS))
-    command = [sys.executable, script, pictures, tmp_path / "whole"]
+    command = [sys.executable, script, images, tmp_path / "whole"]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_repaired_source_resumes_without_redoing_shards(tmp_path, pictures, uninterrupted, small_shards, encoded):
+def test_a_repaired_source_resumes_without_redoing_shards(tmp_path, images, uninterrupted, small_shards, encoded):
     out = tmp_path / "out"
-    repair = damage(pictures / "train/b/101.bmp")
+    repair = damage(images / "train/b/101.bmp")
     with pytest.raises(InputError, match=r"train/b/101\.bmp"):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     before = list(encoded)
     repair()
     encoded.clear()
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
     again = set(before) & set(encoded)
     assert len(before) > 70
     assert len(again) <= 20_000 // 3_600 + 1
 
 
-def test_a_source_file_that_went_and_came_back(tmp_path, pictures, uninterrupted, small_shards):
+def test_a_source_file_that_went_and_came_back(tmp_path, images, uninterrupted, small_shards):
     out = tmp_path / "out"
-    repair = damage(pictures / "val/b/7.bmp")
+    repair = damage(images / "val/b/7.bmp")
     with pytest.raises(InputError, match=r"val/b/7\.bmp"):
-        prepare("image-folder", pictures, out, RAW, processes=1)
-    (pictures / "val/b/7.bmp").unlink()
+        prepare("image-folder", images, out, RAW, processes=1)
+    (images / "val/b/7.bmp").unlink()
     with pytest.raises(InputError, match="an interrupted preparation of other samples"):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     repair()
     with pytest.raises(InputError, match="an interrupted preparation with quality 90, not 50"):
-        prepare("image-folder", pictures, out, PrepSettings(raw=True, on_corrupt="error", quality=50), processes=1)
-    prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, PrepSettings(raw=True, on_corrupt="error", quality=50), processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
 
 
-def test_force_starts_again(tmp_path, pictures, small_shards, encoded):
+def test_force_starts_again(tmp_path, images, small_shards, encoded):
     out = tmp_path / "out"
-    repair = damage(pictures / "val/b/7.bmp")
+    repair = damage(images / "val/b/7.bmp")
     with pytest.raises(InputError):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     repair()
     encoded.clear()
-    manifest = prepare("image-folder", pictures, out, PrepSettings(max_size=8), processes=1, force=True)
+    manifest = prepare("image-folder", images, out, PrepSettings(max_size=8), processes=1, force=True)
     assert manifest.settings["max_size"] == 8
     assert len(encoded) == 170
     assert {path.suffix for path in out.iterdir()} == {".json", ".beton", ".crc32c", ".sources"}
 
 
 @pytest.mark.parametrize("what", ["journal", "beton"])
-def test_files_torn_by_a_crash(tmp_path, pictures, uninterrupted, small_shards, what):
+def test_files_torn_by_a_crash(tmp_path, images, uninterrupted, small_shards, what):
     out = tmp_path / "out"
     path = out / f"train.{what}.unfinished"
     for share in (0.0, 0.3, 0.7, 0.999):
-        repair = damage(pictures / "train/b/99.bmp")
+        repair = damage(images / "train/b/99.bmp")
         with pytest.raises(InputError):
-            prepare("image-folder", pictures, out, RAW, processes=1)
+            prepare("image-folder", images, out, RAW, processes=1)
         os.truncate(path, int(path.stat().st_size * share))
         repair()
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
         assert contents(out) == uninterrupted
         for file in out.iterdir():
             file.unlink()
 
 
-def test_a_disk_that_was_full(tmp_path, pictures, uninterrupted, small_shards, encoded):
+def test_a_disk_that_was_full(tmp_path, images, uninterrupted, small_shards, encoded):
     small = tmp_path / "small"
     small.mkdir()
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small]).returncode:
         pytest.skip("needs root and the right to mount a small tmpfs")
     try:
         with pytest.raises(InputError, match="the disk is full; free some space"):
-            prepare("image-folder", pictures, small / "out", RAW, processes=1)
+            prepare("image-folder", images, small / "out", RAW, processes=1)
         assert "manifest.json" not in contents(small / "out")
         subprocess.run(["mount", "-o", "remount,size=3m", small], check=True)
         before = len(encoded)
-        prepare("image-folder", pictures, small / "out", RAW, processes=1)
+        prepare("image-folder", images, small / "out", RAW, processes=1)
         assert contents(small / "out") == uninterrupted
         assert 0 < len(encoded) - before < 170
     finally:
@@ -206,7 +206,7 @@ def test_a_disk_that_was_full(tmp_path, pictures, uninterrupted, small_shards, e
 
 
 def test_the_journal_has_no_entry_after_a_page_that_failed(
-    tmp_path, pictures, uninterrupted, small_shards, encoded, monkeypatch
+    tmp_path, images, uninterrupted, small_shards, encoded, monkeypatch
 ):
     """A disk that is full for one page and has space for the next: all that the journal lists must be on disk."""
     write_page, calls = disk.DiskFile._write, []
@@ -220,63 +220,63 @@ def test_the_journal_has_no_entry_after_a_page_that_failed(
     monkeypatch.setattr(disk.DiskFile, "_write", fail_once)
     out = tmp_path / "out"
     with pytest.raises(InputError, match="the disk is full; free some space"):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     assert len(calls) == 5
     before = len(encoded)
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
     assert 0 < len(encoded) - before < 170
 
 
-def test_two_at_once_are_refused(tmp_path, pictures, uninterrupted, monkeypatch):
+def test_two_at_once_are_refused(tmp_path, images, uninterrupted, monkeypatch):
     out = tmp_path / "out"
     refused = []
 
     def meanwhile(sample, settings):
         if not refused:
             with pytest.raises(InputError, match="another process is preparing it"):
-                prepare("image-folder", pictures, out, RAW, processes=1)
+                prepare("image-folder", images, out, RAW, processes=1)
             refused.append(True)
         return original(sample, settings)
 
     original = encode.encode
     monkeypatch.setattr(encode, "encode", meanwhile)
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert refused
     assert contents(out) == uninterrupted
 
 
-def interrupted(pictures, out, at="val/b/7.bmp"):
-    """A preparation that a damaged picture stopped; its source is repaired."""
-    repair = damage(pictures / at)
+def interrupted(images, out, at="val/b/7.bmp"):
+    """A preparation that a damaged image stopped; its source is repaired."""
+    repair = damage(images / at)
     with pytest.raises(InputError):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     repair()
     assert any(out.glob("*.journal.unfinished"))
 
 
 @pytest.mark.parametrize("what", ["size", "content"])
-def test_a_source_that_changed_meanwhile_is_refused(tmp_path, pictures, uninterrupted, small_shards, what):
-    """A picture that was taken before: of another size, or of the same one with other bytes; but not its time."""
-    out, path = tmp_path / "out", pictures / "train/a/4.bmp"
-    interrupted(pictures, out)
+def test_a_source_that_changed_meanwhile_is_refused(tmp_path, images, uninterrupted, small_shards, what):
+    """An image that was taken before: of another size, or of the same one with other bytes; but not its time."""
+    out, path = tmp_path / "out", images / "train/a/4.bmp"
+    interrupted(images, out)
     data = path.read_bytes()
     path.write_bytes(data + b"\0" if what == "size" else data[:-1] + bytes([data[-1] ^ 1]))
     journal = (out / "train.journal.unfinished").read_bytes()
     with pytest.raises(InputError, match=r"^train/a/4\.bmp: changed since the interrupted preparation .* --force"):
-        prepare("image-folder", pictures, out, RAW, processes=1)
+        prepare("image-folder", images, out, RAW, processes=1)
     assert (out / "train.journal.unfinished").read_bytes() == journal
     path.write_bytes(data)
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
 
 
-def test_force_starts_a_changed_source_again(tmp_path, pictures, small_shards):
-    out, path = tmp_path / "out", pictures / "train/a/4.bmp"
-    interrupted(pictures, out)
-    path.write_bytes((pictures / "train/a/6.bmp").read_bytes())
-    prepare("image-folder", pictures, out, RAW, processes=1, force=True)
-    prepare("image-folder", pictures, tmp_path / "fresh", RAW, processes=1)
+def test_force_starts_a_changed_source_again(tmp_path, images, small_shards):
+    out, path = tmp_path / "out", images / "train/a/4.bmp"
+    interrupted(images, out)
+    path.write_bytes((images / "train/a/6.bmp").read_bytes())
+    prepare("image-folder", images, out, RAW, processes=1, force=True)
+    prepare("image-folder", images, tmp_path / "fresh", RAW, processes=1)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -300,9 +300,9 @@ def test_pixels_that_changed_meanwhile_are_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("line", [0, 1, -1])
 @pytest.mark.parametrize("change", ["character", "{}", "other", "twice"])
-def test_a_changed_journal_is_not_believed(tmp_path, pictures, uninterrupted, small_shards, line, change, capsys):
+def test_a_changed_journal_is_not_believed(tmp_path, images, uninterrupted, small_shards, line, change, capsys):
     out = tmp_path / "out"
-    interrupted(pictures, out)
+    interrupted(images, out)
     path = out / "train.journal.unfinished"
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) > 10
@@ -313,16 +313,16 @@ def test_a_changed_journal_is_not_believed(tmp_path, pictures, uninterrupted, sm
         "twice": lines[line] * 2,
     }[change]
     path.write_bytes(b"".join(lines))
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
     if (change, line) != ("twice", -1):
         assert "is damaged; what follows it is prepared again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["cut", "zeros", "bit"])
-def test_changed_data_are_not_believed(tmp_path, pictures, uninterrupted, small_shards, change):
+def test_changed_data_are_not_believed(tmp_path, images, uninterrupted, small_shards, change):
     out = tmp_path / "out"
-    interrupted(pictures, out)
+    interrupted(images, out)
     path = out / "train.beton.unfinished"
     data = bytearray(path.read_bytes())
     at = (8 << 20) + 100_003
@@ -331,7 +331,7 @@ def test_changed_data_are_not_believed(tmp_path, pictures, uninterrupted, small_
     else:
         data[at:] = bytes(len(data) - at if change == "zeros" else 0)
     path.write_bytes(data)
-    prepare("image-folder", pictures, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
 
 

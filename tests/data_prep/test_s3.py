@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from data_prep import remote
-from data_prep.prepare import prepare
-from data_prep.remote import download
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from launch.stage import stage
-from pipeline.errors import InputError, RunError
+from widemix.data_prep import remote
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.remote import download
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError, RunError
+from widemix.launch.stage import stage
 
 for name in ("s3fs", "boto3", "moto.server"):
     pytest.importorskip(name, reason=f"{name} is not installed: pip install 'moto[server]' s3fs")
@@ -27,7 +27,7 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REG
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch, tmp_path):
-    """An empty store with one bucket, `pictures`."""
+    """An empty store with one bucket, `images`."""
     monkeypatch.setattr(remote, "WAIT_S", 0.01)
     for key, value in (KEYS | {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}).items():
         monkeypatch.setenv(key, value)
@@ -36,7 +36,7 @@ def server(monkeypatch, tmp_path):
     port = server.get_host_and_port()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     fsspec.filesystem("s3").clear_instance_cache()
-    boto3.client("s3").create_bucket(Bucket="pictures")
+    boto3.client("s3").create_bucket(Bucket="images")
     yield port
     server.stop()
 
@@ -45,7 +45,7 @@ def upload(folder, prefix):
     client = boto3.client("s3")
     for path in folder.rglob("*"):
         if path.is_file():
-            client.upload_file(str(path), "pictures", f"{prefix}/{path.relative_to(folder)}")
+            client.upload_file(str(path), "images", f"{prefix}/{path.relative_to(folder)}")
 
 
 @contextmanager
@@ -87,13 +87,13 @@ def _quietly(function, *arguments):
 
 def test_a_source_is_prepared_and_a_prepared_folder_staged(server, folder, tmp_path):
     upload(folder, "set")
-    origin = download("s3://pictures/set", tmp_path / "downloaded")
+    origin = download("s3://images/set", tmp_path / "downloaded")
     prepare("image-folder", origin, tmp_path / "there", PrepSettings(), processes=1)
     prepare("image-folder", folder, tmp_path / "here", PrepSettings(), processes=1)
     for name in ("train.beton", "val.beton", "train.crc32c", "train.sources"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
     upload(tmp_path / "here", "prepared")
-    copy = stage("s3://pictures/prepared", tmp_path / "disk")
+    copy = stage("s3://images/prepared", tmp_path / "disk")
     assert verify(copy) == []
     assert json.loads((copy / "manifest.json").read_text()) == json.loads(
         (tmp_path / "here/manifest.json").read_text()
@@ -107,7 +107,7 @@ def test_a_line_that_is_cut_is_resumed(server, folder, tmp_path, monkeypatch):
     with line(server, cuts) as port:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         fsspec.filesystem("s3").clear_instance_cache()
-        copy = stage("s3://pictures/prepared", tmp_path / "disk")
+        copy = stage("s3://images/prepared", tmp_path / "disk")
         assert cuts == []
     assert verify(copy) == []
 
@@ -116,7 +116,7 @@ def test_each_mistake_is_one_line(folder, tmp_path, monkeypatch):
     upload(folder, "set")
     for url, words in (
         ("s3://nobodys/set", "s3://nobodys/set: cannot be listed"),
-        ("s3://pictures/sett", "s3://pictures/sett: holds no files"),
+        ("s3://images/sett", "s3://images/sett: holds no files"),
     ):
         with pytest.raises(InputError, match=words) as raised:
             download(url, tmp_path / "downloaded")
@@ -128,11 +128,11 @@ def test_each_mistake_is_one_line(folder, tmp_path, monkeypatch):
     fsspec.filesystem("s3").clear_instance_cache()
     for action in (download, stage):
         with pytest.raises(InputError, match=r"needs credentials .*AWS_ACCESS_KEY_ID"):
-            action("s3://pictures/set", tmp_path / "x")
+            action("s3://images/set", tmp_path / "x")
     for key, value in KEYS.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setattr(remote, "TRIES", 1)
     fsspec.filesystem("s3").clear_instance_cache()
     with pytest.raises(RunError, match="the same command resumes"):
-        stage("s3://pictures/set", tmp_path / "disk")
+        stage("s3://images/set", tmp_path / "disk")

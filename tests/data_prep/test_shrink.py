@@ -1,4 +1,4 @@
-"""JPEGs made smaller plane by plane, against Pillow's Lanczos on the RGB picture."""
+"""JPEGs made smaller plane by plane, against Pillow's Lanczos on the RGB image."""
 
 import io
 
@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from data_prep.jpeg import plain_frame
-from data_prep.picture import decode_file, encode
-from data_prep.restart import DamagedJpeg, segment_table
-from data_prep.samples import FileSlice, Sample
-from data_prep.settings import PrepSettings
-from data_prep.shrink import shrink_jpeg
 from tests.data.test_decode import without_scans
+from widemix.data_prep.image import decode_file, encode
+from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.restart import DamagedJpeg, segment_table
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.shrink import shrink_jpeg
 
 SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111, "4:1:1": 0x411111}
 

@@ -8,14 +8,14 @@ import tarfile
 import pytest
 from PIL import Image
 
-from data_prep import image_folder, imagenet, parquet, webdataset
-from data_prep.imagenet_val import SOLUTION
-from data_prep.listing import HEAD, begins_as_image
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.shards import find_shards, split_of
-from pipeline.errors import InputError
 from tests.data_prep.test_more_sources import found, put, shard
+from widemix.data_prep import image_folder, imagenet, parquet, webdataset
+from widemix.data_prep.imagenet_val import SOLUTION
+from widemix.data_prep.listing import HEAD, begins_as_image
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.shards import find_shards, split_of
+from widemix.errors import InputError
 
 FORMATS = {
     "JPEG": ".JPG_large",
@@ -36,10 +36,10 @@ def _cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def of_format(picture):
+def of_format(image):
     def make(kind, mode="RGB"):
         buffer = io.BytesIO()
-        picture(0, mode=mode).save(buffer, kind)
+        image(0, mode=mode).save(buffer, kind)
         return buffer.getvalue()
 
     return make

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from data_prep import image_folder
-from data_prep.prepare import prepare, select
-from data_prep.samples import Dataset, PictureFiles
-from data_prep.settings import PrepSettings, parse_share
-from data_prep.shuffle import shuffle_train
-from data_prep.subset import take_subset
-from data_prep.verify import repair_command
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.formats.beton import open_beton
-from pipeline.formats.manifest import read_manifest
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data_prep import image_folder
+from widemix.data_prep.prepare import prepare, select
+from widemix.data_prep.samples import Dataset, ImageFiles
+from widemix.data_prep.settings import PrepSettings, parse_share
+from widemix.data_prep.shuffle import shuffle_train
+from widemix.data_prep.subset import take_subset
+from widemix.data_prep.verify import repair_command
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
+from widemix.formats.manifest import read_manifest
 
 
 def dataset(sizes):
@@ -26,7 +26,7 @@ def dataset(sizes):
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     names = [f"train/{label}/{i}" for i, label in enumerate(labels)]
     classes = tuple(str(label) for label in range(len(sizes)))
-    return Dataset(classes, {"train": PictureFiles("", names, labels), "val": PictureFiles("", ["v"], [0])})
+    return Dataset(classes, {"train": ImageFiles("", names, labels), "val": ImageFiles("", ["v"], [0])})
 
 
 def names(cut, split="train"):
@@ -80,7 +80,7 @@ def test_per_class_is_nested_and_exact():
 
 def test_a_source_without_train_cannot_be_cut():
     with pytest.raises(InputError, match="the source has none"):
-        take_subset(Dataset(("a",), {"val": PictureFiles("", ["v"], [0])}), PrepSettings(fraction=0.5))
+        take_subset(Dataset(("a",), {"val": ImageFiles("", ["v"], [0])}), PrepSettings(fraction=0.5))
 
 
 def test_whole_preparation(tmp_path):
@@ -129,7 +129,7 @@ def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, fo
     for sample, name in enumerate(listed[0]):
         assert content(shuffled, sample) == content(sorted_, plain.index(name))
     assert np.array_equal(open_beton(tmp_path / "True" / "val.beton").label, [0, 0, 1, 1, 2, 2])
-    mixed = Dataset(("a", "b"), {"train": PictureFiles("", ["x", "y", "z"], [0, 1, 0])})
+    mixed = Dataset(("a", "b"), {"train": ImageFiles("", ["x", "y", "z"], [0, 1, 0])})
     assert shuffle_train(mixed, PrepSettings(shuffle=True)) is mixed
 
 

@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from pipeline.data.split import open_split
-from pipeline.errors import InputError
-from pipeline.formats import blocks
-from pipeline.formats.beton import SEGMENTED as SAMPLE
-from pipeline.formats.beton import open_beton
-from pipeline.formats.blocks import map_blocks
-from pipeline.formats.manifest import read_manifest
-from pipeline.formats.tables import ALLOCATION, FIELD, HEADER
-from pipeline.recipe.data import DataSection
+from widemix.data.split import open_split
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError
+from widemix.formats import blocks
+from widemix.formats.beton import SEGMENTED as SAMPLE
+from widemix.formats.beton import open_beton
+from widemix.formats.blocks import map_blocks
+from widemix.formats.manifest import read_manifest
+from widemix.formats.tables import ALLOCATION, FIELD, HEADER
+from widemix.recipe.data import DataSection
 
 TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 
@@ -30,9 +30,9 @@ TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 @pytest.fixture
 def prepared(tmp_path, folder, monkeypatch):
     """A small prepared folder of many small blocks and pages."""
-    for module in ("pipeline.formats.blocks", "pipeline.formats.manifest", "data_prep.verify"):
+    for module in ("widemix.formats.blocks", "widemix.formats.manifest", "widemix.data_prep.verify"):
         monkeypatch.setattr(f"{module}.BLOCK", 4096)
-    monkeypatch.setattr("data_prep.write.PAGE", 8192)
+    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
 
@@ -48,7 +48,7 @@ def test_no_manifest_is_an_error(tmp_path):
 
 def test_a_file_that_may_not_be_read_is_not_called_damaged(prepared, monkeypatch):
     """Root may read all, so the system's answer is played."""
-    monkeypatch.setattr("data_prep.verify.os.access", lambda path, _: path.name != "train.beton")
+    monkeypatch.setattr("widemix.data_prep.verify.os.access", lambda path, _: path.name != "train.beton")
     with pytest.raises(InputError, match=r"train\.beton: cannot be read \(Permission denied\)$"):
         verify(prepared)
 
@@ -180,7 +180,7 @@ def test_200_corruptions_are_named(prepared, capsys):
         "fields": range(HEADER.itemsize, TABLES),
         "labels": [TABLES + i * SAMPLE.itemsize + SAMPLE.fields["f1"][1] for i in range(len(beton))],
         "samples": range(TABLES, TABLES + len(beton) * SAMPLE.itemsize),
-        "pictures": [int(o) + k for o, s in zip(beton.offset, beton.size, strict=True) for k in range(s)],
+        "images": [int(o) + k for o, s in zip(beton.offset, beton.size, strict=True) for k in range(s)],
         "segments": [int(o) + k for o, s in zip(beton.segments, beton.segments_size, strict=True) for k in range(s)],
         "table": range(size - 2 * len(beton) * ALLOCATION.itemsize, size),
     }
@@ -204,7 +204,7 @@ def test_200_corruptions_are_named(prepared, capsys):
                 open_split(section, "train", open_beton)
         lines = verify(prepared)
         assert any(f"block {at // 4096} " in line for line in lines), (kind, at, lines)
-        if kind in ("pictures", "segments"):
+        if kind in ("images", "segments"):
             (hit,) = np.flatnonzero((beton.offset <= at) & (at < beton.stop)).tolist()
             assert samples_named(lines) == {hit}, (at, lines)
             assert (

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.distributed.launchers import export_torchrun_env, torchrun_env, without_launcher
-from pipeline.distributed.topology import read_topology
-from pipeline.errors import LauncherError
 from tests.conftest import ROOT
 from tests.distributed.test_launchers import SRUN
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.distributed.launchers import export_torchrun_env, torchrun_env, without_launcher
+from widemix.distributed.topology import read_topology
+from widemix.errors import LauncherError
 
 # As these set them for rank 1 of 2 on one machine: MPICH 5.0.2, Intel MPI, OpenMPI 5.0.11, MPICH's gforker.
 HYDRA = {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1", "PMI_FD": "11", "PMI_RANK": "1", "PMI_SIZE": "2"}

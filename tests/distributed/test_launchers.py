@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.distributed import topology
-from pipeline.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
-from pipeline.distributed.rank_status import (
+from tests.conftest import ROOT, Command
+from widemix.distributed import topology
+from widemix.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
+from widemix.distributed.rank_status import (
     RankStatus,
     read_rank_statuses,
     remove_earlier_statuses,
     write_rank_status,
 )
-from pipeline.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
-from pipeline.errors import InputError
-from tests.conftest import ROOT, Command
+from widemix.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
+from widemix.errors import InputError
 
 # As OpenMPI 4.1.4 set them for rank 3 of 2 x 2, and Slurm 22.05 for rank 2 of the same.
 OPENMPI = {
@@ -161,8 +161,8 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
     (tmp_path / "mlx5_5/ports/1").mkdir(parents=True)
     addresses = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "ib0": ["fe80::1%ib0", "10.0.0.7"]}
     known = {name: [SimpleNamespace(address=text) for text in texts] for name, texts in addresses.items()}
-    monkeypatch.setattr("pipeline.distributed.topology.psutil.net_if_addrs", lambda: known)
-    monkeypatch.setattr("pipeline.distributed.topology.route_from", lambda host: "10.0.0.7")
+    monkeypatch.setattr("widemix.distributed.topology.psutil.net_if_addrs", lambda: known)
+    monkeypatch.setattr("widemix.distributed.topology.route_from", lambda host: "10.0.0.7")
     environ = {"MASTER_ADDR": "10.0.0.1"}
     chosen = set_nccl_devices(environ, tmp_path)
     assert chosen == ["NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"]
@@ -208,7 +208,7 @@ def test_statuses_of_an_attempt_in_which_the_nodes_ranks_had_other_numbers_are_r
 
 def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
     environ = {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path / "status"), "RANK": "1", "WORLD_SIZE": "2"}
-    code, output = Command("no/such.yaml", module="pipeline.train", env=environ).wait()
+    code, output = Command("no/such.yaml", module="widemix", env=environ).wait()
     assert (code, output) == (0, "")  # rank 0 would print it
     (status,) = read_rank_statuses(tmp_path / "status")
     assert status.code == 2
@@ -217,7 +217,7 @@ def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
 
 def test_a_crash_writes_its_message_to_the_status(tmp_path):
     environ = os.environ | {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
-    program = "import sys; from pipeline.cli.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
+    program = "import sys; from widemix.command_line.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "in <lambda>" in done.stderr  # a bug shows where it is

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed import topology
-from pipeline.distributed.topology import Topology, process_group
+from widemix.distributed import topology
+from widemix.distributed.topology import Topology, process_group
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed import rendezvous
-from pipeline.distributed.rendezvous import Rendezvous
-from pipeline.distributed.topology import Topology, process_group
-from pipeline.errors import LauncherError, RunError
 from tests.faults.faulty import train_with
 from tests.forks import Forks, free_port, group_of
+from widemix.distributed import rendezvous
+from widemix.distributed.rendezvous import Rendezvous
+from widemix.distributed.topology import Topology, process_group
+from widemix.errors import LauncherError, RunError
 
 WORLD = 3
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed.requests import Request, SharedRequests
-from pipeline.distributed.topology import Topology
 from tests.forks import Forks, group_of
+from widemix.distributed.requests import Request, SharedRequests
+from widemix.distributed.topology import Topology
 
 WORLD, AFTER = 3, 5
 

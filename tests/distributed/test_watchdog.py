@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pipeline.distributed import watchdog
-from pipeline.distributed.topology import Topology
-from pipeline.distributed.watchdog import Watchdog
-from pipeline.errors import InputError
+from widemix.distributed import watchdog
+from widemix.distributed.topology import Topology
+from widemix.distributed.watchdog import Watchdog
+from widemix.errors import InputError
 
 WORLD = 2
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.doctor import CHECKS, Finding, run_check, software
-from pipeline.torch_support import runs_on
+from widemix.doctor import CHECKS, Finding, run_check, software
+from widemix.torch_support import runs_on
 
 PIP = r"\S*bin/python\S* -m pip install"
 
@@ -31,7 +31,7 @@ def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_where_the_tests_run_training_can_run() -> None:
-    script = "import sys; from pipeline.doctor import run_doctor; code = run_doctor()"
+    script = "import sys; from widemix.doctor import run_doctor; code = run_doctor()"
     run = python(f"{script}; assert 'ffcv' not in sys.modules; sys.exit(code)")
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
@@ -45,7 +45,7 @@ def test_where_the_tests_run_training_can_run() -> None:
 
 def test_where_nothing_is_installed_it_says_so_and_exits_1() -> None:
     blocked = ("torch", "torchvision", "cv2", "ffcv", "numba", "deepspeed", "timm", "torchmetrics")
-    script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from pipeline.doctor import run_doctor"
+    script = f"import sys; sys.modules.update(dict.fromkeys({blocked})); from widemix.doctor import run_doctor"
     run = python(f"{script}; sys.exit(run_doctor())")
     assert run.returncode == 1
     assert run.stderr == ""
@@ -143,7 +143,7 @@ def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPat
 def test_a_cpu_on_which_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from pipeline.data import precision
+    from widemix.data import precision
 
     seconds, now = {torch.float32: 0.001, torch.bfloat16: 0.012}, 0.0
 
@@ -169,7 +169,7 @@ def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
     subprocess.run(
         ["g++", "-x", "c", "-shared", "-fPIC", tmp_path / "cuda.c", "-o", tmp_path / "libcuda.so.1"], check=True
     )
-    script = "import os; from pipeline.doctor import CHECKS, run_check\n"
+    script = "import os; from widemix.doctor import CHECKS, run_check\n"
     script += (
         "for os.environ['DRIVER'] in ('12040', '99000'): print(*vars(run_check(CHECKS['GPUs'])).values(), sep='|')"
     )

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed.topology import Topology
-from pipeline.doctor.cluster import _measure_network, _reads_disk
-from pipeline.doctor.compare import compare_nodes
-from pipeline.doctor.links import measure_links, pairings
-from pipeline.doctor.survey import health, read_rate
 from tests.conftest import Command
 from tests.forks import free_port
+from widemix.distributed.topology import Topology
+from widemix.doctor.cluster import _measure_network, _reads_disk
+from widemix.doctor.compare import compare_nodes
+from widemix.doctor.links import measure_links, pairings
+from widemix.doctor.survey import health, read_rate
 
 
 def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:

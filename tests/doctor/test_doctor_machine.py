@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import cgroups
-from pipeline.doctor import CHECKS, Finding, machine, run_check
+from widemix import cgroups
+from widemix.doctor import CHECKS, Finding, machine, run_check
 
 
 def look(what: str) -> Finding:

@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from data_prep.samples import Dataset, PixelArrays
-from data_prep.sources import register_source
-from pipeline.cli import main
-from pipeline.data.augment.registry import LINEAR, Law, register_operation
-from pipeline.models.families import register as register_family
-from pipeline.models.section import ModelSection
-from pipeline.optim.registry import OptimizerSpec
-from pipeline.optim.registry import register as register_optimizer
-from pipeline.section import Positive, key
 from tests.forks import be_widemix
+from widemix.cli import main
+from widemix.data.augment.registry import LINEAR, Law, register_operation
+from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.data_prep.sources import register_source
+from widemix.models.families import register as register_family
+from widemix.models.section import ModelSection
+from widemix.optim.registry import OptimizerSpec
+from widemix.optim.registry import register as register_optimizer
+from widemix.section import Positive, key
 
 
 class Pixels(nn.Module):
-    """One hidden layer over all pixels: pictures [B, 3, H, W] -> logits [B, num_classes]."""
+    """One hidden layer over all pixels: images [B, 3, H, W] -> logits [B, num_classes]."""
 
     def __init__(self, side: int, width: int, num_classes: int):
         super().__init__()
@@ -47,9 +47,9 @@ def build_rprop(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optim
     return torch.optim.RMSprop(groups, lr=section.lr)
 
 
-def shift(picture: np.ndarray, argument: float) -> None:
-    """Roll the picture's columns."""
-    picture[:] = np.roll(picture, round(argument), axis=1)
+def shift(image: np.ndarray, argument: float) -> None:
+    """Roll the image's columns."""
+    image[:] = np.roll(image, round(argument), axis=1)
 
 
 def stripes(origin: None) -> Dataset:
@@ -73,7 +73,7 @@ def register_all() -> None:
     register_family(PixelsSection)
     register_optimizer("rmsprop", OptimizerSpec(build_rprop, "RMSprop", states=1))
     register_operation("Shift", shift, Law(LINEAR, 2), sets=("ours",))
-    register_source("stripes", "tests.end_to_end.extended.stripes", "striped pictures", takes_origin=False)
+    register_source("stripes", "tests.end_to_end.extended.stripes", "striped images", takes_origin=False)
 
 
 if __name__ == "__main__":

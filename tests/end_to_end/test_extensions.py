@@ -65,19 +65,19 @@ def test_its_export_is_the_network(extended):
     run("export", folder / "run", "--to", folder / "exported")
     network = Pixels(8, 12, 2)
     network.load_state_dict(load_file(folder / "exported/model.safetensors"))
-    from pipeline.models.timm_registry import register_names
     from tests.end_to_end import extended as outside
+    from widemix.models.timm_registry import register_names
 
     outside.register_family(outside.PixelsSection)
     register_names()
     try:
         loaded = timm.create_model(f"local-dir:{folder / 'exported'}", pretrained=True)
     finally:
-        from pipeline.models.families import KINDS
+        from widemix.models.families import KINDS
 
         del KINDS["pixels"]
-    pictures = torch.randn(3, 3, 8, 8)
-    torch.testing.assert_close(loaded(pictures), network(pictures))
+    images = torch.randn(3, 3, 8, 8)
+    torch.testing.assert_close(loaded(images), network(images))
 
 
 def test_help_and_errors_name_them(extended):

@@ -49,7 +49,7 @@ def refused(command: Command, words: str) -> None:
 def test_a_wrong_command_line(words, expected, tmp_path):
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     answer = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *words],
+        [sys.executable, "-m", "widemix", *words],
         capture_output=True,
         text=True,
         cwd=tmp_path if not words[1].startswith("recipes") else ROOT,
@@ -69,7 +69,7 @@ def test_a_network_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
     commands = ["eval nowhere", f"predict nowhere {tmp_path}", "bench inference nowhere"]
     (tmp_path / "a.png").touch()
     for words in [*commands, *(f"analyse {analysis} --json x.json" for analysis in analyses)]:
-        program = "import sys; from pipeline.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+        program = "import sys; from widemix.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
         answer = subprocess.run(
             [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, cwd=ROOT, check=False
         )
@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_named(train, tmp_path):
 @pytest.mark.parametrize("words", [["study", "plan", "figure7"], ["cost", "digits/mixer", "--samples", "1000"]])
 def test_a_closed_pipe_and_a_full_disk_as_the_output(words):
     """The first ends a command without a word, as `head` expects it; the second with a line."""
-    start = [sys.executable, "-m", "pipeline.cli", *words]
+    start = [sys.executable, "-m", "widemix", *words]
     reader, writer = os.pipe()
     os.close(reader)
     closed = subprocess.run(start, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)

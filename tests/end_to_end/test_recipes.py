@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from pipeline.cli.commands import Exit
-from pipeline.estimate.recipe_tables import header, shipped
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.train import train
-from pipeline.training.assessment import evaluate_checkpoint
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
+from widemix.command_line.commands import Exit
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.estimate.recipe_tables import header, shipped
+from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.recipe import Recipe, load_recipe
+from widemix.trainer import train
 
 SHIPPED = shipped(ROOT / "recipes")
 # What makes a network of each kind tiny.
@@ -83,8 +83,8 @@ def tiny(recipe: Recipe) -> list[tuple[str, str]]:
     given = recipe.model.model_dump(exclude_none=True)
     model = {key: value for key, value in SMALLER[recipe.model.kind].items() if key in given}
     if "token_hidden" in model:
-        model["token_hidden"] = given["token_hidden"] // 48  # which grows with the picture
-    mixing = [("augment.mix_group", "2")] if recipe.data.kind == "pictures" else []
+        model["token_hidden"] = given["token_hidden"] // 48  # which grows with the image
+    mixing = [("augment.mix_group", "2")] if recipe.data.kind == "images" else []
     shared = {"train.global_batch": 4, "log.every": 1, "log.tensorboard": "false", "log.images": 0, "data.workers": 1}
     shared["data.num_classes"] = 0
     return [

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.run import checkpoint
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from tests.terminal import Terminal
+from widemix.run import checkpoint
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
@@ -45,7 +45,7 @@ def assert_same_curve(run: Path, reference: Path, tolerance: float) -> None:
             assert ours[name] == pytest.approx(theirs[name], rel=tolerance), f"{name} at step {ours['step']}"
     ours, theirs = (json.loads((folder / "done.json").read_text()) for folder in (run, reference))
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=tolerance)
-    assert ours["top1"] == pytest.approx(theirs["top1"], abs=0.3)  # one picture of 360
+    assert ours["top1"] == pytest.approx(theirs["top1"], abs=0.3)  # one image of 360
 
 
 def eval_lines(run: Path) -> list[dict]:
@@ -138,7 +138,7 @@ def test_a_run_whose_terminal_is_closed_saves(digits, tmp_path):
     """As a closed ssh does it, with a progress bar that nobody sees any more."""
     run = tmp_path / "run"
     words = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *ENDLESS)
-    terminal = Terminal("-m", "pipeline.cli", "train", *words)
+    terminal = Terminal("-m", "widemix", "train", *words)
     while not train_lines(run):
         assert terminal.process.poll() is None
         time.sleep(0.05)
@@ -300,11 +300,11 @@ def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launch
     run = tmp_path / "run"
     arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
     if launcher != "deepspeed":
-        head = ("--standalone", "--nproc-per-node", "2", "-m", "pipeline.train")
+        head = ("--standalone", "--nproc-per-node", "2", "-m", "widemix.trainer")
         module = "torch.distributed.run" if launcher == "torchrun" else launcher
         command = Command(*head, *arguments, module=module)
     else:
-        head = ("--num_gpus", "2", "--module", "pipeline.train")
+        head = ("--num_gpus", "2", "--module", "widemix.trainer")
         command = Command(*head, *arguments, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})
     finish(command)
     assert_same_curve(run, undisturbed, 1e-4)
@@ -323,7 +323,7 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
 
 
 def test_python_m_starts_need_no_launcher():
-    code, output = Command("--help", "train", module="pipeline.train").wait()
+    code, output = Command("--help", "train", module="widemix").wait()
     assert code == 0
     assert "--train.global_batch" in output
 

@@ -2,9 +2,9 @@
 
 import yaml
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.recipe import dump_recipe, load_recipe
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.recipe import dump_recipe, load_recipe
 
 
 def test_a_dry_run_prints_recipe_cost_and_batch_and_writes_nothing(digits, tmp_path, monkeypatch, capsys):

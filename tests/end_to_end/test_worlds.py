@@ -12,14 +12,14 @@ import torch
 from timm.utils import ModelEmaV3
 from torch.nn.functional import cross_entropy
 
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.distributed.topology import Topology
-from pipeline.models.drop_path import number_drop_paths, set_drop_path_keys
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
-from pipeline.training.schedule import build_schedule
 from tests.conftest import ROOT, train_lines
 from tests.engine.plain import plain_loop
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.distributed.topology import Topology
+from widemix.models.drop_path import number_drop_paths, set_drop_path_keys
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
+from widemix.training.schedule import build_schedule
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 EPOCHS, BATCH, STEPS_PER_EPOCH = 2, 240, 5

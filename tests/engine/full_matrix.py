@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pipeline.optim.registry import TIMM
 from tests.engine.matrix import ENGINES, FACTORS, NOT_TRIED, OPTIMIZERS, run_cell, said
 from tests.forks import Forks, group_of
+from widemix.optim.registry import TIMM
 
 TIMM_NETWORKS = (
     "coat_tiny",
@@ -57,7 +57,7 @@ def timm_optimizers() -> list[str]:
     """Those that recipes take."""
     from timm.optim import list_optimizers
 
-    from pipeline.optim.timm_optimizer import timm_spec
+    from widemix.optim.timm_optimizer import timm_spec
 
     def taken(name: str) -> bool:
         try:

@@ -22,23 +22,23 @@ import timm
 import torch
 import torch.distributed as dist
 
-from pipeline.data.batches import Batch
-from pipeline.data.precision import DTYPES
-from pipeline.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
-from pipeline.engine import State, build_engine, check_engine, hands_out_weights, prepare
-from pipeline.errors import InputError
-from pipeline.models.export import export_model
-from pipeline.models.registry import build_hollow, build_model
-from pipeline.models.unused import unused_parameters
-from pipeline.optim.build import build_optimizer, set_rate
-from pipeline.recipe import check_world, load_recipe
-from pipeline.run import checkpoint
-from pipeline.run.saving import assembled
-from pipeline.training.finetune import UNUSED, freeze
 from tests.conftest import ROOT
 from tests.engine.ranks import ENGINES, overrides_for
 from tests.engine.toys import PARTS, known
 from tests.run.test_checkpoint import position
+from widemix.data.batches import Batch
+from widemix.data.precision import DTYPES
+from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
+from widemix.engine import State, broadcasts_rank0_weights, build_engine, check_engine, prepare
+from widemix.errors import InputError
+from widemix.models.export import export_model
+from widemix.models.registry import build_model, build_on_meta
+from widemix.models.unused import unused_parameters
+from widemix.optim.build import build_optimizer, set_rate
+from widemix.recipe import check_world, load_recipe
+from widemix.run import checkpoint
+from widemix.run.saving import assembled
+from widemix.training.finetune import UNUSED, freeze
 
 Cell = Mapping[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -159,9 +159,9 @@ class _Run:
 
     def engine(self) -> Any:
         recipe = self.recipe
-        hollow = hands_out_weights(recipe.engine) and not self.topology.is_main
+        on_meta = broadcasts_rank0_weights(recipe.engine) and not self.topology.is_main
         torch.manual_seed(0)
-        build = build_hollow if hollow else build_model
+        build = build_on_meta if on_meta else build_model
         module = build(recipe.model, recipe.data.image_size, recipe.data.num_classes)
         unused = unused_parameters(module, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
         prepare(module, recipe.train, self.topology.device)

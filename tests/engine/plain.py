@@ -7,7 +7,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 
 def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.float32, ema=None) -> list[float]:
-    """Train `model` on (pictures, soft labels), a learning rate for each; the loss of every step. `ema` is timm's."""
+    """Train `model` on (images, soft labels), a learning rate for each; the loss of every step. `ema` is timm's."""
     optimizers = plain_optimizers(model, optim)
     model.train()
     losses = []

@@ -16,18 +16,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
-from pipeline.data.batches import Batch
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.distributed.topology import Topology, mean_over_ranks, read_topology
-from pipeline.engine import Engine, State, build_engine, hands_out_weights, prepare
-from pipeline.engine.kernels import set_kernels
-from pipeline.models.registry import build_hollow, build_model
-from pipeline.recipe import load_recipe
-from pipeline.run.saving import assembled
-from pipeline.training.evaluate import evaluate_engine
-from pipeline.training.finetune import freeze
-from pipeline.training.schedule import build_schedule
 from tests.conftest import ROOT
+from widemix.data.batches import Batch
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.distributed.topology import Topology, mean_over_ranks, read_topology
+from widemix.engine import Engine, State, broadcasts_rank0_weights, build_engine, prepare
+from widemix.engine.kernels import set_kernels
+from widemix.evaluation.evaluate import evaluate_engine
+from widemix.models.registry import build_model, build_on_meta
+from widemix.recipe import load_recipe
+from widemix.run.saving import assembled
+from widemix.training.finetune import freeze
+from widemix.training.schedule import build_schedule
 
 ENGINES = ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2", "deepspeed 3"]
 GOLDEN = [
@@ -70,15 +70,15 @@ class Setting:
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
 
     @property
-    def hollow(self) -> bool:
-        return hands_out_weights(self.recipe.engine) and not self.topology.is_main
+    def on_meta(self) -> bool:
+        return broadcasts_rank0_weights(self.recipe.engine) and not self.topology.is_main
 
     def model(self, build: Callable[..., torch.nn.Module] = build_model) -> torch.nn.Module:
         torch.manual_seed(self.recipe.train.seed)
         return build(self.recipe.model, self.data.image_size, self.data.num_classes)
 
     def engine(self) -> Any:
-        module = self.model(build_hollow if self.hollow else build_model)
+        module = self.model(build_on_meta if self.on_meta else build_model)
         prepare(module, self.recipe.train, self.topology.device)
         freeze(module, self.recipe.train.freeze)
         set_kernels(module, self.recipe.engine, self.recipe.train, self.topology)
@@ -106,7 +106,7 @@ EMA = [("train.ema_decay", "0.8"), ("train.ema_warmup", "true")]
 def chain(data: Path) -> dict[str, Any]:
     """Steps on one engine after the other, each from the state of the one before: losses, and the last one's state.
 
-    And its figures on 1437 pictures in batches of 359, whose last is a single picture on rank 0 and none on rank 1.
+    And its figures on 1437 images in batches of 359, whose last is a single image on rank 0 and none on rank 1.
     """
     losses: list[float] = []
     state, engine, setting = None, None, None
@@ -200,11 +200,11 @@ def handed_out(data: Path) -> dict[str, Any]:
         setting = Setting(recipe, data, *overrides_for("fsdp"))
         engine, world = setting.engine(), dist.get_world_size()
         had, buffers = [None] * world, [None] * world
-        dist.all_gather_object(had, not setting.hollow)
+        dist.all_gather_object(had, not setting.on_meta)
         dist.all_gather_object(buffers, dict(engine.module.named_buffers()))
         results[setting.recipe.model.kind] = {
             "had": had,
-            "hollow": {tensor.is_meta for tensor in setting.model(build_hollow).parameters()},
+            "on_meta": {tensor.is_meta for tensor in setting.model(build_on_meta).parameters()},
             "drawn": setting.model().state_dict(),
             "saved": engine.state().model,
             "buffers": buffers,

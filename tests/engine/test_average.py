@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch
 
-from pipeline.engine.average import Ema
-from pipeline.recipe.train import TrainSection
+from widemix.engine.average import Ema
+from widemix.recipe.train import TrainSection
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.engine.batch_norm import sync_batch_norms
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
+from widemix.engine.batch_norm import sync_batch_norms
 
 SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
 

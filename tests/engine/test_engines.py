@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import read_topology
-from pipeline.engine import build_engine, check_engine, prepare
-from pipeline.errors import InputError
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
-from pipeline.recipe.train import TrainSection
 from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
+from widemix.data.batches import Batch
+from widemix.distributed.topology import read_topology
+from widemix.engine import build_engine, check_engine, prepare
+from widemix.errors import InputError
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
+from widemix.recipe.train import TrainSection
 
 STEPS, BATCH = 12, 32
 # DeepSpeed's imports warn of its own deprecations.

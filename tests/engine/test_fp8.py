@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.engine.fp8 import check_fp8, multiply_in_fp8
-from pipeline.errors import InputError
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.registry import build_model
+from widemix.engine.fp8 import check_fp8, multiply_in_fp8
+from widemix.errors import InputError
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
 
 CPU = torch.device("cpu")
 
@@ -93,10 +93,10 @@ def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refu
 
 
 def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
-    monkeypatch.setattr("pipeline.engine.fp8.find_spec", lambda _: None)
+    monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"torchao is not installed; pip install 'widemix\[fp8\]'"):
         check_fp8(CPU)
-    monkeypatch.setattr("pipeline.engine.fp8.find_spec", lambda _: "there")
+    monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: "there")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "V100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     with pytest.raises(InputError, match="V100 has no float8 products"):

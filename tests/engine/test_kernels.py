@@ -7,16 +7,16 @@ from subprocess import CalledProcessError
 import pytest
 import torch
 
-from pipeline.distributed.topology import read_topology
-from pipeline.engine import kernels
-from pipeline.engine.kernels import choose_kernels, set_kernels, use_kernels
-from pipeline.errors import InputError
-from pipeline.models.batch_last import block as batch_last
-from pipeline.models.registry import build_model
-from pipeline.native.build import cache_folder
-from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
 from tests.engine.ranks import Setting, overrides_for
+from widemix.distributed.topology import read_topology
+from widemix.engine import kernels
+from widemix.engine.kernels import choose_kernels, set_kernels, use_kernels
+from widemix.errors import InputError
+from widemix.models.batch_last import block as batch_last
+from widemix.models.registry import build_model
+from widemix.native.build import cache_folder
+from widemix.recipe import load_recipe
 
 CPU = torch.device("cpu")
 
@@ -105,7 +105,7 @@ def test_where_nothing_is_to_choose_nothing_is_timed(timed, overrides):
         ({"train.compile": "true"}, "digits/rp_mixer", "train.compile compiles the blocks"),
         ({"engine.kind": "deepspeed", "engine.zero_stage": "3"}, "digits/rp_mixer", "engine.zero_stage 3 gathers"),
         ({"model.token_groups": "4"}, "digits/mixer", "groups of tokens"),
-        ({}, "cifar10/sw_mlp", "no Mixer of pictures; take auto or plain"),
+        ({}, "cifar10/sw_mlp", "no Mixer of images; take auto or plain"),
     ],
 )
 def test_what_cannot_be_computed_so_is_refused(overrides, name, words):

@@ -14,12 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
 
-from pipeline.data.batches import Batch
-from pipeline.distributed.topology import Topology
-from pipeline.engine.precision import autocast
-from pipeline.engine.torch_engine import TorchEngine
-from pipeline.optim.section import OptimSection
-from pipeline.recipe.train import TrainSection
+from widemix.data.batches import Batch
+from widemix.distributed.topology import Topology
+from widemix.engine.precision import autocast
+from widemix.engine.torch_engine import TorchEngine
+from widemix.optim.section import OptimSection
+from widemix.recipe.train import TrainSection
 
 GPU = torch.device("cuda", 0)
 

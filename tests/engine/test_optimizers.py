@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pipeline.errors import InputError
-from pipeline.optim.groups import inner_matrices
-from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import MUON, OPTIMIZERS, SCHEDULE_FREE, SHARING, Setting, optimizers
+from widemix.errors import InputError
+from widemix.optim.groups import inner_matrices
+from widemix.recipe import load_recipe
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 TOLERANCE = {"muon": 1e-5, "schedule_free": 1e-6}  # Muon's iteration is in bf16

@@ -7,10 +7,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from pipeline.run import checkpoint
-from pipeline.training.finetune import load_init_weights
 from tests.engine.ranks import ENGINES, Setting
 from tests.run.test_checkpoint import position
+from widemix.run import checkpoint
+from widemix.training.finetune import load_init_weights
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -33,7 +33,7 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
 def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_drew_none(ranks, kind):
     found = ranks(2, "handed_out")[kind]
     assert found["had"] == [True, False]
-    assert found["hollow"] == {True}
+    assert found["on_meta"] == {True}
     assert found["saved"].keys() == found["drawn"].keys()
     for name, tensor in found["drawn"].items():
         assert torch.equal(found["saved"][name], tensor)

@@ -7,13 +7,13 @@ import torch
 from timm.utils import ModelEmaV3
 from torch.nn.functional import cross_entropy
 
-from pipeline.data.loader import EvalLoader
-from pipeline.engine import State
-from pipeline.engine.average import ema_decay
-from pipeline.run.saving import assembled
-from pipeline.training.finetune import freeze
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
+from widemix.data.loader import EvalLoader
+from widemix.engine import State
+from widemix.engine.average import ema_decay
+from widemix.run.saving import assembled
+from widemix.training.finetune import freeze
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 

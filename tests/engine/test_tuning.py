@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from pipeline.distributed.topology import Topology, read_topology
-from pipeline.engine import check_engine
-from pipeline.errors import InputError
-from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
+from widemix.distributed.topology import Topology, read_topology
+from widemix.engine import check_engine
+from widemix.errors import InputError
+from widemix.recipe import load_recipe
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 

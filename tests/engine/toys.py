@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.families import KINDS, register
-from pipeline.models.section import ModelSection
-from pipeline.section import key
+from widemix.models.families import KINDS, register
+from widemix.models.section import ModelSection
+from widemix.section import key
 
 PARTS = ("batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided", "tables")
 Part = Literal["batch_norm", "tied", "tied_to_head", "scalar", "unused", "channels_last", "strided", "tables"]

@@ -6,20 +6,20 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import run_command
-from pipeline.cli.machine import add_cost
-from pipeline.errors import InputError
-from pipeline.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
-from pipeline.estimate.network import fake_pass
-from pipeline.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
-from pipeline.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
-from pipeline.estimate.tables import named_rows, pairs_table
-from pipeline.estimate.traffic import Traffic, exposed
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.recipe.losses import softmax_loss
 from tests.conftest import ROOT, Command
+from widemix.cli.machine import add_cost
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
+from widemix.estimate.network import fake_pass
+from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
+from widemix.estimate.tables import named_rows, pairs_table
+from widemix.estimate.traffic import Traffic, exposed
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe, load_recipe
+from widemix.recipe.losses import softmax_loss
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"
 TINY = (
@@ -186,7 +186,7 @@ def test_the_larger_imagenets_hours_are_known_too():
     assert found["steps"] == 14_126_136 // 4096 * 300
 
 
-def test_pictures_and_their_speed_are_the_benchs():
+def test_images_and_their_speed_are_the_benchs():
     table = (ROOT / "pipeline/bench/README.md").read_text()
     assert f"| **ours, restart markers** | **{IMAGES_PER_CPU:,}** |" in table  # as prep stores them
     assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
@@ -218,6 +218,6 @@ def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_wh
     found = texts(samples=1437, measured=True)
     hours, text, _ = found["hours"]
     assert text == f"{hours:.1g} ({3600 * hours:.1f} s)"
-    assert found["measured pass"][2].startswith("64 pictures on this machine")
+    assert found["measured pass"][2].startswith("64 images on this machine")
     hours, text, _ = texts(samples=100_000)["hours"]
     assert text == f"{hours:.1g} ({60 * hours:.1f} min)"

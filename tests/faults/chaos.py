@@ -3,7 +3,7 @@
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
 prepared digits. First, ranks that torchrun starts again are killed 20 times. Without --minutes it does what the tests
-check: the same round with DDP and with ZeRO 1, a run that hangs, one whose pictures are not numbers, one whose loader
+check: the same round with DDP and with ZeRO 1, a run that hangs, one whose images are not numbers, one whose loader
 fails and one whose ranks are killed twice under torchrun, each in a folder of its own.
 """
 
@@ -13,10 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.run import checkpoint
 from tests.conftest import train_lines
 from tests.faults.elastic import killed_ranks
 from tests.faults.ranks import ranks
+from widemix.run import checkpoint
 
 LAST, SAVE_EVERY, TOLERANCE = 36, 4, 1e-4
 OPTIONS = ("--train.max_steps", f"{LAST}", "--train.save_every_steps", f"{SAVE_EVERY}", "--train.keep_last", "3")
@@ -54,7 +54,7 @@ class Disturbed:
         assert -9 in codes
 
     def poison(self, world: int, engine: str, step: int, rank: int) -> None:
-        """The pictures of four steps are not numbers: the run goes back and leaves them out. Then a rank dies."""
+        """The images of four steps are not numbers: the run goes back and leaves them out. Then a rank dies."""
         self.missing = f"skipped_ranges@{step}-{step + 3}"
         codes, said = self.start(world, engine, f"nan@{step}-{step + 3},die@{step + 2 * SAVE_EVERY}:{rank}")
         assert codes == [-9 if r == rank else 1 for r in range(world)], f"{codes}\n{said}"

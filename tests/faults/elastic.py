@@ -9,7 +9,7 @@ from tests.forks import Forks
 
 
 def killed_ranks(world: int, kills: int, data: Path, run: Path, *options: str) -> Forks:
-    """`torchrun --standalone --nproc-per-node WORLD -m pipeline.train`; ranks are killed so often, in turn."""
+    """`torchrun --standalone --nproc-per-node WORLD -m widemix train`; ranks are killed so often, in turn."""
     words = (f"kills@{kills}:3", *arguments(data, run, *options))
     return Forks(_torchrun, world, kills, words, log=run.with_suffix(".log"))
 
@@ -32,7 +32,7 @@ def _torchrun(world: int, restarts: int, words: tuple[str, ...]) -> None:
 
 
 def _rank(*words: str) -> None:
-    from pipeline import train
+    from widemix import trainer as train
 
     train.exit_rank = lambda code: os._exit(code) if code else None  # the agent waits for what the function returns
     train_with(*words)

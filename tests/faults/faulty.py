@@ -1,7 +1,7 @@
-"""`python -m tests.faults.faulty FAULT ARGUMENTS...`: pipeline.train with a fault built in.
+"""`python -m tests.faults.faulty FAULT ARGUMENTS...`: widemix.trainer with a fault built in.
 
 FAULT is any of these, joined by commas, or "none":
-nan@A-B      the pictures of data steps A to B (from 0) are NaN
+nan@A-B      the images of data steps A to B (from 0) are NaN
 gradient@A-B the gradients of data steps A to B are NaN, their losses are not
 half@0       DeepSpeed trains in fp16 on a CPU
 skipped_ranges@A-B data steps A to B are skipped from the start
@@ -34,11 +34,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import pipeline.engine
-from pipeline.data.loader import TrainLoader
-from pipeline.run import checkpoint, run_dir
-from pipeline.training.loop import Loop
+import widemix.engine
 from tests.forks import be_rank, be_widemix
+from widemix.data.loader import TrainLoader
+from widemix.run import checkpoint, run_dir
+from widemix.training.loop import Loop
 
 
 def nan(first: int, last: int) -> None:
@@ -80,7 +80,7 @@ def half(_: int, __: int) -> None:
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda _: True
-    pipeline.engine.check_engine = lambda *_: None
+    widemix.engine.check_engine = lambda *_: None
 
 
 def skipped_ranges(first: int, last: int) -> None:
@@ -262,7 +262,7 @@ def build_in(fault: str) -> None:
 
 
 def train_with(fault: str, *arguments: str) -> None:
-    """Be a rank of `python -m pipeline.train ARGUMENTS` with a fault; ends the process."""
+    """Be a rank of `python -m widemix train ARGUMENTS` with a fault; ends the process."""
     build_in(fault)
     be_rank(*arguments)
 

@@ -12,7 +12,7 @@ FIXED = (*SMALL, "--train.epochs", "2", "--schedule.warmup_epochs", "1", "--augm
 
 
 def arguments(data: Path, run: Path, *options: str) -> tuple[str, ...]:
-    """What `python -m pipeline.train` is given to train on the digits."""
+    """What `python -m widemix train` is given to train on the digits."""
     return (
         RECIPE,
         "--data.path",
@@ -27,6 +27,6 @@ def arguments(data: Path, run: Path, *options: str) -> tuple[str, ...]:
 
 
 def ranks(world: int, fault: str, data: Path, run: Path, *options: str) -> Forks:
-    """`world` ranks of `python -m pipeline.train` on the digits, with a fault built in; see `tests.faults.faulty`."""
+    """`world` ranks of `python -m widemix train` on the digits, with a fault built in; see `tests.faults.faulty`."""
     log, environs = run.with_suffix(".log"), group_of(world)
     return Forks(train_with, fault, *arguments(data, run, *options), log=log, environs=environs)

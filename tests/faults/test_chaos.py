@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.data.loader import TrainLoader
-from pipeline.distributed.topology import read_topology
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
-from pipeline.training.schedule import build_schedule
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
 from tests.faults.chaos import short, undisturbed
 from tests.faults.ranks import ranks
+from widemix.data.loader import TrainLoader
+from widemix.distributed.topology import read_topology
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
+from widemix.training.schedule import build_schedule
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_rank_that_fails_shows_its_traceback_and_the_others_name_the_reason(
     assert "[Errno 5] Input/output error; so this rank ends" in other
 
 
-def test_pictures_that_are_nan_are_skipped_and_nothing_else_changes(chaos, digits):
+def test_images_that_are_nan_are_skipped_and_nothing_else_changes(chaos, digits):
     """Two steps in a row are skipped; of six the run rolls back after four, excludes these and skips the others."""
     found = [(e["event"], e["step"], e.get("skipped_ranges")) for e in events(chaos / "nan")]
     assert found == [

@@ -1,1 +1,1 @@
-from tests.data_prep.conftest import folder, picture, write_beton  # noqa: F401 - fixtures
+from tests.data_prep.conftest import folder, image, write_beton  # noqa: F401 - fixtures

@@ -5,18 +5,18 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from data_prep.picture import Encoded
-from data_prep.write import PAGE
-from pipeline.errors import InputError
-from pipeline.formats.beton import FIELDS, JPEG, RAW, SAMPLE, open_beton
-from pipeline.formats.tables import ALLOCATION, FIELD, HEADER
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.write import PAGE
+from widemix.errors import InputError
+from widemix.formats.beton import FIELDS, JPEG, RAW, SAMPLE, open_beton
+from widemix.formats.tables import ALLOCATION, FIELD, HEADER
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
 
 
 @pytest.fixture
 def whole(tmp_path, write_beton):
-    """A file of three raw pictures, 2 x 3 pixels."""
+    """A file of three raw images, 2 x 3 pixels."""
     samples = [Encoded(str(i), i, RAW, 2, 3, bytes(range(i, i + 18)), "") for i in range(3)]
     assert write_beton(tmp_path / "a.beton", samples) == (3, [])
     return tmp_path / "a.beton"
@@ -53,7 +53,7 @@ def test_no_sample_crosses_a_page(tmp_path, write_beton):
     assert beton.bytes[3 * PAGE :][:PAGE].tobytes() == b"\3" * PAGE
 
 
-def test_a_picture_larger_than_a_page_is_refused(tmp_path, write_beton):
+def test_a_image_larger_than_a_page_is_refused(tmp_path, write_beton):
     with pytest.raises(InputError, match=r"huge\.png: takes 8388609 bytes"):
         write_beton(tmp_path / "a.beton", [Encoded("huge.png", 0, JPEG, 1, 1, bytes(PAGE + 1), "")])
 

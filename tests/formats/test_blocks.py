@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from data_prep.disk import DiskFile
-from pipeline.errors import InputError
-from pipeline.formats import blocks
-from pipeline.formats.blocks import BlockHashes, hash_blocks
+from widemix.data_prep.disk import DiskFile
+from widemix.errors import InputError
+from widemix.formats import blocks
+from widemix.formats.blocks import BlockHashes, hash_blocks
 
 
 @pytest.fixture(autouse=True)

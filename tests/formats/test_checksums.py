@@ -6,19 +6,19 @@ import struct
 import numpy as np
 import pytest
 
-from data_prep.add_checksums import add_checksums
-from data_prep.picture import Encoded
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from data_prep.verify import verify
-from pipeline.data.decode import Decoder
-from pipeline.errors import InputError
-from pipeline.formats import checksums
-from pipeline.formats.beton import RAW, open_beton
-from pipeline.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
-from pipeline.formats.manifest import Manifest, manifest_json, read_manifest
-from pipeline.formats.sources import describe_sample, read_sources, sources_text
-from pipeline.native import BuildError
+from widemix.data.decode import Decoder
+from widemix.data_prep.add_checksums import add_checksums
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError
+from widemix.formats import checksums
+from widemix.formats.beton import RAW, open_beton
+from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
+from widemix.formats.manifest import Manifest, manifest_json, read_manifest
+from widemix.formats.sources import describe_sample, read_sources, sources_text
+from widemix.native import BuildError
 
 
 @pytest.fixture(params=["compiled", "numba"])
@@ -63,7 +63,7 @@ def test_crc32c_is_that_of_its_definition(way):
         assert crc32c_bands(whole, band).tolist() == expected
 
 
-def test_a_picture_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton, way):
+def test_a_image_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton, way):
     """Damage in the bands of a crop is noticed, and elsewhere no other pixels are read."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 150, 3), np.uint8)
     path = tmp_path / "a.beton"
@@ -78,8 +78,8 @@ def test_a_picture_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton,
     crops = {"first rows": (0, 0, 10, 10), "third band": (2 * rows, 7, rows, 50), "last rows": (199, 0, 1, 150)}
 
     def read(crop: str) -> dict[int, str]:
-        picture = np.empty((1, 16, 16, 3), np.uint8)
-        return decoder.try_read(np.zeros(1, int), np.array([[*crops[crop], 0]]), np.zeros(1), picture, 1)
+        image = np.empty((1, 16, 16, 3), np.uint8)
+        return decoder.try_read(np.zeros(1, int), np.array([[*crops[crop], 0]]), np.zeros(1), image, 1)
 
     assert {crop: read(crop) for crop in crops} == {crop: {} for crop in crops}
     for row, crop in ((5, "first rows"), (3 * rows - 1, "third band"), (190, "last rows")):

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.cli.commands import Exit
 from tests.conftest import ROOT, SMALL, train_lines
 from tests.faults.chaos import assert_same_steps, parse_arguments
 from tests.launch.hosts import Hosts
 from tests.launch.slurm import Slurm, job_of, log_of, summaries
+from widemix.command_line.commands import Exit
 
 LAST, TOLERANCE = 200, 1e-4
 RECIPE = "recipes/digits/rp_mixer.yaml"
@@ -55,7 +55,7 @@ class Night:
     def submit(self, run: Path, *options: str) -> None:
         """Start a job that trains in this folder."""
         words = ("submit", RECIPE, "--run-dir", str(run), "--data.path", str(self.data), *OPTIONS, *MACHINE, *options)
-        said = self.slurm(sys.executable, "-m", "pipeline.cli", *words, check=True)
+        said = self.slurm(sys.executable, "-m", "widemix", *words, check=True)
         self.run, self.job = run, job_of(said)
 
     def state(self) -> str:
@@ -219,7 +219,7 @@ def main() -> None:
     clean = folder / "clean"
     words = (RECIPE, "--run-dir", str(clean), "--data.path", str(arguments.data), *OPTIONS)
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "pipeline.cli", "train", *words], env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "widemix", "train", *words], env=environ, check=True)
     night = Night(arguments.data, folder)
     began, number = time.monotonic(), 0
     try:

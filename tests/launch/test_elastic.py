@@ -84,7 +84,7 @@ class Training:
             *("-m", "torch.distributed.run", "--nnodes", "2:4", "--nproc-per-node", "1", "--max-restarts", "5"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts.address(0)}:29500", "--rdzv-id", "test"),
             *("--rdzv-conf", f"is_host={int(host == 0)},{fast}", "--local-addr", hosts.address(host)),
-            *("-m", "pipeline.train", *train),
+            *("-m", "widemix", "train", *train),
         ]
 
     def _slurm(self, hosts: Hosts, host: int, train: list[str]) -> list[str]:
@@ -108,7 +108,7 @@ class Training:
         recipe, *rest = train
         pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]
         given = [recipe, *map("=".join, pairs), "--run-dir", str(self.run)]  # as train.sbatch does
-        return ["-m", "launch.slurm.node", *addresses, *options, "--", *given]
+        return ["-m", "widemix.launch.slurm.node", *addresses, *options, "--", *given]
 
     def wait_for_step(self, step: int, seconds: float = 600) -> float:
         """Seconds until the record has this step."""

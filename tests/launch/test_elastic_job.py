@@ -10,9 +10,9 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from launch.slurm import elastic
-from launch.slurm.elastic import Meeting, train_elastic
-from launch.slurm.ports import free_ports
+from widemix.launch.slurm import elastic
+from widemix.launch.slurm.elastic import Meeting, train_elastic
+from widemix.launch.slurm.ports import free_ports
 
 DIED = "died"
 

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from blake3 import blake3
 
-from launch.environment import pack, unpack
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.launch.environment import pack, unpack
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_what_cannot_be_packed_is_told(tmp_path):
 
 
 def test_the_command_packs_the_environment_that_it_runs_in(tmp_path, environment, monkeypatch, capsys):
-    monkeypatch.setattr("launch.environment.pack.__defaults__", (environment,))
+    monkeypatch.setattr("widemix.launch.environment.pack.__defaults__", (environment,))
     assert run_command(make_parser(), None, ["stage", "--environment", "--to", str(tmp_path / "shared")]) == 0
     assert capsys.readouterr().out.strip() == str(*(tmp_path / "shared").glob("environment-*.tar"))
     assert run_command(make_parser(), None, ["stage", "data", "--environment", "--to", str(tmp_path)]) == 2
@@ -149,7 +149,7 @@ def test_the_command_packs_the_environment_that_it_runs_in(tmp_path, environment
 
 
 def test_a_node_goes_on_with_the_local_python(tmp_path, environment, monkeypatch):
-    from launch.slurm import node
+    from widemix.launch.slurm import node
 
     archive, started = pack(tmp_path, environment), []
     monkeypatch.setenv("DISK", str(tmp_path / "local"))
@@ -158,5 +158,5 @@ def test_a_node_goes_on_with_the_local_python(tmp_path, environment, monkeypatch
     monkeypatch.setattr(sys, "argv", ["node.py", "--stage", "$DISK"])
     node._use_local_python(str(archive), "$DISK")
     python = str(tmp_path / "local" / archive.stem / "bin/python")
-    assert started == [(python, [python, "-m", "launch.slurm.node", "--stage", "$DISK"])]
+    assert started == [(python, [python, "-m", "widemix.launch.slurm.node", "--stage", "$DISK"])]
     assert os.environ.pop(node.LOCAL_VARIABLE) == archive.stem

@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 import yaml
 
-from launch import pod as launched
-from pipeline.cli.arguments import Parser
-from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
-from pipeline.recipe import check_world, load_recipe
-from pipeline.train import add_arguments
 from tests.conftest import ROOT
+from widemix.command_line.arguments import Parser
+from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
+from widemix.launch import pod as launched
+from widemix.recipe import check_world, load_recipe
+from widemix.trainer import add_arguments
 
 FOLDER = ROOT / "launch" / "kubernetes"
 
@@ -54,7 +54,7 @@ def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
     parser = Parser()
     add_arguments(parser)
     for container, ranks in containers():
-        assert container["command"] == ["python3", "-m", "launch.pod", "--stage-to", "/cache", "--"]
+        assert container["command"] == ["python3", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
         arguments = parser.parse_args(container["args"])
         assert ranks == 128
         check_world(load_recipe(ROOT / arguments.recipe), ranks)
@@ -86,14 +86,14 @@ def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, c
 
     monkeypatch.setattr(launched, "run_torchrun", torchrun)
     monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
-    words = ["launch.pod", "--", "recipes/digits/mixer.yaml", f"--data.path={digits}"]
+    words = ["widemix.launch.pod", "--", "recipes/digits/mixer.yaml", f"--data.path={digits}"]
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(SystemExit) as ended:
         launched.main()
     assert ended.value.code == code
-    assert seen == ["-m", "pipeline.train", "recipes/digits/mixer.yaml", *2 * [f"--data.path={digits}"]]
-    monkeypatch.setattr("sys.argv", ["launch.pod", "--", "recipes/nowhere.yaml"])
+    assert seen == ["-m", "widemix", "train", "recipes/digits/mixer.yaml", *2 * [f"--data.path={digits}"]]
+    monkeypatch.setattr("sys.argv", ["widemix.launch.pod", "--", "recipes/nowhere.yaml"])
     with pytest.raises(SystemExit) as ended:
         launched.main()
     assert ended.value.code == 2

@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from launch import local
 from tests.conftest import ROOT
+from widemix.launch import local
 
 RANKS = """
 import signal, sys, time
-from launch.local import launch
+from widemix.launch.local import launch
 rank = f"import os, signal, sys, time; {sys.argv[1]}; os.write(1, b'up'); time.sleep(600)"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:

@@ -6,9 +6,9 @@ import shlex
 import pytest
 from torch.distributed.run import parse_args
 
-from pipeline.cli.commands import run_command
 from tests.conftest import ROOT
 from tests.pages import check, parser, rank_parser
+from widemix.command_line.commands import run_command
 
 PAGE = (ROOT / "launch" / "README.md").read_text()
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
@@ -29,7 +29,7 @@ def test_torchrun_accepts_its_options():
     assert len(lines) >= 3
     for line in lines:
         words = shlex.split(line, comments=True)
-        assert parse_args(words).training_script in ("pipeline.train", "pipeline.cli"), line
+        assert parse_args(words).training_script in ("widemix", "train", "widemix"), line
 
 
 def test_a_launchers_page_has_at_most_forty_lines():

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm import submit as module
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import run_command
 from tests.conftest import ROOT
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
+from widemix.launch.slurm import submit as module
 
 SRUN = """#!{python}
 import json, os, sys
@@ -22,9 +22,9 @@ if "--help" in sys.argv:
     sys.exit(print("{options}"))
 with open("{folder}/calls", "a") as file:
     print(json.dumps([sys.argv[1:], dict(os.environ)]), file=file)
-if "launch.slurm.ports" in sys.argv:
+if "widemix.launch.slurm.ports" in sys.argv:
     print("20000,20001,20002")
-sys.exit(2 if "launch.slurm.finish" in sys.argv else 0)
+sys.exit(2 if "widemix.launch.slurm.finish" in sys.argv else 0)
 """
 SCONTROL = """#!/bin/sh
 case "$*" in
@@ -97,7 +97,11 @@ def test_all_that_runs_python_is_a_step_in_the_container(commands, submit, digit
     assert done.returncode == 2, done.stdout + done.stderr  # that of finish
     calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
     parts = [words[words.index("python3") :] for words, _ in calls]
-    assert [words[2] for words in parts] == ["launch.slurm.ports", "launch.slurm.node", "launch.slurm.finish"]
+    assert [words[2] for words in parts] == [
+        "widemix.launch.slurm.ports",
+        "widemix.launch.slurm.node",
+        "widemix.launch.slurm.finish",
+    ]
     assert parts[1][parts[1].index("--ports") + 1] == "20000,20001,20002"
     folders = {str(place), str(tmp_path), str(digits.resolve()), str(ROOT / "recipes/digits"), str(scratch)}
     for words, environ in calls:

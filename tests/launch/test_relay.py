@@ -9,12 +9,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from launch import relay as module
-from launch import stage as staging
-from launch.relay import Neighbour, Relay
-from launch.stage import Folder, stage
 from tests.forks import free_port
 from tests.launch.test_stage import contents, folder
+from widemix.launch import relay as module
+from widemix.launch import stage as staging
+from widemix.launch.relay import Neighbour, Relay
+from widemix.launch.stage import Folder, stage
 
 assert folder  # the digits in blocks of 4 KiB
 TOKEN = "secret"

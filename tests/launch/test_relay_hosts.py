@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
 from tests.conftest import ROOT
 from tests.launch.hosts import Hosts, missing
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
 
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(REASON), reason=REASON)]
@@ -19,9 +19,9 @@ NODE = """
     import sys
     import time
     from pathlib import Path
-    from launch import stage
-    from launch.relay import Neighbour, Relay
-    from pipeline.formats import blocks, manifest
+    from widemix.launch import stage
+    from widemix.launch.relay import Neighbour, Relay
+    from widemix.formats import blocks, manifest
 
     blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
     folder, local, neighbour, place = sys.argv[1:]
@@ -43,7 +43,7 @@ NODE = """
 def folder(tmp_path, monkeypatch):
     for place in ("formats.blocks.BLOCK", "formats.blocks.PIECE", "formats.manifest.BLOCK"):
         monkeypatch.setattr(f"pipeline.{place}", 4096)
-    monkeypatch.setattr("data_prep.write.PAGE", 8192)
+    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
     prepare("digits", None, tmp_path / "digits", PrepSettings())
     return tmp_path / "digits"
 

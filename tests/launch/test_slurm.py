@@ -303,10 +303,10 @@ def test_srun_alone_starts_the_ranks(slurm, digits, undisturbed, tmp_path):
     run = tmp_path / "run"
     small = ("--data.path", str(digits), *SMALL, *EPOCHS)
     tasks = ("--nodes=2", "--ntasks-per-node=2", f"--output={tmp_path}/log", "--export=ALL,MASTER_ADDR=127.0.0.1")
-    train = (sys.executable, "-m", "pipeline.train", RECIPE, "--run-dir", str(run), *small)
+    train = (sys.executable, "-m", "widemix", "train", RECIPE, "--run-dir", str(run), *small)
     slurm("srun", *tasks, *train, check=True)
     assert "steps on 4 ranks" in (tmp_path / "log").read_text()
     assert_same_curve(run, undisturbed, 1e-4)
-    doctor = (sys.executable, "-m", "pipeline.cli", "doctor", "--cluster", "--data", str(digits))
+    doctor = (sys.executable, "-m", "widemix", "doctor", "--cluster", "--data", str(digits))
     slurm("srun", *tasks, *doctor)  # its exit code is 1 where the test's machine is busy
     assert "ranks that answered: 4, on nodes: 2" in (tmp_path / "log").read_text()

@@ -86,7 +86,7 @@ def mpirun(hosts, folder: Path, digits, run: Path) -> subprocess.Popen:
             "none",
         ),
         *(*network, *passed, "-x", f"MASTER_ADDR={hosts.address(0)}"),
-        *(sys.executable, "-m", "pipeline.train", *train(digits, run)),
+        *(sys.executable, "-m", "widemix", "train", *train(digits, run)),
     )
     return hosts.start(0, *command, log=folder / "log", **environment(hosts))
 
@@ -112,7 +112,7 @@ def test_deepspeeds_launcher_over_two_hosts(hosts, digits, undisturbed, tmp_path
     hostfile.write_text("".join(f"{hosts.address(i)} slots=1\n" for i in range(2)))
     command = (
         *("deepspeed", "--hostfile", hostfile, "--master_addr", hosts.address(0), "--module"),
-        *("pipeline.train", *train(digits, run), "--engine.kind", "deepspeed"),
+        *("widemix", "train", *train(digits, run), "--engine.kind", "deepspeed"),
     )
     finish(hosts.start(0, *command, log=log, **environment(hosts)), log)
     assert "for 88 steps on 2 ranks" in log.read_text()

@@ -11,22 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.prepare import prepare
-from data_prep.settings import PrepSettings
-from launch import stage as module
-from launch.stage import remove_old, stage
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.launch import stage as module
+from widemix.launch.stage import remove_old, stage
 
 ROOT = Path(__file__).parents[2]
 STAGE = """
     import os
     import sys
     from pathlib import Path
-    from pipeline.formats import blocks
-    from pipeline.formats import manifest
-    from launch import stage
+    from widemix.formats import blocks
+    from widemix.formats import manifest
+    from widemix.launch import stage
 
     blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
     if sys.argv[3:]:  # die at a call of this function
@@ -49,14 +49,14 @@ STAGE = """
 def folder(tmp_path, monkeypatch):
     """The digits, in blocks of 4 KiB and small pages."""
     for place in (
-        "pipeline.formats.blocks.BLOCK",
-        "pipeline.formats.blocks.PIECE",
-        "pipeline.formats.manifest.BLOCK",
+        "widemix.formats.blocks.BLOCK",
+        "widemix.formats.blocks.PIECE",
+        "widemix.formats.manifest.BLOCK",
     ):
         monkeypatch.setattr(place, 4096)
     for name in ("BLOCK", "PIECE"):
-        monkeypatch.setattr(f"launch.stage.{name}", 4096)
-    monkeypatch.setattr("data_prep.write.PAGE", 8192)
+        monkeypatch.setattr(f"widemix.launch.stage.{name}", 4096)
+    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
     prepare("digits", None, tmp_path / "digits", PrepSettings())
     return tmp_path / "digits"
 

@@ -14,30 +14,30 @@ from dataclasses import asdict
 
 import pytest
 
-from launch.relay import Relay
-from launch.slurm import commands
-from launch.slurm import node as node_module
-from launch.slurm import submit as module
-from launch.slurm.cells import cross, kept_path, merge, ranges, unfinished
-from launch.slurm.finish import _finish, judge
-from launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
-from launch.slurm.ports import free_ports
-from launch.torchrun import check_torch
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import Exit, run_command
-from pipeline.distributed.rank_status import RankStatus, read_rank_statuses
-from pipeline.distributed.start_times import VARIABLE
-from pipeline.errors import InputError
-from pipeline.recipe import dump_recipe, load_recipe
 from tests.conftest import ROOT
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import Exit, run_command
+from widemix.distributed.rank_status import RankStatus, read_rank_statuses
+from widemix.distributed.start_times import VARIABLE
+from widemix.errors import InputError
+from widemix.launch.relay import Relay
+from widemix.launch.slurm import commands
+from widemix.launch.slurm import node as node_module
+from widemix.launch.slurm import submit as module
+from widemix.launch.slurm.cells import cross, kept_path, merge, ranges, unfinished
+from widemix.launch.slurm.finish import _finish, judge
+from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
+from widemix.launch.slurm.ports import free_ports
+from widemix.launch.torchrun import check_torch
+from widemix.recipe import dump_recipe, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
 
 
 def test_an_older_torch_is_refused(monkeypatch):
     for found, refused in (("2.7.1+cu126", True), ("2.8.0+cu128", False), ("2.15.0.dev20261101", False)):
-        monkeypatch.setattr("launch.torchrun.version", lambda _, found=found: found)
-        monkeypatch.setattr("pipeline.torch_support.version", lambda _, found=found: found)
+        monkeypatch.setattr("widemix.launch.torchrun.version", lambda _, found=found: found)
+        monkeypatch.setattr("widemix.torch_support.version", lambda _, found=found: found)
         with pytest.raises(InputError, match=r"torch 2\.7.*need torch 2\.8") if refused else nullcontext():
             check_torch()
 
@@ -132,7 +132,7 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
     (tmp_path / "run" / "slurm").mkdir(parents=True)
-    for name, complaint in (
+    for name, error_message in (
         ("file", "is a file"),
         ("file/run", "file: is a file"),
         ("thesis", "not empty and not a run folder"),
@@ -141,7 +141,7 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     ):
         output = dry_run(tmp_path / name, "--nodes", "1", code=2)
         assert len(output.splitlines()) == 1
-        assert complaint in output
+        assert error_message in output
     dry_run(tmp_path / "run", "--nodes", "1")  # submitted before, and not started yet
     (tmp_path / "run" / "recipe.yaml").touch()
     assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
@@ -581,12 +581,12 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
 
     arguments = Namespace(addresses=[head, head], ranks=4, restarts=2, logs=tmp_path, ports={"train": 20015})
     environ = {"SLURM_NODEID": "1", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
-    parsed = parse_args(torchrun_command(arguments, ["pipeline.train", "r.yaml"], environ))
+    parsed = parse_args(torchrun_command(arguments, ["widemix", "train", "r.yaml"], environ))
     assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_conf) == ("3", "4", "is_host=0")
     assert parsed.rdzv_endpoint == endpoint
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
-    assert (parsed.training_script, parsed.training_script_args) == ("pipeline.train", ["r.yaml"])
+    assert (parsed.training_script, parsed.training_script_args) == ("widemix", "train", ["r.yaml"])
 
 
 def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
@@ -595,6 +595,6 @@ def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_a
     ports = {"train": 20015, "rendezvous": 20016}
     arguments = Namespace(addresses=["127.0.0.1"], ranks=4, restarts=2, logs=tmp_path, ports=ports)
     environ = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
-    parsed = parse_args(torchrun_command(arguments, ["pipeline.train"], environ, attempt=(1, 2)))
+    parsed = parse_args(torchrun_command(arguments, ["widemix.trainer"], environ, attempt=(1, 2)))
     assert (parsed.nnodes, parsed.max_restarts, parsed.rdzv_endpoint) == ("2", 0, "127.0.0.1:20016")
     assert (parsed.rdzv_id, parsed.rdzv_conf) == ("train-12005-0-1", "is_host=0,join_timeout=120")

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from pipeline.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
 from tests.conftest import ROOT
+from widemix.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 NODE = """
 import sys
-import launch.torchrun
+import widemix.launch.torchrun
 if sys.argv[1] == "without":
-    launch.torchrun.torch_is_at_least = lambda _: False
+    widemix.launch.torchrun.torch_is_at_least = lambda _: False
 rank = ["--no-python", sys.executable, "-c", sys.argv[2]]
-launch.torchrun.run_torchrun(["--standalone", *launch.torchrun.stop_options(), *rank])
+widemix.launch.torchrun.run_torchrun(["--standalone", *widemix.launch.torchrun.stop_options(), *rank])
 """
 RANK = """
 import os, signal, sys, time

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from launch.wheel import renamed
-from pipeline.errors import InputError
-from pipeline.recipe.files import SHIPPED, find_recipe, load_recipe
+
+from widemix.errors import InputError
+from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 # None of these may be imported: what a checkout has at its top, and what is optional.
@@ -26,12 +26,12 @@ main()
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("from pipeline.data.order import Order", "from widemix.pipeline.data.order import Order"),
+        ("from widemix.data.order import Order", "from widemix.data.order import Order"),
         ("    from pipeline import native", "    from widemix.pipeline import native"),
-        ("import pipeline.cli", "import widemix.pipeline.cli"),
-        ('command = ["-m", "pipeline.train", recipe]', 'command = ["-m", "widemix.pipeline.train", recipe]'),
-        ("from widemix.loader import Loader", "from widemix.loader import Loader"),
-        ("from launch.slurm import node", "from widemix.launch.slurm import node"),
+        ("import widemix.cli", "import widemix.cli"),
+        ('command = ["-m", "widemix", "train", recipe]', 'command = ["-m", "widemix", "train", recipe]'),
+        ("from widemix.api.loader import Loader", "from widemix.api.loader import Loader"),
+        ("from widemix.launch.slurm import node", "from widemix.launch.slurm import node"),
         ("self.pipeline.train(launch.mode, pipeline.queue)", "self.pipeline.train(launch.mode, pipeline.queue)"),
         ("C in pipeline/native and launch/slurm", "C in pipeline/native and launch/slurm"),
     ],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import widemix
-from pipeline.data.compiled import global_compiler_lock
+from widemix.data.compiled import global_compiler_lock
 
 SECONDS = 300  # after which a child that hangs is ended
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import widemix
-from data_prep.settings import PrepSettings
-from pipeline.formats.manifest import read_manifest
+from widemix.data_prep.settings import PrepSettings
+from widemix.formats.manifest import read_manifest
 
 BAD: dict[str, Any] = {
     "none": None,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import widemix
-from pipeline.formats.beton import open_beton
+from widemix.formats.beton import open_beton
 
 KINDS: dict[str, dict[str, Any]] = {
     "training": {"auto_augment": "rand-m9-mstd0.5-inc1", "color_jitter": 0.4, "re_prob": 0.25, "mixup": 0.5},
@@ -39,9 +39,9 @@ def tensors(loader: widemix.Loader, steps: int | None = None) -> list[torch.Tens
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_goes_on_by_itself(pictures: Path, kind: str, way: str) -> None:
+def test_a_copy_goes_on_by_itself(images: Path, kind: str, way: str) -> None:
     """From the same position, after the first one is gone, whose descriptors are closed."""
-    first = make(pictures, kind)
+    first = make(images, kind)
     tensors(first, 2)
     first.load_state_dict(first.state_dict())
     other = COPIES[way](first)
@@ -53,9 +53,9 @@ def test_a_copy_goes_on_by_itself(pictures: Path, kind: str, way: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_a_copy_closes_its_descriptor_alone(pictures: Path) -> None:
+def test_a_copy_closes_its_descriptor_alone(images: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    first = make(pictures, "training")
+    first = make(images, "training")
     other = copy.deepcopy(first)
     descriptors = [each._loader.source.descriptor for each in (first, other)]
     assert descriptors[0] != descriptors[1]
@@ -67,8 +67,8 @@ def test_a_copy_closes_its_descriptor_alone(pictures: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= len(before)
 
 
-def test_a_pickle_has_no_data_and_says_what_it_needs(pictures: Path, tmp_path: Path, monkeypatch) -> None:
-    folder = Path(shutil.copytree(pictures, tmp_path / "data"))
+def test_a_pickle_has_no_data_and_says_what_it_needs(images: Path, tmp_path: Path, monkeypatch) -> None:
+    folder = Path(shutil.copytree(images, tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     data = pickle.dumps(make(Path("data"), "training"))
     assert len(data) < (folder / "train.beton").stat().st_size / 10
@@ -80,12 +80,12 @@ def test_a_pickle_has_no_data_and_says_what_it_needs(pictures: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_other_public_objects_are_copied(pictures: Path, tmp_path: Path, way: str) -> None:
+def test_other_public_objects_are_copied(images: Path, tmp_path: Path, way: str) -> None:
     recipe = widemix.load_recipe("digits/rp_mixer")
     assert COPIES[way](recipe) == recipe
-    manifest = make(pictures, "training").manifest
+    manifest = make(images, "training").manifest
     assert COPIES[way](manifest) == manifest
-    beton = open_beton(pictures / "train.beton")
+    beton = open_beton(images / "train.beton")
     assert COPIES[way](beton).label.tolist() == beton.label.tolist()
     error = COPIES[way](widemix.InputError("batch_size 0: must be at least 1"))
     assert (type(error), str(error)) == (widemix.InputError, "batch_size 0: must be at least 1")

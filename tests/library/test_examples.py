@@ -115,39 +115,39 @@ def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def test_plain_loop(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in the second epoch and continued, it has seen the pictures of an unbroken run."""
+def test_plain_loop(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the second epoch and continued, it has seen the images of an unbroken run."""
     train, seen = example("plain_loop", "torchvision")["train"], seen_by(monkeypatch, stop_after=5)
     with pytest.raises(Stopped):
-        train(pictures, tmp_path / "state.pt", 2, save_every=5, batch_size=16, image_size=32)
+        train(images, tmp_path / "state.pt", 2, save_every=5, batch_size=16, image_size=32)
     assert len(seen) == 5
-    assert 0 <= train(pictures, tmp_path / "state.pt", 2, batch_size=16, image_size=32) <= 100
+    assert 0 <= train(images, tmp_path / "state.pt", 2, batch_size=16, image_size=32) <= 100
     monkeypatch.undo()
-    assert equal(seen, epochs(pictures, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
+    assert equal(seen, epochs(images, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
 
 
-def test_dino_views(pictures: Path) -> None:
+def test_dino_views(images: Path) -> None:
     names = example("dino_views")
-    loader = names["open_loader"](pictures, 8, 32, 16)
+    loader = names["open_loader"](images, 8, 32, 16)
     crops, labels = next(iter(loader))
     assert [tuple(each.shape) for each in crops] == [(8, 2, 3, 32, 32), (8, 8, 3, 16, 16)]
-    means = names["features"](lambda images: images.mean((2, 3)), crops)
+    means = names["features"](lambda batch: batch.mean((2, 3)), crops)
     assert torch.allclose(means[1], crops[1].mean((3, 4)), atol=1e-5)
     assert len(labels) == 8
 
 
-def test_stateful_dataloader(pictures: Path) -> None:
+def test_stateful_dataloader(images: Path) -> None:
     open_loader = example("stateful_dataloader", "torchdata")["open_loader"]
     keys = {"batch_size": 8, "image_size": 24}
-    first = open_loader(pictures, **keys)
-    before = [images for images, _ in islice(first, 2)]
+    first = open_loader(images, **keys)
+    before = [batch for batch, _ in islice(first, 2)]
     state = first.state_dict()
-    after = open_loader(pictures, **keys)
+    after = open_loader(images, **keys)
     after.load_state_dict(state)
-    assert equal(before + [images for images, _ in after], epochs(pictures, 1, **keys))
+    assert equal(before + [batch for batch, _ in after], epochs(images, 1, **keys))
 
 
-def test_lightning(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved after four of the second epoch's six steps, it resumes with the fifth."""
     names, seen = example("lightning_module", "lightning"), seen_by(monkeypatch)
     lightning: Any = importlib.import_module("lightning")
@@ -156,24 +156,24 @@ def test_lightning(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fit(steps: int, **options: Any) -> Any:
         save = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, "saved", every_n_train_steps=10)
         trainer = lightning.Trainer(max_epochs=2, max_steps=steps, accelerator="cpu", callbacks=[save], **quiet)
-        trainer.fit(names["Classifier"](2), names["Pictures"](pictures, 8, 32), **options)
+        trainer.fit(names["Classifier"](2), names["Images"](images, 8, 32), **options)
         return trainer.global_step
 
     assert fit(10) == 10
     assert fit(12, ckpt_path=tmp_path / "saved.ckpt") == 12
     monkeypatch.undo()
-    assert equal(seen, epochs(pictures, 2, 8, 32, **POLICY))
+    assert equal(seen, epochs(images, 2, 8, 32, **POLICY))
 
 
-def test_accelerate(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, seen = example("accelerate_loop", "accelerate")["train"], seen_by(monkeypatch)
     for last in (1, 2):
-        train(pictures, tmp_path / "state", last, batch_size=8, image_size=32)
+        train(images, tmp_path / "state", last, batch_size=8, image_size=32)
     monkeypatch.undo()
-    assert equal(seen, epochs(pictures, 2, 8, 32))
+    assert equal(seen, epochs(images, 2, 8, 32))
 
 
-def test_hugging_face_trainer(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_trainer(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, transformers = example("hugging_face", "transformers", "accelerate"), sys.modules["transformers"]
     seen = seen_by(monkeypatch)
     config = transformers.ViTConfig(
@@ -181,11 +181,11 @@ def test_hugging_face_trainer(pictures: Path, tmp_path: Path, monkeypatch: pytes
     )
 
     def train(steps: int, **options: Any) -> Any:
-        batches = names["Pictures"](widemix.Loader(pictures, "train", 8, 32, device="cpu"))
+        batches = names["Images"](widemix.Loader(images, "train", 8, 32, device="cpu"))
         arguments = transformers.TrainingArguments(
             str(tmp_path), max_steps=steps, save_steps=10, report_to="none", disable_tqdm=True, use_cpu=True
         )
-        trainer = names["PicturesTrainer"](
+        trainer = names["ImagesTrainer"](
             transformers.ViTForImageClassification(config),
             arguments,
             train_dataset=batches,
@@ -199,19 +199,19 @@ def test_hugging_face_trainer(pictures: Path, tmp_path: Path, monkeypatch: pytes
     seen.clear()
     assert train(12, resume_from_checkpoint=str(tmp_path / "checkpoint-10")) == 12
     monkeypatch.undo()
-    expected = epochs(pictures, 2, 8, 32)
+    expected = epochs(images, 2, 8, 32)
     assert equal(first[:10], expected[:10])
     assert equal(seen[-2:], expected[10:])
 
 
-def test_timms_own_train_script(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timms_own_train_script(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = os.environ.get("TIMM_TRAIN")
     if not script:
         pytest.skip("TIMM_TRAIN is not set; it names train.py of a timm checkout")
     seen = seen_by(monkeypatch)
     words = [
         script,
-        str(pictures),
+        str(images),
         "--val-split",
         "val",
         "--model",
@@ -231,4 +231,4 @@ def test_timms_own_train_script(pictures: Path, tmp_path: Path, monkeypatch: pyt
     runpy.run_path(str(EXAMPLES / "timm_train.py"), run_name="__main__")
     monkeypatch.undo()
     mixed = {"mixup": 0.2, "mix_group": 8, "smoothing": 0.1, "num_classes": 5}  # of which the folder has two
-    assert equal(seen, epochs(pictures, 2, 8, 32, **POLICY, **mixed))
+    assert equal(seen, epochs(images, 2, 8, 32, **POLICY, **mixed))

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 import widemix
-from data_prep.adopt import adopt
-from pipeline.data.order import shuffled
-from pipeline.data.random import ORDER, key
-from pipeline.formats.beton import JPEG, open_beton
+from widemix.data.order import shuffled
+from widemix.data.random import ORDER, key
+from widemix.data_prep.adopt import adopt
+from widemix.formats.beton import JPEG, open_beton
 
 pytest.importorskip("ffcv", reason="FFCV is not installed")
 with warnings.catch_warnings():
@@ -35,7 +35,7 @@ POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5
 
 
 class Scenes(torch.utils.data.Dataset):
-    """Soft pictures of many sizes."""
+    """Soft images of many sizes."""
 
     def __len__(self) -> int:
         return COUNT
@@ -106,11 +106,11 @@ def test_an_epoch_is_resumed(folder: Path) -> None:
     assert len(copies(theirs)) == len(theirs) == 5, "the epoch after is whole"
 
 
-def test_the_example(folder: Path, pictures: Path) -> None:
+def test_the_example(folder: Path, images: Path) -> None:
     """On a file of FFCV's, and on one of `widemix prep`, which has a third field."""
     open_loader = runpy.run_path(str(EXAMPLE))["open_loader"]
     keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "num_workers": 1}
-    for path in (folder, pictures):
+    for path in (folder, images):
         theirs = open_loader(path / "train.beton", 8, SIDE, workers=1)
         assert same(copies(theirs), copies(widemix.Loader(path, "train", 8, SIDE, device="cpu", **keys)))
 

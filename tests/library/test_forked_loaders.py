@@ -7,14 +7,14 @@ from pathlib import Path
 from tests.conftest import ROOT
 
 
-def test_loaders_in_forked_processes(pictures: Path) -> None:
+def test_loaders_in_forked_processes(images: Path) -> None:
     command = [
         sys.executable,
         "-W",
         "ignore::DeprecationWarning",
         "-m",
         "tests.library.forked_loaders",
-        str(pictures),
+        str(images),
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")

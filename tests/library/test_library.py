@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 import widemix
-from data_prep.verify import repair_command, verify
-from pipeline.formats.beton import open_beton
+from widemix.data_prep.verify import repair_command, verify
+from widemix.formats.beton import open_beton
 
 RECIPE = Path(__file__).parents[2] / "recipes/digits/rp_mixer.yaml"
 
@@ -85,7 +85,7 @@ def test_networks_that_are_no_mixer_have_one_way() -> None:
         ((0,), "batch_size 0"),
         ((8, "int8"), "precision"),
         ((8, "fp32", "fast"), "kernels"),
-        ((8, "fp32", "batch_last"), "the network is no Mixer of pictures"),
+        ((8, "fp32", "batch_last"), "the network is no Mixer of images"),
     ):
         with pytest.raises(widemix.InputError, match=said):
             widemix.choose_kernels(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def stored(folder: Path, split: str) -> list[tuple[int, bytes]]:
     return [(int(beton.label[i]), beton.bytes[beton.offset[i] : beton.stop[i]].tobytes()) for i in range(len(beton))]
 
 
-def test_pairs_of_pictures_and_labels_are_prepared(tmp_path: Path) -> None:
+def test_pairs_of_images_and_labels_are_prepared(tmp_path: Path) -> None:
     """From generators, of bytes and of paths; the same call again finds nothing to do, and what has changed."""
     (tmp_path / "a.jpg").write_bytes(encoded(100))
 
@@ -154,7 +154,7 @@ def test_a_preparation_by_processes_does_not_run_the_users_script_again(tmp_path
         (tmp_path / f"images/train/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"images/train/{'ab'[number % 2]}/{number}.jpg").write_bytes(encoded(number))
     program = """
-from data_prep import encode
+from widemix.data_prep import encode
 encode.MIN_SECONDS_PER_PROCESS = 1e-9
 start, started = encode._start_without_sigint, []
 encode._start_without_sigint = lambda file: started.append(start(file)) or started[-1]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-import pipeline.data.decode
 import widemix
-from pipeline.data.loader import EvalLoader, TrainLoader
-from pipeline.distributed.topology import Topology
-from pipeline.formats.beton import open_beton
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
+import widemix.data.decode
 from tests.sections import train_section
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.distributed.topology import Topology
+from widemix.formats.beton import open_beton
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 MIXED: dict[str, Any] = {
     "auto_augment": "rand-m9-mstd0.5-inc1",
@@ -47,46 +47,46 @@ def same(one: list[Step], other: list[Step]) -> bool:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_training_batches_are_the_trainers(pictures: Path, world: int) -> None:
-    data = DataSection(path=str(pictures), num_classes=2, image_size=24, workers=1)
+def test_training_batches_are_the_trainers(images: Path, world: int) -> None:
+    data = DataSection(path=str(images), num_classes=2, image_size=24, workers=1)
     for rank in range(world):
         topology = Topology(rank, world, 0, 1, torch.device("cpu"))
         theirs = TrainLoader(data, AugmentSection(**MIXED), train_section(8 * world, seed=7), topology)
-        ours = loader(pictures, rank=rank, world=world, **MIXED)
+        ours = loader(images, rank=rank, world=world, **MIXED)
         for epoch in range(2):
             with theirs.batches(epoch) as batches:
                 assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_evaluation_batches_are_the_trainers(pictures: Path, world: int) -> None:
-    data = DataSection(path=str(pictures), num_classes=2, image_size=24, workers=1)
+def test_evaluation_batches_are_the_trainers(images: Path, world: int) -> None:
+    data = DataSection(path=str(images), num_classes=2, image_size=24, workers=1)
     for rank in range(world):
         theirs = EvalLoader(data, 5, Topology(rank, world, 0, 1, torch.device("cpu")))
-        ours = loader(pictures, 5, split="val", rank=rank, world=world)
+        ours = loader(images, 5, split="val", rank=rank, world=world)
         with theirs.batches() as batches:
             assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
         assert len(ours) == len(list(ours)) == 4 // world + (world == 3)
 
 
-def test_labels_are_numbers_unless_they_are_mixed_or_smoothed(pictures: Path) -> None:
-    (_, hard), (_, soft) = (next(iter(loader(pictures, smoothing=smoothing))) for smoothing in (0.0, 0.1))
+def test_labels_are_numbers_unless_they_are_mixed_or_smoothed(images: Path) -> None:
+    (_, hard), (_, soft) = (next(iter(loader(images, smoothing=smoothing))) for smoothing in (0.0, 0.1))
     assert hard.dtype == torch.int64
     assert torch.equal(soft, torch.where(torch.eye(2, dtype=torch.bool)[hard], 0.95, 0.05))
 
 
-def test_an_epoch_is_resumed_in_its_middle_on_another_world_size(pictures: Path) -> None:
-    whole = joined([loader(pictures, 24, **MIXED)])
-    before = [loader(pictures, 12, rank=rank, world=2, **MIXED) for rank in range(2)]
+def test_an_epoch_is_resumed_in_its_middle_on_another_world_size(images: Path) -> None:
+    whole = joined([loader(images, 24, **MIXED)])
+    before = [loader(images, 12, rank=rank, world=2, **MIXED) for rank in range(2)]
     first = joined(before, steps=1)
     states = [each.state_dict() for each in before]
     assert states[0] == states[1]
-    after = [loader(pictures, 8, rank=rank, world=3, **MIXED) for rank in range(3)]
+    after = [loader(images, 8, rank=rank, world=3, **MIXED) for rank in range(3)]
     for each in after:
         each.load_state_dict(states[0])
         each.set_epoch(0)  # as loops do at the start of each epoch
     assert same(first + joined(after), whole)
-    assert same(joined(after), joined([continued(loader(pictures, 24, **MIXED))])), "the epoch after"
+    assert same(joined(after), joined([continued(loader(images, 24, **MIXED))])), "the epoch after"
 
 
 def continued(one: widemix.Loader) -> widemix.Loader:
@@ -94,8 +94,8 @@ def continued(one: widemix.Loader) -> widemix.Loader:
     return one
 
 
-def test_each_iteration_is_another_epoch(pictures: Path) -> None:
-    one, other = loader(pictures), loader(pictures)
+def test_each_iteration_is_another_epoch(images: Path) -> None:
+    one, other = loader(images), loader(images)
     first, second = list(one), list(one)
     assert not same(first, second)
     next(iter(other))  # left at once, and yet an epoch
@@ -108,17 +108,17 @@ def test_each_iteration_is_another_epoch(pictures: Path) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_without_shuffle_and_drop_last_there_is_every_sample_in_the_files_order(pictures: Path, world: int) -> None:
-    ranks = [loader(pictures, 12 // world, rank=r, world=world, shuffle=False, drop_last=False) for r in range(world)]
+def test_without_shuffle_and_drop_last_there_is_every_sample_in_the_files_order(images: Path, world: int) -> None:
+    ranks = [loader(images, 12 // world, rank=r, world=world, shuffle=False, drop_last=False) for r in range(world)]
     labels = torch.cat([targets for _, targets in joined(ranks)])
-    assert np.array_equal(labels.numpy(), open_beton(pictures / "train.beton").label)
+    assert np.array_equal(labels.numpy(), open_beton(images / "train.beton").label)
     assert len(ranks[0]) == 5
 
 
-def test_shuffled_without_drop_last_there_is_every_sample_once(pictures: Path) -> None:
+def test_shuffled_without_drop_last_there_is_every_sample_once(images: Path) -> None:
     sampled: list[int] = []
     for epoch in range(2):
-        one = loader(pictures, 12, drop_last=False)
+        one = loader(images, 12, drop_last=False)
         one.set_epoch(epoch)
         sampled.append(sum(len(targets) for _, targets in one))
     assert sampled == [53, 53]
@@ -147,21 +147,21 @@ def single_view(folder: Path, view: widemix.View, number: int, samples: np.ndarr
 
 @pytest.mark.parametrize("way", ["compiled", "pillow"])
 @pytest.mark.parametrize("world", [1, 2])
-def test_every_view_is_what_a_loader_of_that_view_makes(pictures, monkeypatch, way: str, world: int) -> None:
+def test_every_view_is_what_a_loader_of_that_view_makes(images, monkeypatch, way: str, world: int) -> None:
     if way == "pillow":
-        monkeypatch.setattr(pipeline.data.decode, "_compiled_reader", lambda: None)
-    ranks = [loader(pictures, 8 // world, rank=r, world=world, views=DINO, **JITTERED) for r in range(world)]
+        monkeypatch.setattr(widemix.data.decode, "_compiled_reader", lambda: None)
+    ranks = [loader(images, 8 // world, rank=r, world=world, views=DINO, **JITTERED) for r in range(world)]
     monkeypatch.undo()
     for epoch in range(2):
         seen = list(zip(*ranks, strict=True))
         for step in (0, 3):
             samples = ranks[0]._loader.order.step(epoch, step)  # type: ignore[union-attr]
-            large, small = (torch.cat([images[size] for images, _ in seen[step]]) for size in range(2))
+            large, small = (torch.cat([batch[size] for batch, _ in seen[step]]) for size in range(2))
             assert large.shape == (8, 2, 3, 24, 24)
             assert small.shape == (8, 2, 3, 12, 12)
-            for number, images in enumerate((large[:, 0], small[:, 0], large[:, 1], small[:, 1])):
-                assert torch.equal(images, single_view(pictures, DINO[number], number, samples, epoch)), number
-            assert torch.equal(torch.cat([labels for _, labels in seen[step]]), labels_of(pictures)[samples])
+            for number, batch in enumerate((large[:, 0], small[:, 0], large[:, 1], small[:, 1])):
+                assert torch.equal(batch, single_view(images, DINO[number], number, samples, epoch)), number
+            assert torch.equal(torch.cat([labels for _, labels in seen[step]]), labels_of(images)[samples])
     assert seen[0][0][0][0][:, 0].is_contiguous(memory_format=torch.channels_last)
 
 
@@ -170,19 +170,19 @@ def labels_of(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_number_of_views_repeats_the_loaders_own(pictures: Path, world: int) -> None:
-    """The first is the picture that there is without views; the others have crops and policies of their own."""
+def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> None:
+    """The first is the image that there is without views; the others have crops and policies of their own."""
     keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
-    plain = joined([loader(pictures, **keys)])
-    viewed = joined([loader(pictures, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
+    plain = joined([loader(images, **keys)])
+    viewed = joined([loader(images, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
     assert viewed[0][0].shape == (8, 3, 3, 24, 24)
-    assert same([(images[:, 0], labels) for images, labels in viewed], plain)
-    assert not any(torch.equal(images[:, 1], images[:, other]) for images, _ in viewed for other in (0, 2))
-    assert same(joined([loader(pictures, views=3 * [widemix.View()], **keys)]), viewed)
+    assert same([(batch[:, 0], labels) for batch, labels in viewed], plain)
+    assert not any(torch.equal(batch[:, 1], batch[:, other]) for batch, _ in viewed for other in (0, 2))
+    assert same(joined([loader(images, views=3 * [widemix.View()], **keys)]), viewed)
 
 
-def test_a_damaged_picture_of_views_is_named(pictures: Path, tmp_path: Path) -> None:
-    for path in pictures.iterdir():
+def test_a_damaged_image_of_views_is_named(images: Path, tmp_path: Path) -> None:
+    for path in images.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     beton = open_beton(tmp_path / "train.beton")
     with open(tmp_path / "train.beton", "r+b") as file:
@@ -192,22 +192,22 @@ def test_a_damaged_picture_of_views_is_named(pictures: Path, tmp_path: Path) -> 
         list(loader(tmp_path, views=DINO))
 
 
-def test_drop_last_in_evaluation(pictures: Path) -> None:
-    assert [len(y) for _, y in loader(pictures, 5, split="val", drop_last=True)] == [5, 5, 5]
+def test_drop_last_in_evaluation(images: Path) -> None:
+    assert [len(y) for _, y in loader(images, 5, split="val", drop_last=True)] == [5, 5, 5]
 
 
-def test_a_loader_that_is_left_ends_its_threads(pictures: Path) -> None:
+def test_a_loader_that_is_left_ends_its_threads(images: Path) -> None:
     before = set(threading.enumerate())  # some of which may end by themselves
-    for _ in loader(pictures):
+    for _ in loader(images):
         assert set(threading.enumerate()) - before
         break
     assert set(threading.enumerate()) <= before
 
 
-def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
-    assert same([tuple(batch) for batch in DataLoader(loader(pictures), batch_size=None)], list(loader(pictures)))
+def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
+    assert same([tuple(batch) for batch in DataLoader(loader(images), batch_size=None)], list(loader(images)))
     with pytest.raises(ValueError, match="give DataLoader num_workers=0"):
-        next(iter(DataLoader(loader(pictures), batch_size=None, num_workers=1)))
+        next(iter(DataLoader(loader(images), batch_size=None, num_workers=1)))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
         ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
         ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
         ({"views": [{"ratio": 2}]}, r"views\[0\]: ratio 2: Input should be a valid tuple"),
-        ({"views": 2, "split": "val"}, "an evaluation has one view of each picture"),
+        ({"views": 2, "split": "val"}, "an evaluation has one view of each image"),
         ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
         ({"rank": 1}, "rank 1, world None: give both, or neither"),
         ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
@@ -245,25 +245,25 @@ def test_torchs_dataloader_passes_the_batches_on(pictures: Path) -> None:
     ],
     ids=str,
 )
-def test_wrong_arguments_are_named(pictures: Path, keys: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_named(images: Path, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(widemix.InputError, match=message):
-        loader(pictures, **keys)
+        loader(images, **keys)
 
 
-def test_a_state_of_another_batch_is_refused(pictures: Path) -> None:
+def test_a_state_of_another_batch_is_refused(images: Path) -> None:
     with pytest.raises(ValueError, match="saved with global_batch 8, here it is 16: batch_size 8 x 2"):
-        loader(pictures, rank=0, world=2).load_state_dict(loader(pictures).state_dict())
+        loader(images, rank=0, world=2).load_state_dict(loader(images).state_dict())
     with pytest.raises(
         widemix.InputError, match="the loader's state lacks step, seed, samples; give what state_dict"
     ):
-        loader(pictures).load_state_dict({"epoch": 1, "global_batch": 8})
+        loader(images).load_state_dict({"epoch": 1, "global_batch": 8})
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
-def test_numbers_of_numpy_are_numbers(pictures: Path, kind: type) -> None:
-    expected = list(loader(pictures, views=2, color_jitter=0.5))
-    assert same(list(loader(pictures, kind(8), views=kind(2), color_jitter=np.float32(0.5))), expected)
+def test_numbers_of_numpy_are_numbers(images: Path, kind: type) -> None:
+    expected = list(loader(images, views=2, color_jitter=0.5))
+    assert same(list(loader(images, kind(8), views=kind(2), color_jitter=np.float32(0.5))), expected)
 
 
-def test_no_jitter_is_none_as_in_timm(pictures: Path) -> None:
-    assert same(list(loader(pictures, color_jitter=None)), list(loader(pictures)))
+def test_no_jitter_is_none_as_in_timm(images: Path) -> None:
+    assert same(list(loader(images, color_jitter=None)), list(loader(images)))

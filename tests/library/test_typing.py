@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
-from widemix import reference
+from widemix.api import reference
 
 SKIPPED = "torch numpy timm numba deepspeed torchvision scipy sklearn matplotlib llvmlite"  # to check them takes 20 s
 
@@ -35,5 +35,5 @@ def test_a_users_program_is_typed_strictly(tmp_path: Path) -> None:
 
 def test_the_page_about_python_is_the_codes() -> None:
     page = (ROOT / "docs/reference/python.md").read_text()
-    assert page == reference.page(), "stale: `python -m widemix.reference docs/reference`"
+    assert page == reference.page(), "stale: `python -m widemix.api.reference docs/reference`"
     assert "`RandomErasing(re_prob, re_mode='pixel', re_count=1)`" in page

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
-from pipeline.models.pk import MixingLayer, MixingMlp, Square
+from widemix.models.pk import MixingLayer, MixingMlp, Square
 
 
 def matrix(permute: nn.Module, size: int, normal: Tensor | None) -> Tensor:
@@ -43,7 +43,7 @@ def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels
     return x @ matrix(module.permute_out, out, back).T
 
 
-def apply_mixer(model, pictures: Tensor, channels: int) -> Tensor:
+def apply_mixer(model, images: Tensor, channels: int) -> Tensor:
     """Logits of a Mixer, with every mixing as a dense layer on the flattened features."""
 
     def norm(module, x):
@@ -52,7 +52,7 @@ def apply_mixer(model, pictures: Tensor, channels: int) -> Tensor:
         return layer_norm(x.unflatten(1, (-1, channels)), (channels,), module.weight, module.bias, 1e-6).flatten(1)
 
     side = model.stem.patch_size[0]
-    patches = pictures.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+    patches = images.unfold(2, side, side).unfold(3, side, side).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
     x = (patches @ model.stem.proj.weight.flatten(1).T + model.stem.proj.bias).flatten(1)
     for block in model.blocks:
         skip = x

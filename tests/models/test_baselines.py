@@ -5,15 +5,15 @@ import timm
 import torch
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm
 
-from pipeline.errors import InputError
-from pipeline.models.ff_only.network import FfOnly
-from pipeline.models.ff_only.section import FfOnlySection
-from pipeline.models.permutator.network import PermuteMlp
-from pipeline.models.permutator.section import PermutatorSection
-from pipeline.models.registry import build_model
-from pipeline.models.repmlp.network import RepMlp
-from pipeline.models.repmlp.section import RepMlpSection
-from pipeline.models.timm_model.section import TimmSection
+from widemix.errors import InputError
+from widemix.models.ff_only.network import FfOnly
+from widemix.models.ff_only.section import FfOnlySection
+from widemix.models.permutator.network import PermuteMlp
+from widemix.models.permutator.section import PermutatorSection
+from widemix.models.registry import build_model
+from widemix.models.repmlp.network import RepMlp
+from widemix.models.repmlp.section import RepMlpSection
+from widemix.models.timm_model.section import TimmSection
 
 SHAPE = {"patch_size": 2, "channels": 8, "depth": 2, "expansion": 1.5}
 FF_ONLY = FfOnlySection(kind="ff_only", **SHAPE)
@@ -110,9 +110,9 @@ def test_repmlp_mixing_is_its_formula_channel_by_channel():
 
         out = norm(x[:, :, channel] @ block.perceptron.dense.weight[group].T, block.perceptron.norm)
         for local in block.perceptron.local:
-            picture = x[:, :, channel].view(3, 1, 4, 4)
+            image = x[:, :, channel].view(3, 1, 4, 4)
             kernel = local.conv.weight[group : group + 1]
-            answer = conv2d(picture, kernel, padding=kernel.shape[-1] // 2)
+            answer = conv2d(image, kernel, padding=kernel.shape[-1] // 2)
             out = out + norm(answer.flatten(1), local.norm)
         expected[:, :, channel] = out * gate[:, channel : channel + 1]
     assert torch.allclose(block.mix(x), expected, atol=1e-10)

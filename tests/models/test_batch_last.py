@@ -8,10 +8,10 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
-from pipeline.models import permutation
-from pipeline.models.batch_last.block import _places, arrange, fits
-from pipeline.models.batch_last.operations import activate, add, norm
-from pipeline.models.mixer.network import Mixer
+from widemix.models import permutation
+from widemix.models.batch_last.block import _places, arrange, fits
+from widemix.models.batch_last.operations import activate, add, norm
+from widemix.models.mixer.network import Mixer
 
 MLP = {"channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 9}
 S_MIXER = {"channels": 6, "depth": 3, "token_hidden": None, "channel_hidden": None}
@@ -85,7 +85,7 @@ def test_fsdp_has_no_view_to_warn_of(dtype, strides):
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_pictures_may_lie_in_memory_with_the_channels_last(shape):
+def test_images_may_lie_in_memory_with_the_channels_last(shape):
     plain, other = both_ways(shape, torch.float64)
     x = torch.randn(6, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     assert_near(step(other, x), step(plain, x), 1e-12)
@@ -200,8 +200,8 @@ def test_functional_transforms_see_the_blocks_as_they_are_written():
     x, found = torch.randn(5, 3, 8, 8, dtype=torch.float64), []
     for network in both_ways(SHAPES["rp"], torch.float64):
 
-        def loss(weights, picture, network=network):
-            return functional_call(network, weights, (picture[None],)).square().sum()
+        def loss(weights, image, network=network):
+            return functional_call(network, weights, (image[None],)).square().sum()
 
         weights = {name: weight.detach() for name, weight in network.named_parameters()}
         found.append([*vmap(grad(loss), (None, 0))(weights, x).values()])

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.models.batch_last import by_c
-from pipeline.models.mixer.network import MixerBlock, MixerShape
-from pipeline.native import BuildError
-from pipeline.native.build import _FLAGS, SOURCES
+from widemix.models.batch_last import by_c
+from widemix.models.mixer.network import MixerBlock, MixerShape
+from widemix.native import BuildError
+from widemix.native.build import _FLAGS, SOURCES
 
 MLP = {"token_hidden": 9, "channel_hidden": 5}
 RANDOM = {"permutation": "random"}

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pipeline.models import permutation
-from pipeline.models.batch_last import by_torch, operations
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
 from tests.models.test_batch_last import SHAPES, assert_near, both_ways, step
+from widemix.models import permutation
+from widemix.models.batch_last import by_torch, operations
 
 pytest.importorskip("triton", reason="Triton is missing")
-from pipeline.models.batch_last import by_triton
+from widemix.models.batch_last import by_triton
 
 ROOT = Path(__file__).parents[2]
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
-# Tokens, channels and pictures: single ones, parts of blocks, several blocks of pictures, columns, rows and channels.
+# Tokens, channels and images: single ones, parts of blocks, several blocks of images, columns, rows and channels.
 SIZES = [(1, 1, 1), (3, 6, 1), (7, 12, 5), (3, 6, 130), (2, 48, 100), (2, 1030, 9)]
 # Of the features, and of what is computed from them.
 TYPES = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)]
@@ -111,7 +111,7 @@ def test_gelu_and_its_slope_are_exact_everywhere():
 
 @RUNS
 @pytest.mark.parametrize("dtype", [FP32, BF16])
-def test_a_number_that_is_not_one_stays_in_its_picture(dtype):
+def test_a_number_that_is_not_one_stays_in_its_image(dtype):
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]], dtype=dtype, device=DEVICE)
     one = torch.ones(2, device=DEVICE)
     normed, mean, scale = by_triton.norm(x, one, one, 1e-6, None, dtype)
@@ -146,9 +146,9 @@ def test_pytorch_computes_where_triton_is_missing():
         sys.modules["triton"] = None
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from pipeline.models.batch_last import by_torch, operations
+        from widemix.models.batch_last import by_torch, operations
         assert operations.norm(torch.ones(2, 3), torch.ones(2), torch.ones(2), 1e-6).shape == (2, 3)
-        assert "pipeline.models.batch_last.by_triton" not in sys.modules
+        assert "widemix.models.batch_last.by_triton" not in sys.modules
         with FakeTensorMode():
             assert operations._backend(torch.empty(2, 2, device="cuda")) is by_torch
     """

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import pipeline.models.timm_registry  # noqa: F401 - registers our names
-from pipeline.models.block_diagonal import GroupedLinear
-from pipeline.models.cost import model_cost
-from pipeline.models.families import named_networks
-from pipeline.models.ff_only.section import FfOnlySection
-from pipeline.models.lasso.section import LassoSection
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.permutator.section import PermutatorSection
-from pipeline.models.registry import build_model
-from pipeline.models.repmlp.section import RepMlpSection
-from pipeline.models.shallow.section import ShallowSection
-from pipeline.models.sw_mlp.section import SwMlpSection
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from pipeline.models.text.section import TextMixerSection, TextTransformerSection
-from pipeline.models.timm_model.section import TimmSection
+import widemix.models.timm_registry  # noqa: F401 - registers our names
 from tests.models.test_mixer import SHAPE, VARIANTS
+from widemix.models.block_diagonal import GroupedLinear
+from widemix.models.cost import model_cost
+from widemix.models.families import named_networks
+from widemix.models.ff_only.section import FfOnlySection
+from widemix.models.lasso.section import LassoSection
+from widemix.models.mixer.section import MixerSection
+from widemix.models.permutator.section import PermutatorSection
+from widemix.models.registry import build_model
+from widemix.models.repmlp.section import RepMlpSection
+from widemix.models.shallow.section import ShallowSection
+from widemix.models.sw_mlp.section import SwMlpSection
+from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.models.text.section import TextMixerSection, TextTransformerSection
+from widemix.models.timm_model.section import TimmSection
 
 B16 = {
     "kind": "mixer",
@@ -155,7 +155,7 @@ def test_published_figures():
 
 
 @pytest.mark.parametrize(("kind", "expansion"), [("mixer", 2.0), ("s_mixer", None)])
-def test_gamma_does_not_depend_on_the_pictures_own_tokens(kind, expansion):
+def test_gamma_does_not_depend_on_the_images_own_tokens(kind, expansion):
     """Omega does: the first token mixing maps S0 = 64 to S = 360 tokens. gamma m is the width of figure 4."""
     sizes = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
     cost = model_cost(MixerSection(kind=kind, expansion=expansion, **sizes), 32, 10)

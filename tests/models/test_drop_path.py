@@ -5,11 +5,11 @@ import pytest
 import timm
 import torch
 
-from pipeline.data.random import scramble as scramble_of_one
-from pipeline.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
-from pipeline.models.registry import build_model
-from pipeline.recipe import load_recipe
 from tests.conftest import ROOT
+from widemix.data.random import scramble as scramble_of_one
+from widemix.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
 
 KEYS = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 4000))
 
@@ -56,11 +56,11 @@ def test_timms_layers_are_replaced_in_any_network():
     set_drop_path_keys(layers, KEYS)
     dropped = [layer(torch.ones(len(KEYS))) == 0 for layer in layers if layer.drop_prob > 0.4]
     assert not torch.equal(dropped[0], dropped[-1])
-    pictures, keys = torch.randn(8, 3, 32, 32), KEYS[:8]
+    images, keys = torch.randn(8, 3, 32, 32), KEYS[:8]
     set_drop_path_keys(layers, keys)
-    whole = model(pictures)
+    whole = model(images)
     set_drop_path_keys(layers, keys[4:])
-    torch.testing.assert_close(model(pictures[4:]), whole[4:])
+    torch.testing.assert_close(model(images[4:]), whole[4:])
 
 
 def test_each_call_in_a_block_draws_for_itself_and_again_the_same_when_computed_again():
@@ -74,11 +74,11 @@ def test_each_call_in_a_block_draws_for_itself_and_again_the_same_when_computed_
     layer.start_block(block)
     assert torch.equal(layer(ones), first)
 
-    pictures = torch.randn(16, 3, 32, 32)
+    images = torch.randn(16, 3, 32, 32)
     gradients = []
     for checkpointing in (False, True):
         model.set_grad_checkpointing(checkpointing)
         model.zero_grad()
-        model(pictures).square().sum().backward()
+        model(images).square().sum().backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(gradients[0], gradients[1])

@@ -8,20 +8,20 @@ import pytest
 import timm
 import torch
 
-from pipeline.errors import InputError
-from pipeline.models.export import export_model, loading_line
-from pipeline.models.families import named_networks
-from pipeline.models.ff_only.section import FfOnlySection
-from pipeline.models.lasso.section import LassoSection
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.permutator.section import PermutatorSection
-from pipeline.models.registry import build_model
-from pipeline.models.repmlp.section import RepMlpSection
-from pipeline.models.shallow.section import ShallowSection
-from pipeline.models.sw_mlp.section import SwMlpSection
-from pipeline.models.text.section import TextMixerSection, TextTransformerSection
-from pipeline.models.timm_model.section import TimmSection
-from pipeline.recipe.data import DataSection, TextDataSection
+from widemix.errors import InputError
+from widemix.models.export import export_model, loading_line
+from widemix.models.families import named_networks
+from widemix.models.ff_only.section import FfOnlySection
+from widemix.models.lasso.section import LassoSection
+from widemix.models.mixer.section import MixerSection
+from widemix.models.permutator.section import PermutatorSection
+from widemix.models.registry import build_model
+from widemix.models.repmlp.section import RepMlpSection
+from widemix.models.shallow.section import ShallowSection
+from widemix.models.sw_mlp.section import SwMlpSection
+from widemix.models.text.section import TextMixerSection, TextTransformerSection
+from widemix.models.timm_model.section import TimmSection
+from widemix.recipe.data import DataSection, TextDataSection
 
 PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
 MIXER = MixerSection(kind="mixer", **PATCHED, tokens=16, expansion=2)

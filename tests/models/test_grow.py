@@ -1,37 +1,37 @@
-"""Growing: on every sub-picture the grown network computes what the small one did."""
+"""Growing: on every sub-image the grown network computes what the small one did."""
 
 import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import InputError
-from pipeline.models.mixer.grow import grow, raster_positions
 from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
+from widemix.errors import InputError
+from widemix.models.mixer.grow import grow, raster_positions
 
 FACTOR = 3
 
 
-def tile(pictures):
-    """[K^2, 3, h, w], row by row -> one picture [1, 3, K*h, K*w]."""
-    rows = [torch.cat(list(pictures[k : k + FACTOR]), dim=2) for k in range(0, FACTOR**2, FACTOR)]
+def tile(images):
+    """[K^2, 3, h, w], row by row -> one image [1, 3, K*h, K*w]."""
+    rows = [torch.cat(list(images[k : k + FACTOR]), dim=2) for k in range(0, FACTOR**2, FACTOR)]
     return torch.cat(rows, dim=1)[None]
 
 
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
-def test_copies_compute_on_each_sub_picture_what_the_small_one_did(section):
+def test_copies_compute_on_each_sub_image_what_the_small_one_did(section):
     small = build(**section)
     large = grow(small, FACTOR)
-    pictures = torch.randn(FACTOR**2, 3, 4, 4, dtype=torch.float64)
-    expected = small.forward_features(pictures)  # [K^2, S, C]
-    features = large.forward_features(tile(pictures))[0]  # [K^2*S, C]
+    images = torch.randn(FACTOR**2, 3, 4, 4, dtype=torch.float64)
+    expected = small.forward_features(images)  # [K^2, S, C]
+    features = large.forward_features(tile(images))[0]  # [K^2*S, C]
     if section.get("project_tokens"):
         ours = features.view_as(expected)
-    else:  # find the tokens of sub-picture (a, b) on the grid, by rows and columns
+    else:  # find the tokens of sub-image (a, b) on the grid, by rows and columns
         grid = features.view(FACTOR, 2, FACTOR, 2, -1)
         ours = torch.stack([grid[a, :, b].flatten(0, 1) for a in range(FACTOR) for b in range(FACTOR)])
     assert torch.allclose(ours, expected, atol=1e-10)
-    same = pictures[:1].expand(FACTOR**2, -1, -1, -1)
-    assert torch.allclose(large(tile(same)), small(pictures[:1]), atol=1e-10)
+    same = images[:1].expand(FACTOR**2, -1, -1, -1)
+    assert torch.allclose(large(tile(same)), small(images[:1]), atol=1e-10)
 
 
 def test_copies_are_block_diagonal_with_as_many_hidden_units():

@@ -8,15 +8,15 @@ import huggingface_hub
 import pytest
 import torch
 
-from pipeline.errors import InputError, RunError
-from pipeline.models import onnx
-from pipeline.models.export import export_model
-from pipeline.models.hub import push
-from pipeline.models.registry import build_model
-from pipeline.training.finetune import load_init_weights
-from pipeline.training.networks import load_network
 from tests.models.hub_server import Hub, serve
 from tests.models.test_export import MIXER, OUTER, SECTIONS, trained
+from widemix.errors import InputError, RunError
+from widemix.evaluation.networks import load_network
+from widemix.models import onnx
+from widemix.models.export import export_model
+from widemix.models.hub import push
+from widemix.models.registry import build_model
+from widemix.training.finetune import load_init_weights
 
 CARD = "# A network\n\nimport timm; timm.create_model('local-dir:exported', pretrained=True)\n"
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pipeline.models.lasso.network import LocallyConnected
-from pipeline.models.lasso.section import LassoSection
-from pipeline.models.registry import build_model
+from widemix.models.lasso.network import LocallyConnected
+from widemix.models.lasso.section import LassoSection
+from widemix.models.registry import build_model
 
 
 def test_locally_connected_with_equal_weights_is_the_convolution():

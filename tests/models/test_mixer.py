@@ -4,11 +4,11 @@ import pytest
 import timm
 import torch
 
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.permutation import commutation
-from pipeline.models.pk import MixingLayer
-from pipeline.models.registry import build_model
 from tests.models.dense import apply_mixer
+from widemix.models.mixer.section import MixerSection
+from widemix.models.permutation import commutation
+from widemix.models.pk import MixingLayer
+from widemix.models.registry import build_model
 
 SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
 MLP, SINGLE = {"kind": "mixer", "expansion": 1.5}, {"kind": "s_mixer"}

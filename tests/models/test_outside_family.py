@@ -9,20 +9,20 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from pipeline.errors import InputError
-from pipeline.estimate.hardware import Cluster
-from pipeline.estimate.report import estimate
-from pipeline.models.cost import model_cost
-from pipeline.models.export import export_model
-from pipeline.models.families import KINDS, register
-from pipeline.models.registry import build_model
-from pipeline.models.section import ModelSection
-from pipeline.recipe import dump_recipe, keys, load_recipe
-from pipeline.section import Positive, key
-from pipeline.train import train
-from pipeline.training.assessment import evaluate_checkpoint
-from pipeline.training.trained import export_checkpoint
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.estimate.hardware import Cluster
+from widemix.estimate.report import estimate
+from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.evaluation.trained import export_checkpoint
+from widemix.models.cost import model_cost
+from widemix.models.export import export_model
+from widemix.models.families import KINDS, register
+from widemix.models.registry import build_model
+from widemix.models.section import ModelSection
+from widemix.recipe import dump_recipe, keys, load_recipe
+from widemix.section import Positive, key
+from widemix.trainer import train
 
 RECIPE = """
 extends: {base}
@@ -98,7 +98,7 @@ def test_its_cost_is_counted(path):
     assert cost.parameters == sum(parameter.numel() for parameter in network.parameters())
     layers = 4 * (48 * 16 + 16 * 12) + 12 * 10
     assert cost.forward_flops == 2 * layers
-    assert cost.training_flops == 2 * (3 * layers - 4 * 48 * 16)  # the picture needs no gradient
+    assert cost.training_flops == 2 * (3 * layers - 4 * 48 * 16)  # the image needs no gradient
     rows = {row.name: row.value for row in estimate(recipe, Cluster(1, "a100"), 1000)}
     assert rows["parameters"] == cost.parameters
     assert "Omega" not in rows

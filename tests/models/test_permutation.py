@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.models import permutation
-from pipeline.models.permutation import Permute
-from pipeline.models.reorder import inverse
+from widemix.models import permutation
+from widemix.models.permutation import Permute
+from widemix.models.reorder import inverse
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**63)

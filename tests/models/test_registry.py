@@ -4,9 +4,9 @@ import pytest
 import timm
 import torch
 
-from pipeline.models.families import named_networks
-from pipeline.models.registry import build_hollow, build_model
-from pipeline.models.timm_registry import default_cfgs
+from widemix.models.families import named_networks
+from widemix.models.registry import build_model, build_on_meta
+from widemix.models.timm_registry import default_cfgs
 
 NAMED = named_networks()
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
@@ -89,9 +89,9 @@ class Odd(torch.nn.Linear):
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_network_that_needs_weights_is_never_hollow(computes, monkeypatch):
     section = NAMED["mixer_s32_224"][0]
-    assert all(tensor.is_meta for tensor in build_hollow(section, 224, 10).state_dict().values())
+    assert all(tensor.is_meta for tensor in build_on_meta(section, 224, 10).state_dict().values())
     monkeypatch.setattr(type(section), "model_spec", lambda self, image_size: (Odd, {"computes": computes}))
     torch.manual_seed(0)
-    network = build_hollow(section, 224, 10)
+    network = build_on_meta(section, 224, 10)
     torch.manual_seed(0)
     assert torch.equal(network.weight, torch.nn.Linear(3, 10).weight)

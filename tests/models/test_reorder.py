@@ -8,9 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.models import permutation
-from pipeline.models.permutation import Permute
-from pipeline.models.reorder import inverse, reorder_columns
+from widemix.models import permutation
+from widemix.models.permutation import Permute
+from widemix.models.reorder import inverse, reorder_columns
 
 OURS, TORCHS = "widemix.reorder_columns.default", "aten.index_select.default"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int16]

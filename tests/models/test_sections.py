@@ -6,11 +6,11 @@ import sys
 import pytest
 import yaml
 
-from pipeline.errors import InputError
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.sw_mlp.section import SwMlpSection
-from pipeline.recipe import keys, load_recipe
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.models.mixer.section import MixerSection
+from widemix.models.sw_mlp.section import SwMlpSection
+from widemix.recipe import keys, load_recipe
 
 MNLI = ROOT / "recipes/mnli/transformer.yaml"
 RECIPE = {
@@ -44,7 +44,7 @@ def test_kind_picks_the_family(recipe):
         ({"kind": "mixxer"}, r"model.kind 'mixxer': no such kind; did you mean mixer\?"),
         ({"kind": "resnet"}, "model.kind 'resnet': no such kind; choose from mixer, s_mixer"),
         ({"density": "0.5"}, "the command line: model.density is not a key of kind s_mixer"),
-        ({"tokens": "5"}, "pictures of 8 in patches of 2 have 16 tokens"),
+        ({"tokens": "5"}, "images of 8 in patches of 2 have 16 tokens"),
         ({"patch_size": "3"}, "model.patch_size 3 does not divide data.image_size 8; 2, 4, 8 would"),
         ({"depth": "0"}, "the command line: model.depth 0: input should be greater than 0"),
         ({"permuted_blocks": "[3]"}, "a depth of 3 has blocks 0 to 2"),
@@ -75,8 +75,8 @@ def test_the_table_of_keys_has_those_of_all_families():
 
 def test_every_family_loads_without_torch():
     code = (
-        "import sys\nfrom pipeline.models.families import sections, named_networks\n"
-        "from pipeline.recipe import keys, load_recipe\n"
+        "import sys\nfrom widemix.models.families import sections, named_networks\n"
+        "from widemix.recipe import keys, load_recipe\n"
         f"load_recipe({str(ROOT / 'recipes/digits/rp_mixer.yaml')!r}), load_recipe({str(MNLI)!r}), keys()\n"
         "summaries = [section.summary() for section, _ in named_networks().values()]\n"
         "print(len(sections()), 'torch' in sys.modules, 'timm' in sys.modules, 'numpy' in sys.modules)"

@@ -4,12 +4,12 @@ import pytest
 import timm
 import torch
 
-import pipeline.models.timm_registry  # noqa: F401  adds our names to timm's
-from pipeline.errors import InputError
-from pipeline.models.permutation import commutation
-from pipeline.models.registry import build_model
-from pipeline.models.shallow.network import Monarch, split
-from pipeline.models.shallow.section import ShallowSection
+import widemix.models.timm_registry  # noqa: F401  adds our names to timm's
+from widemix.errors import InputError
+from widemix.models.permutation import commutation
+from widemix.models.registry import build_model
+from widemix.models.shallow.network import Monarch, split
+from widemix.models.shallow.section import ShallowSection
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(12, 12), (12, 35), (48, 10)])
@@ -61,7 +61,7 @@ def test_network_is_two_matrices_a_relu_and_a_head(matrices):
 
 
 def test_monarch_matrices_of_mnist_have_28_blocks_of_28_by_28():
-    """Equation 12 at n = 784 = 28 x 28: sqrt(n) blocks of sqrt(n) x sqrt(n), on one channel of a gray picture."""
+    """Equation 12 at n = 784 = 28 x 28: sqrt(n) blocks of sqrt(n) x sqrt(n), on one channel of a gray image."""
     section = ShallowSection(kind="shallow", width=784, matrices="monarch", grayscale=True)
     model = build_model(section, image_size=28, num_classes=10)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if "head" not in name}

@@ -7,12 +7,12 @@ import pytest
 import timm
 import torch
 
-import pipeline.models.timm_registry  # noqa: F401  adds our names to timm's
-from pipeline.models.cost import model_cost
-from pipeline.models.registry import build_model
-from pipeline.models.sw_mlp import sparse
-from pipeline.models.sw_mlp.section import SwMlpSection
-from pipeline.models.sw_mlp.sparse import SparseLinear, multiplies_sparsely
+import widemix.models.timm_registry  # noqa: F401  adds our names to timm's
+from widemix.models.cost import model_cost
+from widemix.models.registry import build_model
+from widemix.models.sw_mlp import sparse
+from widemix.models.sw_mlp.section import SwMlpSection
+from widemix.models.sw_mlp.sparse import SparseLinear, multiplies_sparsely
 
 SECTION = SwMlpSection(
     kind="sw_mlp", patch_size=2, width=32, channels=8, depth=2, density=0.2, expansion=1.5, mask_seed=4

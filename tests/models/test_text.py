@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, softmax
 
-from pipeline.models.registry import build_model
-from pipeline.models.text.network import PAD
-from pipeline.models.text.section import TextMixerSection, TextTransformerSection
+from widemix.models.registry import build_model
+from widemix.models.text.network import PAD
+from widemix.models.text.section import TextMixerSection, TextTransformerSection
 
 SHAPE = {"vocabulary": 20, "tokens": 9, "depth": 2, "expansion": 1.5}
 MIXER = TextMixerSection(kind="text_mixer", channels=8, **SHAPE)

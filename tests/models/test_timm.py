@@ -7,8 +7,8 @@ import timm
 import torch
 from torch import nn
 
-import pipeline.models.timm_registry  # noqa: F401  (puts the names into timm's registry)
-from pipeline.errors import InputError
+import widemix.models.timm_registry  # noqa: F401  (puts the names into timm's registry)
+from widemix.errors import InputError
 
 SCRIPTS = "ignore:.*deprecated:FutureWarning"  # newer torch's, of torch.jit.script
 SMALL = {"depth": 2, "channels": 12, "token_hidden": 8, "channel_hidden": 20}

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InputError
-from pipeline.models.cost import model_cost
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.width import pairs, tokens_of, widest
+from widemix.errors import InputError
+from widemix.models.cost import model_cost
+from widemix.models.mixer.section import MixerSection
+from widemix.models.width import pairs, tokens_of, widest
 
 
 @given(st.floats(1, 1e4), st.floats(1e3, 1e12), st.floats(0.1, 8))

@@ -5,7 +5,7 @@
  * Case number n depends on (SEED, n) only. It makes a JPEG, mostly damages it, and compares
  *   crop_jpeg of the whole image: fails if and only if libjpeg fails or warns, and otherwise has its pixels (it also
  *     fails for a bad Huffman code, of which libjpeg-turbo warns near the end of the data alone);
- *   crop_jpeg of a rectangle: succeeds and has libjpeg's pixels if libjpeg has no complaint of the whole image;
+ *   crop_jpeg of a rectangle: succeeds and has libjpeg's pixels if libjpeg has no error_message of the whole image;
  *   restart_jpeg: reports a warning or failure if and only if libjpeg does, and otherwise keeps all pixels;
  *   crop_jpeg of what restart_jpeg wrote, with its table of segments, one of the two damaged: the pixels or an error;
  *   shrink_jpeg, into too little memory too: returns.
@@ -46,7 +46,7 @@ struct jpeg {
 struct reference {
     uint8_t pixels[4 * SIDE * SIDE];
     bool other_size;  /* than `height` and `width` of the JPEG */
-    bool complaint;   /* an error, or a warning of other things than the header */
+    bool error_message;   /* an error, or a warning of other things than the header */
     bool any_warning; /* or of the header */
     bool progressive; /* whose coding prep keeps */
     char text[JMSG_LENGTH_MAX];
@@ -66,12 +66,12 @@ static void note(j_common_ptr jpeg, int level) {
     if (!reference->text[0])
         jpeg->err->format_message(jpeg, reference->text);
     reference->any_warning = true;
-    reference->complaint |= code != JWRN_JFIF_MAJOR && code != JWRN_ADOBE_XFORM && code != JWRN_BOGUS_ICC;
+    reference->error_message |= code != JWRN_JFIF_MAJOR && code != JWRN_ADOBE_XFORM && code != JWRN_BOGUS_ICC;
 }
 
 static void stop(j_common_ptr jpeg) {
     note(jpeg, -1);
-    ((struct judge *)jpeg->err)->reference->complaint = true;
+    ((struct judge *)jpeg->err)->reference->error_message = true;
     longjmp(((struct judge *)jpeg->err)->escape, 1);
 }
 
@@ -81,7 +81,7 @@ static void decode(const struct jpeg *from, struct reference *reference) {
     jpeg.err = jpeg_std_error(&judge.manager);
     judge.manager.error_exit = stop;
     judge.manager.emit_message = note;
-    reference->complaint = reference->any_warning = reference->other_size = reference->progressive = false;
+    reference->error_message = reference->any_warning = reference->other_size = reference->progressive = false;
     reference->text[0] = 0;
     if (!setjmp(judge.escape)) {
         jpeg_create_decompress(&jpeg);
@@ -218,7 +218,7 @@ static const char *dump;
 
 static void differs(const char *what, const struct reference *reference, const char *message) {
     printf("case %lu: %s; libjpeg: %s; ours: %s\n", (unsigned long)number, what,
-           reference->text[0] ? reference->text : "no complaint", message[0] ? message : "no complaint");
+           reference->text[0] ? reference->text : "no error_message", message[0] ? message : "no error_message");
     FILE *file = dump ? fopen(dump, "wb") : NULL;
     if (file) {
         fwrite(current.data, 1, current.size, file);
@@ -236,7 +236,7 @@ static bool decode_as_reference(const uint8_t *bytes, size_t size, int height, i
     decode(&jpeg, &found);
     memcpy(rows, found.pixels, 4 * (size_t)height * (size_t)width);
     snprintf(message, JMSG_LENGTH_MAX, "%s", found.text);
-    return !found.complaint;
+    return !found.error_message;
 }
 
 /* Decode a rectangle of a JPEG, from a copy that ends where it does; `whole` compares failures too. */
@@ -249,7 +249,7 @@ static void check_crop(const struct jpeg *jpeg, const struct reference *referenc
     scratch->message[0] = 0;
     entropy_set_segments(&scratch->entropy, copy, table, numbers);
     bool intact = crop_jpeg(scratch, copy, jpeg->size, &crop, &pixels);
-    bool fails = reference->complaint || reference->other_size;
+    bool fails = reference->error_message || reference->other_size;
     bool stricter = (table && !whole) || strstr(scratch->message, "bad Huffman code");
     if ((whole && intact && fails) || (!intact && !fails && !stricter))
         differs(what, reference, scratch->message);
@@ -285,7 +285,7 @@ static void check_restart(const struct jpeg *jpeg, const struct reference *refer
         memcpy(marked.data, out, marked.size = (size_t)size);
     free(copy);
     free(out);
-    bool warns = reference->complaint || reference->any_warning;
+    bool warns = reference->error_message || reference->any_warning;
     bool unwritable = strstr(text, "out of range"); /* a coefficient that can be read, and not be written */
     if (!reference->other_size && outcome != 3 && (outcome == 0) == warns && !unwritable)
         differs("restart_jpeg", reference, text);
@@ -294,7 +294,7 @@ static void check_restart(const struct jpeg *jpeg, const struct reference *refer
     marked.height = jpeg->height;
     marked.width = jpeg->width;
     decode(&marked, &after);
-    if (after.complaint || memcmp(after.pixels, reference->pixels, 4 * (size_t)(jpeg->height * jpeg->width)))
+    if (after.error_message || memcmp(after.pixels, reference->pixels, 4 * (size_t)(jpeg->height * jpeg->width)))
         differs("the pixels of restart_jpeg", reference, after.text);
     uint32_t table[SEGMENTS + 4] = {0};
     size_t frame = 2;

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.cgroups import usable_cpus
-from pipeline.native.build import SOURCES
+from widemix.cgroups import usable_cpus
+from widemix.native.build import SOURCES
 
 DECODER = ("crop", "planes", "idct", "colour", "entropy", "lookup", "scratch")
 JPEG_SOURCES = (*DECODER, "recode", "restart", "huffman_encode", "shrink")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.native import BuildError, build, compiled
-from pipeline.native.build import cache_folder
+from widemix.native import BuildError, build, compiled
+from widemix.native.build import cache_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,7 @@ def home(tmp_path, monkeypatch) -> Path:
 
 def start(home: Path) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.native"],
+        [sys.executable, "-m", "widemix.native"],
         cwd=ROOT,
         env=os.environ | {"XDG_CACHE_HOME": str(home.parent)},
         stdout=subprocess.PIPE,
@@ -61,7 +61,7 @@ def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
 
 def test_another_processor_or_compiler_gets_a_build_of_its_own(home, monkeypatch, tmp_path):
     first = compiled()
-    monkeypatch.setattr("pipeline.native.build._cpu", lambda: b"flags : another")
+    monkeypatch.setattr("widemix.native.build._cpu", lambda: b"flags : another")
     second = compiled()
     compiler = tmp_path / "newer"
     compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')
@@ -75,7 +75,7 @@ def test_compilers_have_no_complaint(compiler, home, monkeypatch):
     if not shutil.which(compiler):
         pytest.skip(f"{compiler} is not installed")
     monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr("pipeline.native.build._FLAGS", (*build._FLAGS, "-Werror"))
+    monkeypatch.setattr("widemix.native.build._FLAGS", (*build._FLAGS, "-Werror"))
     assert ctypes.CDLL(str(compiled())).mixer_block
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
-from pipeline.data.decode import MESSAGE
-from pipeline.native import build
+from widemix.data.decode import MESSAGE
+from widemix.native import build
 
 HEIGHT, WIDTH = 67, 90
 GREY = 0x7F7F7F
@@ -39,7 +39,7 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     library.sum_luma.argtypes, library.sum_luma.restype = [ctypes.c_void_p, whole], whole
     library.blend_with_luma.argtypes = [ctypes.c_void_p, whole, ctypes.c_float, ctypes.c_void_p]
     library.sharpen.argtypes = [ctypes.c_void_p, whole, whole, ctypes.c_float, ctypes.c_void_p, ctypes.c_void_p]
-    library.read_pictures.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 17, *[whole] * 4]
+    library.read_images.argtypes = [ctypes.c_int, *[ctypes.c_void_p] * 17, *[whole] * 4]
     return library
 
 
@@ -54,12 +54,12 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     ],
 )
 def test_moved_as_pillow_does(library, cubic, matrix):
-    picture = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
     way = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-    whole = Image.fromarray(picture)
+    whole = Image.fromarray(image)
     expected = whole.transform((WIDTH, HEIGHT), Image.Transform.AFFINE, matrix, way, fillcolor=(127, 127, 127))
-    library.move_pixels(picture.ctypes.data, HEIGHT, WIDTH, *matrix, cubic, GREY)
-    assert np.array_equal(picture, np.asarray(expected))
+    library.move_pixels(image.ctypes.data, HEIGHT, WIDTH, *matrix, cubic, GREY)
+    assert np.array_equal(image, np.asarray(expected))
 
 
 @pytest.mark.parametrize("cubic", [False, True])
@@ -67,19 +67,19 @@ def test_moved_as_pillow_does(library, cubic, matrix):
     ("height", "width", "side"), [(61, 90, 24), (90, 33, 21), (20, 9, 31), (3, 200, 5), (64, 64, 1)]
 )
 def test_resized_as_pillow_does(library, tmp_path, height, width, side, cubic):
-    picture = np.random.default_rng(side).integers(0, 256, (height, width, 3), np.uint8)
-    (tmp_path / "raw").write_bytes(picture.tobytes())
+    image = np.random.default_rng(side).integers(0, 256, (height, width, 3), np.uint8)
+    (tmp_path / "raw").write_bytes(image.tobytes())
     made, messages = np.empty((1, side, side, 3), np.uint8), np.zeros(1, f"S{MESSAGE}")
-    sizes = [np.array([size], np.int64) for size in (height, width, 0, picture.size, 0, 0, 0)]  # up to which sample
+    sizes = [np.array([size], np.int64) for size in (height, width, 0, image.size, 0, 0, 0)]  # up to which sample
     tables = [np.ones(1, np.uint8), *sizes[:-1], np.zeros(1, np.int64)]  # the last: labels
     places, sides = np.array([made.ctypes.data], np.uintp), np.array([side])
     request = [sizes[-1], np.array([0, 0, height, width, 0]), np.array([cubic], np.uint8), places, sides, messages]
     with open(tmp_path / "raw", "rb") as file:
         addresses = [array.ctypes.data for array in tables] + [None] * 3 + [array.ctypes.data for array in request]
-        library.read_pictures(file.fileno(), *addresses, 1, 1, 0, 1)
+        library.read_images(file.fileno(), *addresses, 1, 1, 0, 1)
     assert messages[0] == b""
     way = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-    assert np.array_equal(made[0], np.asarray(Image.fromarray(picture).resize((side, side), way)))
+    assert np.array_equal(made[0], np.asarray(Image.fromarray(image).resize((side, side), way)))
 
 
 @pytest.mark.parametrize("pixels", [1, 63, 64, 65, 1000])
@@ -103,12 +103,12 @@ def test_each_value_is_looked_up_in_one_table(library, pixels):
 @pytest.mark.parametrize("factor", [-0.4, 0.0, 0.3, 1.0, 1.7, 2.9, 1e9])
 @pytest.mark.parametrize(("height", "width"), [(3, 3), (5, 22), (HEIGHT, WIDTH)])
 def test_blended_as_pillow_does(library, height, width, factor):
-    picture = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
-    whole = Image.fromarray(picture)
-    assert library.sum_luma(picture.ctypes.data, picture.size) == np.asarray(whole.convert("L")).sum(dtype=int)
-    ours, scratch = picture.copy(), np.empty(18 * width + 448, np.uint8)
+    image = np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8)
+    whole = Image.fromarray(image)
+    assert library.sum_luma(image.ctypes.data, image.size) == np.asarray(whole.convert("L")).sum(dtype=int)
+    ours, scratch = image.copy(), np.empty(18 * width + 448, np.uint8)
     assert library.blend_with_luma(ours.ctypes.data, ours.size, factor, None)
     assert np.array_equal(ours, ImageEnhance.Color(whole).enhance(factor))
-    ours = picture.copy()
+    ours = image.copy()
     assert library.sharpen(ours.ctypes.data, height, 3 * width, factor, None, scratch.ctypes.data)
     assert np.array_equal(ours, ImageEnhance.Sharpness(whole).enhance(factor))

@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from pipeline.native.build import SOURCES
 from tests.conftest import ROOT
 from tests.native.fuzz import FLAGS, SANITIZERS
+from widemix.native.build import SOURCES
 
 SCRIPT = """
 import ctypes, itertools, sys
 import torch
-from pipeline.models.batch_last import by_c
-from pipeline.models.mixer.network import MixerBlock, MixerShape
+from widemix.models.batch_last import by_c
+from widemix.models.mixer.network import MixerBlock, MixerShape
 
 by_c.open_library = lambda: ctypes.CDLL(sys.argv[1])
 rp = {"permutation": "random", "permuted_skips": True}

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.optim.registry import OptimizerSpec, register
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, STEPS, Setting, overrides_for
+from widemix.optim.registry import OptimizerSpec, register
 
 
 def build(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:

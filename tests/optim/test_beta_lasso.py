@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from pipeline.optim.beta_lasso import BetaLasso
+from widemix.optim.beta_lasso import BetaLasso
 
 
 def weights():

@@ -10,18 +10,18 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay
 
-import pipeline.models.timm_registry  # noqa: F401 - registers our names
-from pipeline.errors import InputError
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from pipeline.optim.build import build_optimizer, set_rate
-from pipeline.optim.groups import inner_matrices, parameter_groups, undecayed
-from pipeline.optim.muon import Muon
-from pipeline.optim.section import OptimSection
-from pipeline.recipe import load_recipe
-from pipeline.recipe.schedule import ScheduleSection
-from pipeline.training.schedule import build_run_schedule, build_schedule
+import widemix.models.timm_registry  # noqa: F401 - registers our names
 from tests.optim.whole_registry import compare_with_timm
 from tests.sections import train_section
+from widemix.errors import InputError
+from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.optim.build import build_optimizer, set_rate
+from widemix.optim.groups import inner_matrices, parameter_groups, undecayed
+from widemix.optim.muon import Muon
+from widemix.optim.section import OptimSection
+from widemix.recipe import load_recipe
+from widemix.recipe.schedule import ScheduleSection
+from widemix.training.schedule import build_run_schedule, build_schedule
 
 
 @pytest.mark.parametrize("name", [timm.list_models(module=module)[0] for module in timm.list_modules()])

@@ -7,17 +7,17 @@ import sys
 import pytest
 import torch
 
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import run_command
-from pipeline.cli.machine import add_cost
-from pipeline.errors import InputError
-from pipeline.estimate.memory import state_bytes
-from pipeline.optim.registry import OPTIMIZERS, OptimizerSpec, register
-from pipeline.recipe import keys, load_recipe
 from tests.conftest import ROOT
 from tests.engine.ranks import ENGINES
 from tests.forks import Forks, group_of
 from tests.optim.registered import RMSPROP, build, train
+from widemix.cli.machine import add_cost
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.estimate.memory import state_bytes
+from widemix.optim.registry import OPTIMIZERS, OptimizerSpec, register
+from widemix.recipe import keys, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
 DEEPSPEED = [("engine.kind", "deepspeed"), ("engine.zero_stage", "3")]
@@ -94,5 +94,5 @@ def test_what_it_demands_is_checked(monkeypatch, spec, overrides, words):
 
 
 def test_the_table_is_read_without_torch():
-    code = "import sys, pipeline.recipe, pipeline.optim.registry; print('torch' in sys.modules)"
+    code = "import sys, widemix.recipe, widemix.optim.registry; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"

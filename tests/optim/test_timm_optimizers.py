@@ -4,10 +4,10 @@ import pytest
 import timm.optim
 import torch
 
-from pipeline.optim.build import build_optimizer, set_group_scalars
-from pipeline.optim.registry import OPTIMIZERS
-from pipeline.optim.section import OptimSection
-from pipeline.optim.timm_optimizer import ELEMENTWISE, tried
+from widemix.optim.build import build_optimizer, set_group_scalars
+from widemix.optim.registry import OPTIMIZERS
+from widemix.optim.section import OptimSection
+from widemix.optim.timm_optimizer import ELEMENTWISE, tried
 
 
 def test_its_steps_are_timms() -> None:

@@ -7,10 +7,10 @@ import timm
 import torch
 from timm.optim import param_groups_weight_decay
 
-import pipeline.models.timm_registry  # noqa: F401 - registers our names
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from pipeline.optim.groups import parameter_groups
-from pipeline.optim.section import OptimSection
+import widemix.models.timm_registry  # noqa: F401 - registers our names
+from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.optim.groups import parameter_groups
+from widemix.optim.section import OptimSection
 
 
 def build(name: str) -> torch.nn.Module | None:

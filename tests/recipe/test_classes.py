@@ -2,12 +2,12 @@
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.models.registry import build_model
-from pipeline.recipe import fill_classes, load_recipe, match_folder, run_differences
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.models.registry import build_model
+from widemix.recipe import fill_classes, load_recipe, match_folder, run_differences
 
-PATH = ROOT / "recipes/base/own_pictures.yaml"
+PATH = ROOT / "recipes/base/own_images.yaml"
 
 
 def recipe(folder, classes=None):

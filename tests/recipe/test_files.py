@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.estimate.recipe_tables import shipped
-from pipeline.recipe import (
+from widemix.cli.parser import make_parser
+from widemix.errors import InputError
+from widemix.estimate.recipe_tables import shipped
+from widemix.recipe import (
     SECTIONS,
     check_world,
     differences,
@@ -155,14 +155,14 @@ def test_a_wrong_file_is_named(write, text, words):
     [
         ([("data.image_size", "32")], "the command line: data.image_size is not a key of kind text"),
         (
-            [("data.kind", "pictures")],
-            "model.kind text_mixer takes text, data.kind is pictures; set data.kind to text",
+            [("data.kind", "images")],
+            "model.kind text_mixer takes text, data.kind is images; set data.kind to text",
         ),
-        ([("augment.mixup", "0.2")], "augment.mixup changes pictures, data.kind is text; only augment.smoothing is"),
-        ([("augment.auto_augment", "3a")], "augment.auto_augment changes pictures"),
+        ([("augment.mixup", "0.2")], "augment.mixup changes images, data.kind is text; only augment.smoothing is"),
+        ([("augment.auto_augment", "3a")], "augment.auto_augment changes images"),
     ],
 )
-def test_what_belongs_to_pictures_is_refused_for_text(overrides, words):
+def test_what_belongs_to_images_is_refused_for_text(overrides, words):
     recipe = ROOT / "recipes/mnli/mixer.yaml"
     assert load_recipe(recipe, [("augment.smoothing", "0.1")]).augment.smoothing == 0.1
     with pytest.raises(InputError) as caught:
@@ -171,8 +171,8 @@ def test_what_belongs_to_pictures_is_refused_for_text(overrides, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_picture_model_does_not_take_text():
-    with pytest.raises(InputError, match=r"model\.kind shallow takes pictures, data\.kind is text"):
+def test_a_image_model_does_not_take_text():
+    with pytest.raises(InputError, match=r"model\.kind shallow takes images, data\.kind is text"):
         parse_recipe(
             load_recipe(ROOT / "recipes/mnli/mixer.yaml").model_dump(mode="json")
             | {"model": {"kind": "shallow", "width": 4, "matrices": "dense"}}
@@ -198,7 +198,7 @@ def test_hash_and_differences_follow_the_values():
 
 @pytest.mark.parametrize(("world", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
 def test_the_batch_falls_into_whole_groups_on_every_rank(world, fits):
-    recipe = load_recipe(DIGITS)  # 64 pictures in groups of 16
+    recipe = load_recipe(DIGITS)  # 64 images in groups of 16
     if fits:
         check_world(recipe, world)
     else:
@@ -208,7 +208,7 @@ def test_the_batch_falls_into_whole_groups_on_every_rank(world, fits):
 
 def test_a_wrong_recipe_never_imports_torch():
     code = (
-        "import sys\nfrom pipeline.cli import main\n"
+        "import sys\nfrom widemix.cli import main\n"
         f"sys.argv = ['widemix', 'train', {str(DIGITS)!r}, '--train.epoch', '3']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
     )

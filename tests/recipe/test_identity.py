@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.recipe import experiment_hash, load_recipe, run_differences
-from pipeline.recipe.key_table import families, keys
 from tests.conftest import ROOT
+from widemix.recipe import experiment_hash, load_recipe, run_differences
+from widemix.recipe.key_table import families, keys
 
 # Keys that change no number of the training but by rounding, nor any figure of an evaluation: a run may change them.
 FREE = {

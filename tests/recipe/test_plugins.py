@@ -8,17 +8,16 @@ import pytest
 import torch
 
 import widemix
-from data_prep.sources import SOURCES
-from pipeline import figures
-from pipeline.cli.parser import make_parser
-from pipeline.data.augment.registry import OPERATIONS
-from pipeline.errors import InputError
-from pipeline.formats.manifest import read_manifest
-from pipeline.models.export import loading_line
-from pipeline.models.families import KINDS
-from pipeline.optim.registry import OPTIMIZERS
-from pipeline.recipe import dump_recipe, load_recipe, losses, plugins
 from tests.conftest import train_lines
+from widemix import metrics as figures
+from widemix.cli.parser import make_parser
+from widemix.data.augment.registry import OPERATIONS
+from widemix.data_prep.sources import SOURCES
+from widemix.errors import InputError
+from widemix.formats.manifest import read_manifest
+from widemix.models.export import loading_line
+from widemix.models.families import KINDS
+from widemix.optim.registry import OPTIMIZERS
 from widemix.plugins import (
     Figure,
     Law,
@@ -31,6 +30,7 @@ from widemix.plugins import (
     register_optimizer,
     register_source,
 )
+from widemix.recipe import dump_recipe, load_recipe, losses, plugins
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -96,7 +96,7 @@ def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, di
     run, exported = recipe.with_name("run"), recipe.with_name("exported")
     done = widemix.train(loaded, run)
     assert done is not None
-    from pipeline.training.trained import export_checkpoint, load_trained
+    from widemix.evaluation.trained import export_checkpoint, load_trained
 
     _, line = export_checkpoint(run, exported)
     assert line == loading_line(exported, ["my_plugin"])
@@ -118,11 +118,11 @@ def read(origin):
     pixels = np.zeros((8, 8, 8, 3), np.uint8)
     return Dataset(("one", "other"), {"train": [Sample(str(k), k % 2, pixels[k]) for k in range(8)]})
 
-register_source("stripes", "my_source.read", "striped pictures", takes_origin=False)
+register_source("stripes", "my_source.read", "striped images", takes_origin=False)
 """
 FIGURES = """
 from torchmetrics.classification import MulticlassAccuracy
-from pipeline.recipe.losses import softmax_loss
+from widemix.recipe.losses import softmax_loss
 from widemix.plugins import PERCENT, Figure, LossSpec, register_figure, register_loss
 
 register_loss("triple", LossSpec(lambda logits, targets: 3 * softmax_loss(logits, targets), "three times softmax"))

@@ -9,8 +9,8 @@ from timm.data import auto_augment
 from torchvision.transforms.autoaugment import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
-from pipeline.errors import InputError
-from pipeline.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, parse_policy
+from widemix.errors import InputError
+from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, parse_policy
 
 RAND = [
     f"rand-{m}-{n}-{rest}-{inc}"

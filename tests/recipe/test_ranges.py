@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
-from pipeline.models.families import sections
-from pipeline.recipe import Recipe
-from pipeline.recipe.data import DataSection, TextDataSection
-from pipeline.section import Section
+from widemix.models.families import sections
+from widemix.recipe import Recipe
+from widemix.recipe.data import DataSection, TextDataSection
+from widemix.section import Section
 
 WRONG = {"int": (-(10**30), 10**30), "float": (-1e30, 1e30, math.nan, math.inf, -math.inf)}
 

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 
-from pipeline.estimate.recipe_tables import hours, measured, row, shipped
-from pipeline.models.cost import model_cost
-from pipeline.models.registry import build_model
-from pipeline.recipe import Recipe, load_recipe
-from pipeline.studies.quantity import value_of
-from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
+from widemix.estimate.recipe_tables import hours, measured, row, shipped
+from widemix.models.cost import model_cost
+from widemix.models.registry import build_model
+from widemix.recipe import Recipe, load_recipe
+from widemix.studies.quantity import value_of
+from widemix.studies.study import read_study, study_cells
 
 FOLDER = ROOT / "recipes"
 STUDIES = sorted(FOLDER.glob("studies/*.yaml"))

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.recipe import dump_recipe, load_recipe
-from pipeline.report.chart import Series, line_chart, thinned, tick_labels, ticks
-from pipeline.run.listing import metrics
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.recipe import dump_recipe, load_recipe
+from widemix.report.chart import Series, line_chart, thinned, tick_labels, ticks
+from widemix.run.listing import metrics
 
 EVIL = "<script>alert('x')</script>\"'&"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.engine.state import State
-from pipeline.run import checkpoint
-from pipeline.run.checkpoint import Position, RetentionPolicy
+from widemix.engine.state import State
+from widemix.run import checkpoint
+from widemix.run.checkpoint import Position, RetentionPolicy
 
 
 def state(value: float = 1.0) -> State:

@@ -10,13 +10,13 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 
-from pipeline.analysis.figures import add_to_tensorboard, as_png, new_figure
-from pipeline.recipe import load_recipe
-from pipeline.run.lease import hold
-from pipeline.run.metrics import SUPERSEDED, MetricsWriter
+from widemix.analysis.figures import add_to_tensorboard, as_png, new_figure
+from widemix.recipe import load_recipe
+from widemix.run.lease import hold
+from widemix.run.metrics import SUPERSEDED, MetricsWriter
 
 RECIPE = load_recipe("digits/mixer")
-PICTURE = np.zeros((4, 4, 3), np.uint8)
+IMAGE = np.zeros((4, 4, 3), np.uint8)
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
 
     def train(self, to: int, every: int = 1) -> None:
         if self.step == 0:
-            self.writer.add_image("first_batch", PICTURE, 1)
+            self.writer.add_image("first_batch", IMAGE, 1)
         for step in range(self.step + 1, to + 1):
             if step % every == 0:
                 self.write("train", step)
@@ -50,7 +50,7 @@ class Run:
         epoch = round(step / self.steps_per_epoch, 4)
         figures = {"loss": self.value, "top1": self.value} if split == "eval" else {"loss": self.value, "lr": step}
         if split == "eval":
-            self.writer.show("mistakes", PICTURE, step)
+            self.writer.show("mistakes", IMAGE, step)
         self.writer.write({"step": step, "epoch": epoch, "split": split, "time": 1e9 + step, **figures})
 
     def rewind(self, step: int) -> None:
@@ -65,7 +65,7 @@ class Run:
 
 
 def drawn(folder) -> dict[str, list[tuple[int, float]]]:
-    """Step and value of each point of a tag; of pictures and texts 0. Both of TensorBoard's readers must agree."""
+    """Step and value of each point of a tag; of images and texts 0. Both of TensorBoard's readers must agree."""
     board = EventAccumulator(str(folder), dict.fromkeys(("scalars", "images", "tensors"), 0)).Reload()  # 0: all
     plugin = PluginEventAccumulator(str(folder), {"tensors": 0}).Reload()
     found = {tag: [(event.step, event.value) for event in board.Scalars(tag)] for tag in board.Tags()["scalars"]}

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.listing import table_lines
-from pipeline.cli.parser import make_parser
-from pipeline.recipe import dump_recipe, load_recipe
+from widemix.cli.listing import table_lines
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.recipe import dump_recipe, load_recipe
 
 
 @pytest.fixture

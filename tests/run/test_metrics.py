@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
-from pipeline.recipe import flat_recipe, load_recipe
-from pipeline.run.metrics import MetricsWriter
+from widemix.recipe import flat_recipe, load_recipe
+from widemix.run.metrics import MetricsWriter
 
 
 def line(step: int) -> dict:
@@ -91,10 +91,10 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
         for step in (2, 4, 6)
         for split, names in figures.items()
     ]
-    picture = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
     for each in lines:
         writer.write(each)
-    writer.add_image("first_batch", picture, 1)
+    writer.add_image("first_batch", image, 1)
     writer.write({"step": 6, "split": "event", "event": "save_failed", "reason": "none", "time": 1.0})
     writer.close()
 
@@ -117,4 +117,4 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
     layout.ParseFromString(board.Tensors(tag)[0].tensor_proto.string_val[0])
     drawn = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
     assert by_step | by_epoch <= drawn
-    assert np.array_equal(np.asarray(Image.open(tmp_path / "images/first_batch.png")), picture)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "images/first_batch.png")), image)

@@ -4,7 +4,7 @@ import itertools
 import time
 from types import SimpleNamespace
 
-from pipeline.run.progress import Progress, announce, track
+from widemix.run.progress import Progress, announce, track
 
 LINE = {"split": "train", "loss": 1.0, "epoch": 1.0, "images_per_s": 100.0, "data_wait": 0.0}
 
@@ -57,16 +57,16 @@ def test_a_block_is_announced_once_it_takes_long(capsys):
 
 
 def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys):
-    from pipeline.models.registry import build_model
-    from pipeline.recipe import load_recipe
-    from pipeline.training.assessment import assess_network
-    from pipeline.training.networks import of_recipe
     from tests.conftest import ROOT
+    from widemix.evaluation.assessment import assess_network
+    from widemix.evaluation.networks import of_recipe
+    from widemix.models.registry import build_model
+    from widemix.recipe import load_recipe
 
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits)), ("model.depth", "1")])
     network = of_recipe("mixer", recipe, build_model(recipe.model, 8, 10))
     clock = itertools.count(step=10)  # each batch takes ten seconds
-    monkeypatch.setattr("pipeline.run.progress.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("widemix.run.progress.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assess_network(network, batch=100)
     said = capsys.readouterr().err.splitlines()
     assert said == [f"samples evaluated: {count} of 360" for count in (100, 200, 300, 360)]

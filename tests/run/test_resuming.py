@@ -5,15 +5,15 @@ import shutil
 import pytest
 import torch
 
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.formats.manifest import manifest_json, read_manifest
-from pipeline.recipe import load_recipe
-from pipeline.run import checkpoint
-from pipeline.run.checkpoint import RetentionPolicy
-from pipeline.run.run_dir import ResumeState, _acquire
 from tests.conftest import ROOT
 from tests.run.test_checkpoint import position, state
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.manifest import manifest_json, read_manifest
+from widemix.recipe import load_recipe
+from widemix.run import checkpoint
+from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.run_dir import ResumeState, _acquire
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.distributed.topology import Topology
-from pipeline.engine.state import Shard
-from pipeline.errors import InputError
-from pipeline.run import checkpoint, saving
-from pipeline.run.checkpoint import RetentionPolicy
-from pipeline.run.saving import Saver
 from tests.run.test_checkpoint import folders, position
+from widemix.distributed.topology import Topology
+from widemix.engine.state import Shard
+from widemix.errors import InputError
+from widemix.run import checkpoint, saving
+from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.saving import Saver
 
 WHOLE = {
     "model/fc.weight": torch.arange(15.0).view(3, 5),

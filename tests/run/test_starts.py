@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline.distributed.rank_status import STATUS_DIR_VARIABLE
-from pipeline.distributed.start_times import VARIABLE, StartTimes, note_part, note_process
-from pipeline.run.starts import StartRecord, read_starts
+from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
+from widemix.distributed.start_times import VARIABLE, StartTimes, note_part, note_process
+from widemix.run.starts import StartRecord, read_starts
 
 OWN = ["imports", "rendezvous", "data and run folder", "network and checkpoint", "first batch", "first step"]
 
@@ -41,7 +41,7 @@ def test_what_was_before_a_restart_is_not_counted():
 
 def test_a_process_knows_when_it_was_created():
     """To better than psutil, which rounds the time of the boot to seconds."""
-    program = "from pipeline.distributed.start_times import _process_start; print(_process_start())"
+    program = "from widemix.distributed.start_times import _process_start; print(_process_start())"
     for _ in range(3):
         before = time.time()
         created = float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.recipe import flat_recipe, load_recipe
-from pipeline.run import trackers
-from pipeline.run.metrics import MetricsWriter
-from pipeline.run.trackers import check_trackers, figures_of, open_trackers
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.recipe import flat_recipe, load_recipe
+from widemix.run import trackers
+from widemix.run.metrics import MetricsWriter
+from widemix.run.trackers import check_trackers, figures_of, open_trackers
 
 LINES = [
     {"step": 10, "epoch": 0.5, "split": "train", "loss": 2.5, "lr": 0.1, "time": 100.0},

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pipeline.studies.bounds import bounds, dominates_deeper, mixer_upper, strictly_smaller, transformer_lower
+from widemix.studies.bounds import bounds, dominates_deeper, mixer_upper, strictly_smaller, transformer_lower
 
 
 def test_bounds_are_those_of_the_theorems():

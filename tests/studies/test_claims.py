@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.studies.claims import holm, verdicts
-from pipeline.studies.page import as_page
-from pipeline.studies.results import collect
-from pipeline.studies.rows import Row, Table
-from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.studies.claims import holm, verdicts
+from widemix.studies.page import as_page
+from widemix.studies.results import collect
+from widemix.studies.rows import Row, Table
+from widemix.studies.study import read_study, study_cells
 
 STUDY = """
 title: t

@@ -8,17 +8,17 @@ import statistics
 import pytest
 from matplotlib.image import imread
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.models.cost import model_cost
-from pipeline.recipe import dump_recipe, load_recipe, recipe_hash
-from pipeline.run.lease import Leases
-from pipeline.studies.page import as_page, write_report
-from pipeline.studies.results import as_csv, collect, lines_of
-from pipeline.studies.rows import Table
-from pipeline.studies.status import requirements, state
-from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.models.cost import model_cost
+from widemix.recipe import dump_recipe, load_recipe, recipe_hash
+from widemix.run.lease import Leases
+from widemix.studies.page import as_page, write_report
+from widemix.studies.results import as_csv, collect, lines_of
+from widemix.studies.rows import Table
+from widemix.studies.status import requirements, state
+from widemix.studies.study import read_study, study_cells
 
 STUDY = """
 title: Widths

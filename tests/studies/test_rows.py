@@ -5,13 +5,13 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cli.commands import run_command
-from pipeline.cli.parser import make_parser
-from pipeline.errors import InputError
-from pipeline.recipe import dump_recipe
-from pipeline.studies.rows import Table, add_core_seconds, finished_row
-from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.recipe import dump_recipe
+from widemix.studies.rows import Table, add_core_seconds, finished_row
+from widemix.studies.study import read_study, study_cells
 
 STUDY = """
 title: t

@@ -10,14 +10,14 @@ from contextlib import suppress
 
 import pytest
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import RunError
-from pipeline.recipe import dump_recipe
-from pipeline.run.lease import Leases
-from pipeline.studies.runner import Runner
-from pipeline.studies.study import read_study, study_cells
 from tests.conftest import ROOT, SMALL, Command
 from tests.terminal import Terminal
+from widemix.command_line.commands import Exit
+from widemix.errors import RunError
+from widemix.recipe import dump_recipe
+from widemix.run.lease import Leases
+from widemix.studies.runner import Runner
+from widemix.studies.study import read_study, study_cells
 
 STUDY = """
 title: t
@@ -64,10 +64,10 @@ shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
 """
 RUN = """
 import pathlib, sys
-from pipeline.cli.arguments import Parser
-from pipeline.cli.commands import run_command
-from pipeline.studies.runner import Runner
-from pipeline.studies.study import read_study, study_cells
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
+from widemix.studies.runner import Runner
+from widemix.studies.study import read_study, study_cells
 path, folder, trainer, at_once = sys.argv[1:]
 runner = Runner(pathlib.Path(folder), int(at_once), program=(sys.executable, "-S", trainer))
 cells = study_cells(pathlib.Path(path), read_study(pathlib.Path(path)))

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from scipy.stats import qmc
 
-from pipeline.cli.commands import Exit
-from pipeline.errors import InputError, RunError
-from pipeline.recipe import dump_recipe
-from pipeline.studies.plan import make_plan
-from pipeline.studies.protocol import Range, Search
-from pipeline.studies.rows import Table
-from pipeline.studies.search import as_csv, best, chosen_cells
-from pipeline.studies.study import read_study
 from tests.conftest import ROOT
+from widemix.command_line.commands import Exit
+from widemix.errors import InputError, RunError
+from widemix.recipe import dump_recipe
+from widemix.studies.plan import make_plan
+from widemix.studies.protocol import Range, Search
+from widemix.studies.rows import Table
+from widemix.studies.search import as_csv, best, chosen_cells
+from widemix.studies.study import read_study
 
 STUDY = """
 title: t

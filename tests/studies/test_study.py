@@ -2,12 +2,12 @@
 
 import pytest
 
-from pipeline.errors import InputError
-from pipeline.models.cost import model_cost
-from pipeline.recipe import experiment_hash, load_recipe
-from pipeline.studies.cell import unique
-from pipeline.studies.study import is_study, read_study, study_cells
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.models.cost import model_cost
+from widemix.recipe import experiment_hash, load_recipe
+from widemix.studies.cell import unique
+from widemix.studies.study import is_study, read_study, study_cells
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
 TWO = """
@@ -121,7 +121,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
     """Counted on modules: the budget has no room for the next width, and depths without any are left out."""
     import torch
 
-    from pipeline.models.registry import build_model
+    from widemix.models.registry import build_model
 
     recipe = {"svhn": "svhn/mixer_gelu", "mnli": "mnli/transformer"}[name]
     axes = "{model.depth: [1, 4, 5000], model.channels: {weights: [131072, 262144]}}"
@@ -141,7 +141,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "overrides", "only", "complaint"),
+    ("old", "new", "overrides", "only", "error_message"),
     [
         ("", "", [("model.channels", "8")], "*", "--model.channels: .* varies it"),
         ("", "", [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
@@ -159,9 +159,9 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("title: t", "title: [", [], "*", "not valid YAML"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, overrides, only, complaint):
+def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, overrides, only, error_message):
     path = write(tmp_path, TWO.replace(old, new, 1) if old else TWO)
-    with pytest.raises(InputError, match=complaint) as found:
+    with pytest.raises(InputError, match=error_message) as found:
         cells_of(path, overrides, only)
     assert "\n" not in str(found.value)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline.distributed.requests import Request
-from pipeline.recipe.train import EvalSection, TrainSection
-from pipeline.training import cadence
-from pipeline.training.cadence import Cadence
+from widemix.distributed.requests import Request
+from widemix.recipe.train import EvalSection, TrainSection
+from widemix.training import cadence
+from widemix.training.cadence import Cadence
 
 
 def when(evaluation=None, **train) -> Cadence:

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from pipeline.distributed.topology import Topology
-from pipeline.recipe.faults import FaultsSection
-from pipeline.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
+from widemix.distributed.topology import Topology
+from widemix.recipe.faults import FaultsSection
+from widemix.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
 

@@ -1,4 +1,4 @@
-"""Loading trained weights: of widemix, timm and DeepSpeed's tool; with other heads, for larger pictures."""
+"""Loading trained weights: of widemix, timm and DeepSpeed's tool; with other heads, for larger images."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -8,17 +8,17 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.engine.state import State
-from pipeline.errors import InputError
-from pipeline.models.mixer.grow import grow
-from pipeline.models.mixer.network import Mixer
-from pipeline.models.mixer.section import MixerSection
-from pipeline.models.registry import build_model
-from pipeline.models.sw_mlp.sparse import SparseLinear
-from pipeline.models.timm_model.section import TimmSection
-from pipeline.run import checkpoint
-from pipeline.training.finetune import check_indices, freeze, load_init_weights
 from tests.run.test_checkpoint import position
+from widemix.engine.state import State
+from widemix.errors import InputError
+from widemix.models.mixer.grow import grow
+from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
+from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.models.timm_model.section import TimmSection
+from widemix.run import checkpoint
+from widemix.training.finetune import check_indices, freeze, load_init_weights
 
 
 def section(side: int = 8, token_hidden: int = 6, **others) -> MixerSection:
@@ -40,8 +40,8 @@ def written(model: torch.nn.Module, path: Path) -> str:
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module, side: int = 8) -> bool:
-    pictures = torch.randn(2, 3, side, side)
-    return torch.equal(one.eval()(pictures), other.eval()(pictures))
+    images = torch.randn(2, 3, side, side)
+    return torch.equal(one.eval()(images), other.eval()(images))
 
 
 def test_a_file_and_a_folder_of_safetensors(tmp_path):
@@ -82,7 +82,7 @@ def test_a_head_for_other_classes_is_newly_initialised_and_the_rest_is_loaded(tm
         pytest.param({"token_hidden": 24, "tokens": 12, "project_tokens": True}, "copies", id="projected"),
     ],
 )
-def test_a_mixer_for_larger_pictures_is_grown(tmp_path, kind, method):
+def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
     small_kind = kind | ({"token_hidden": 6} if "token_hidden" in kind else {})
     if "tokens" in kind:
         small_kind["tokens"] = 3
@@ -130,9 +130,9 @@ def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_thei
     freeze(network, ["body"])
     assert {key for key, p in network.named_parameters() if p.requires_grad} == {f"{head}.weight", f"{head}.bias"}
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    pictures = torch.randn(2, 3, 224, 224)
-    expected = network.eval()(pictures)
-    torch.testing.assert_close(network.train()(pictures), expected)
+    images = torch.randn(2, 3, 224, 224)
+    expected = network.eval()(images)
+    torch.testing.assert_close(network.train()(images), expected)
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
     norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
     assert bool(norms) == name.startswith("resnet")
@@ -148,8 +148,8 @@ def test_timms_weights_in_timms_format(tmp_path):
     )
     for ours in (build_model(small, 224, 5), build_model(TimmSection(kind="timm", name="mixer_s32_224"), 224, 5)):
         load_init_weights(ours, written(theirs, tmp_path / "weights"))
-        pictures = torch.randn(1, 3, 224, 224)
-        torch.testing.assert_close(ours.eval()(pictures), theirs.eval()(pictures))
+        images = torch.randn(1, 3, 224, 224)
+        torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_timms_pretrained_by_name(monkeypatch):
         (lambda: mixer(depth=3), "has no blocks.2"),
         (lambda: mixer(depth=1), "has blocks.1"),
         (lambda: mixer(channels=16), "has shape [24, 12] there, [24, 16] in the recipe's model"),
-        (lambda: mixer(12), "reads pictures of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
+        (lambda: mixer(12), "reads images of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
         (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; use the model"),
         (
             lambda: mixer(16, patch_size=8, tokens=4),

@@ -1,4 +1,4 @@
-"""What a run shows on request: misclassified pictures, confusions, gradients by block, a trace; on any ranks."""
+"""What a run shows on request: misclassified images, confusions, gradients by block, a trace; on any ranks."""
 
 import gzip
 import json
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import InputError
-from pipeline.estimate.utilisation import find_gpu, share_of
-from pipeline.models.cost import model_cost
-from pipeline.recipe import load_recipe
-from pipeline.run.run_dir import default_run_dir
-from pipeline.training.mistakes import confusion_image
 from tests.conftest import ROOT, SMALL, Fork
+from widemix.errors import InputError
+from widemix.estimate.utilisation import find_gpu, share_of
+from widemix.models.cost import model_cost
+from widemix.recipe import load_recipe
+from widemix.run.run_dir import default_run_dir
+from widemix.training.mistakes import confusion_image
 
 WATCHED = (
     *("--log.mistakes", "9", "--log.block_norms", "true", "--train.profile", "3:5", "--log.images", "0"),
@@ -88,7 +88,7 @@ def test_the_trace_is_of_the_asked_steps(watched):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "complaint"),
+    ("overrides", "error_message"),
     [
         ([("train.profile", "30:20")], "should be FIRST:STOP, two step numbers such as 20:30"),
         ([("train.profile", "20")], "train.profile 20: "),
@@ -96,8 +96,8 @@ def test_the_trace_is_of_the_asked_steps(watched):
         ([("log.block_norms", "true"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
     ],
 )
-def test_what_cannot_be_watched(overrides, complaint):
-    with pytest.raises(InputError, match=complaint):
+def test_what_cannot_be_watched(overrides, error_message):
+    with pytest.raises(InputError, match=error_message):
         load_recipe("digits/mixer", overrides)
 
 
@@ -114,13 +114,13 @@ def test_utilisation_is_flops_over_the_peak():
         assert find_gpu(name) is None
     recipe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16")])
     flops = model_cost(recipe.model, 224, 1000).training_flops
-    # 1,000 pictures/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
+    # 1,000 images/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
     assert 1000 * share_of(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
     fp32 = load_recipe("imagenet/mixer_b16", [("train.precision", "fp32"), ("train.matmul_precision", "high")])
     assert share_of(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
 
 
-def test_the_picture_of_confusions_has_a_cell_for_each_pair():
+def test_the_image_of_confusions_has_a_cell_for_each_pair():
     image = confusion_image([[3, 1], [0, 4]], ["a", "b"])
     corners = [image[2, 122], image[2, 158], image[38, 122], image[38, 158]]  # beside the counts
     share = np.array([0.75, 0.25, 0, 1])[:, None]

@@ -1,1 +1,1 @@
-"""Augmentation of training pictures, between the crop and the model."""
+"""Augmentation of training images, between the crop and the model."""

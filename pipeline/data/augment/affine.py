@@ -1,4 +1,4 @@
-"""Rotate, shear and translate: in place on uint8 pictures, bit-identical to Pillow 13's `Image.transform`.
+"""Rotate, shear and translate: in place on uint8 images, bit-identical to Pillow 13's `Image.transform`.
 
 Pillow (Geometry.c) computes the source point of each output pixel's centre in double precision, fills where it is
 outside, and interpolates with edges repeated; the result is truncated, not rounded. pipeline/native/move.c does so,
@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import types
 
-from pipeline.data.compiled import jit, jit_noalias, native_symbol
+from widemix.data.compiled import jit, jit_noalias, native_symbol
 
 _LOW = -3768320.0  # the part of 1e15 below its highest 26 bits
 
@@ -42,11 +42,11 @@ def _round15(number):
 
 
 @jit
-def transform_plainly(picture, matrix, cubic, fill, scratch):
-    """Transform picture [H, 3 W] by `matrix` in place; bicubic or bilinear; `fill` is R | G << 8 | B << 16."""
+def transform_plainly(image, matrix, cubic, fill, scratch):
+    """Transform image [H, 3 W] by `matrix` in place; bicubic or bilinear; `fill` is R | G << 8 | B << 16."""
     a, b, c, d, e, f = matrix
-    source, height, width = scratch.copy, picture.shape[0], picture.shape[1] // 3
-    source[:] = picture
+    source, height, width = scratch.copy, image.shape[0], image.shape[1] // 3
+    source[:] = image
     for row in range(height):
         for column in range(width):
             x, y = a * (column + 0.5) + b * (row + 0.5) + c, d * (column + 0.5) + e * (row + 0.5) + f
@@ -55,7 +55,7 @@ def transform_plainly(picture, matrix, cubic, fill, scratch):
                 value = np.uint8((fill >> (8 * channel)) & 255)
                 if within:
                     value = _interpolated(source, x - 0.5, y - 0.5, channel, cubic)
-                picture[row, 3 * column + channel] = value
+                image[row, 3 * column + channel] = value
 
 
 @jit
@@ -98,10 +98,10 @@ _move_pixels = native_symbol(
 
 
 @jit
-def _transform_natively(picture, matrix, cubic, fill, scratch):
+def _transform_natively(image, matrix, cubic, fill, scratch):
     a, b, c, d, e, f = matrix
-    height, width = picture.shape[0], picture.shape[1] // 3
-    if not _move_pixels(picture.ctypes.data, height, width, a, b, c, d, e, f, int(cubic), int(fill)):
+    height, width = image.shape[0], image.shape[1] // 3
+    if not _move_pixels(image.ctypes.data, height, width, a, b, c, d, e, f, int(cubic), int(fill)):
         raise MemoryError
 
 

@@ -1,4 +1,4 @@
-"""Augments batches of decoded pictures on the CPU: each thread takes a part of the batch, without the GIL."""
+"""Augments batches of decoded images on the CPU: each thread takes a part of the batch, without the GIL."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -7,35 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
-from pipeline.data.augment.draw import draw_chain
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.program import MIX, NO_POLICY, Program, compile_policy
-from pipeline.data.augment.registry import OPERATIONS, SKIP, Function
-from pipeline.data.augment.run import run_mixture, run_policy
-from pipeline.data.augment.scratch import scratch_for
-from pipeline.data.compiled import jit
-from pipeline.data.random import AUGMENT, COLOR_JITTER, key
-from pipeline.data.threads import run_on_threads
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.policy import parse_policy
+from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
+from widemix.data.augment.draw import draw_chain
+from widemix.data.augment.operations import apply
+from widemix.data.augment.program import MIX, NO_POLICY, Program, compile_policy
+from widemix.data.augment.registry import OPERATIONS, SKIP, Function
+from widemix.data.augment.run import run_mixture, run_policy
+from widemix.data.augment.scratch import scratch_for
+from widemix.data.compiled import jit
+from widemix.data.random import AUGMENT, COLOR_JITTER, key
+from widemix.data.threads import run_on_threads
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.policy import parse_policy
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A policy, then colour jitter. The random numbers of a picture are keyed by (seed, epoch, view id)."""
+    """A policy, then colour jitter. The random numbers of an image are keyed by (seed, epoch, view id)."""
 
     program: Program
     color_jitter: ColorJitter
     functions: Mapping[int, Function] = field(default_factory=dict)  # registered operations of the policy, by number
 
-    def __call__(self, pictures: np.ndarray, view_ids: np.ndarray, seed: int, epoch: int, threads: int) -> None:
-        """Augment pictures uint8 [B, H, W, 3] with these view ids in place. What is off is not even compiled."""
+    def __call__(self, images: np.ndarray, view_ids: np.ndarray, seed: int, epoch: int, threads: int) -> None:
+        """Augment images uint8 [B, H, W, 3] with these view ids in place. What is off is not even compiled."""
         if self.program.kind != NO_POLICY:
-            work = functools.partial(self._policy_worker(), pictures, view_ids, seed, epoch, self.program)
+            work = functools.partial(self._policy_worker(), images, view_ids, seed, epoch, self.program)
             run_on_threads(work, threads)
         if self.color_jitter.is_on:
-            work = functools.partial(_run_color_jitter, pictures, view_ids, seed, epoch, self.color_jitter)
+            work = functools.partial(_run_color_jitter, images, view_ids, seed, epoch, self.color_jitter)
             run_on_threads(work, threads)
 
     def _policy_worker(self) -> Callable[..., Any]:
@@ -58,38 +58,38 @@ def build_augmentation(section: AugmentSection, mean: tuple[float, float, float]
 
 
 @jit
-def _run_policy(pictures, view_ids, seed, epoch, program, chunk, chunks):
-    """RandAugment or AutoAugment on every `chunks`-th picture from `chunk` on."""
-    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+def _run_policy(images, view_ids, seed, epoch, program, chunk, chunks):
+    """RandAugment or AutoAugment on every `chunks`-th image from `chunk` on."""
+    scratch = scratch_for(images.shape[1], images.shape[2])
     chain = np.empty((program.layers, 3))
     for b in range(chunk, len(view_ids), chunks):
-        run_policy(pictures[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
+        run_policy(images[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
 
 
 @jit
-def _run_augmix(pictures, view_ids, seed, epoch, program, chunk, chunks):
+def _run_augmix(images, view_ids, seed, epoch, program, chunk, chunks):
     """AugMix on them."""
-    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+    scratch = scratch_for(images.shape[1], images.shape[2])
     chain = np.empty((max(program.layers, 3), 3))
     for b in range(chunk, len(view_ids), chunks):
-        run_mixture(pictures[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
+        run_mixture(images[b], program, key(seed, epoch, view_ids[b], AUGMENT), scratch, chain)
 
 
-def _run_with_functions(functions, pictures, view_ids, seed, epoch, program, chunk, chunks):
+def _run_with_functions(functions, images, view_ids, seed, epoch, program, chunk, chunks):
     """`_run_policy` from Python, step by step: the compiled operations and those registered as `functions`."""
-    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+    scratch = scratch_for(images.shape[1], images.shape[2])
     chain = np.empty((program.layers, 3))
     for b in range(chunk, len(view_ids), chunks):
         draw_chain(program, np.uint64(key(seed, epoch, view_ids[b], AUGMENT)), chain)
         for number, argument, cubic in chain.tolist():
             if number in functions:
-                functions[number](pictures[b], argument)
+                functions[number](images[b], argument)
             elif number != SKIP:
-                apply(pictures[b], int(number), argument, bool(cubic), np.uint32(program.fill), scratch)
+                apply(images[b], int(number), argument, bool(cubic), np.uint32(program.fill), scratch)
 
 
 @jit
-def _run_color_jitter(pictures, view_ids, seed, epoch, color_jitter, chunk, chunks):
-    scratch = scratch_for(pictures.shape[1], pictures.shape[2])
+def _run_color_jitter(images, view_ids, seed, epoch, color_jitter, chunk, chunks):
+    scratch = scratch_for(images.shape[1], images.shape[2])
     for b in range(chunk, len(view_ids), chunks):
-        apply_color_jitter(pictures[b], color_jitter, key(seed, epoch, view_ids[b], COLOR_JITTER), scratch)
+        apply_color_jitter(images[b], color_jitter, key(seed, epoch, view_ids[b], COLOR_JITTER), scratch)

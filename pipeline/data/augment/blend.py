@@ -1,4 +1,4 @@
-"""`ImageEnhance` and `Image.blend`: in place on uint8 pictures, bit-identical to Pillow 13.
+"""`ImageEnhance` and `Image.blend`: in place on uint8 images, bit-identical to Pillow 13.
 
 Pillow blends in single precision, a + factor (b - a), truncates and clips. Its luma (Convert.c) is
 (19595 R + 38470 G + 7471 B + 2^15) >> 16. The C library does the same faster (pipeline/native/blend.c).
@@ -7,8 +7,8 @@ Pillow blends in single precision, a + factor (b - a), truncates and clips. Its 
 import numpy as np
 from numba import types
 
-from pipeline.data.augment.tables import look_up_one
-from pipeline.data.compiled import jit_inline, jit_noalias, optional_symbol
+from widemix.data.augment.tables import look_up_one
+from widemix.data.compiled import jit_inline, jit_noalias, optional_symbol
 
 _sum_luma = optional_symbol("sum_luma", types.int64(types.intp, types.int64))
 _blend_with_luma = optional_symbol("blend_with_luma", types.int32(types.intp, types.int64, types.float32, types.intp))

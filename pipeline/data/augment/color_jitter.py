@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.augment.blend import brightness, color, contrast
-from pipeline.data.augment.hue import turn_hue
-from pipeline.data.augment.smooth import gaussian_smooth
-from pipeline.data.augment.tables import solarize
-from pipeline.data.compiled import jit
-from pipeline.data.random import uniform
-from pipeline.recipe.augment import AugmentSection
+from widemix.data.augment.blend import brightness, color, contrast
+from widemix.data.augment.hue import turn_hue
+from widemix.data.augment.smooth import gaussian_smooth
+from widemix.data.augment.tables import solarize
+from widemix.data.compiled import jit
+from widemix.data.random import uniform
+from widemix.recipe.augment import AugmentSection
 
-# Counters of a picture's random stream; those of strength and order are four each.
+# Counters of an image's random stream; those of strength and order are four each.
 _JITTER, _GRAY, _BLUR, _SIGMA, _STRENGTH, _ORDER, _SOLARIZE = 0, 1, 2, 3, 4, 8, 12
 
 
@@ -30,7 +30,7 @@ class ColorJitter(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """Whether it changes any picture."""
+        """Whether it changes any image."""
         return max(self.jitter_prob, self.gray_prob, self.blur_prob, self.solarize_prob) > 0
 
 
@@ -43,16 +43,16 @@ def build_color_jitter(section: AugmentSection) -> ColorJitter:
 
 
 @jit
-def apply_color_jitter(picture, color_jitter, stream, scratch):
-    """Change picture uint8 [H, W, 3] in place, with random numbers of the stream."""
-    values = picture.reshape(-1)
+def apply_color_jitter(image, color_jitter, stream, scratch):
+    """Change image uint8 [H, W, 3] in place, with random numbers of the stream."""
+    values = image.reshape(-1)
     if uniform(stream, _JITTER) < color_jitter.jitter_prob:
         for part, factor in draw_jitter(color_jitter.jitter, stream):
             _jitter(values, int(part), factor, scratch)
     if uniform(stream, _GRAY) < color_jitter.gray_prob:
         color(values, 0.0, scratch.tables)
     if uniform(stream, _BLUR) < color_jitter.blur_prob:
-        rows = picture.reshape(picture.shape[0], -1)
+        rows = image.reshape(image.shape[0], -1)
         between = scratch.mixed.reshape(rows.shape)
         gaussian_smooth(rows, draw_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
     if uniform(stream, _SOLARIZE) < color_jitter.solarize_prob:

@@ -1,4 +1,4 @@
-"""Draws what a policy does to a picture from the picture's own random stream, with timm's distributions.
+"""Draws what a policy does to an image from the image's own random stream, with timm's distributions.
 
 The k-th step takes its random numbers from counter 8 k on, one for each purpose, so that they are independent.
 """
@@ -7,8 +7,8 @@ import math
 
 import numpy as np
 
-from pipeline.data.augment.program import AUTO
-from pipeline.data.augment.registry import (
+from widemix.data.augment.program import AUTO
+from widemix.data.augment.registry import (
     AROUND_ONE,
     FALLING,
     LINEAR,
@@ -19,8 +19,8 @@ from pipeline.data.augment.registry import (
     SKIP,
     UNIFORM,
 )
-from pipeline.data.compiled import jit
-from pipeline.data.random import scramble, uniform
+from widemix.data.compiled import jit
+from widemix.data.random import scramble, uniform
 
 _CHOICE, _PROB, _RADIUS, _ANGLE, _SIGN, _CUBIC, _WITHIN = range(7)
 _NUMBERS = 8  # counters of a step
@@ -85,7 +85,7 @@ def _normal(stream, at):
 def draw_argument(row, share, stream, at):
     """The argument of an operation by its law: `row` is one of `Program.table`, `share` the magnitude over 10.
 
-    Random numbers come from counter `at` of the stream on. `pipeline.data.augment.registry` lists the laws.
+    Random numbers come from counter `at` of the stream on. `widemix.data.augment.registry` lists the laws.
     """
     law, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
     amount = share * scale
@@ -110,7 +110,7 @@ def draw_argument(row, share, stream, at):
 
 @jit
 def draw_shares(program, stream, shares):
-    """AugMix: draw the chains' weights into float32 [width]; returns the weight of their sum against the picture."""
+    """AugMix: draw the chains' weights into float32 [width]; returns the weight of their sum against the image."""
     total = 0.0
     gammas = np.empty(program.width)
     for k in range(program.width):

@@ -12,42 +12,42 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
-from pipeline.data.compiled import jit
-from pipeline.data.random import ERASE, key, scramble, uniform
-from pipeline.recipe.augment import AugmentSection
+from widemix.data.compiled import jit
+from widemix.data.random import ERASE, key, scramble, uniform
+from widemix.recipe.augment import AugmentSection
 
 _MIN_AREA, _MAX_AREA = 0.02, 1 / 3
 _LOW, _HIGH = math.log(0.3), math.log(1 / 0.3)  # of the aspect
 LEVELS = 1 << 12
 Mode = Literal["const", "rand", "pixel"]
-_NOISE = 1 << 20  # first counter of a picture's noise
+_NOISE = 1 << 20  # first counter of an image's noise
 COUNTERS = 1 << 14  # of a row: four numbers each
 
 
 @dataclass(frozen=True)
 class Erasing:
-    """What is erased of a batch of pictures."""
+    """What is erased of a batch of images."""
 
-    boxes: np.ndarray  # int64 [n, 5]: picture, top, left, height, width; in the order of the pictures
+    boxes: np.ndarray  # int64 [n, 5]: image, top, left, height, width; in the order of the images
     streams: np.ndarray  # uint64 [n]: of the boxes' random numbers
     mode: Mode
 
 
 def draw_erasing(view_ids: np.ndarray, side: int, section: AugmentSection, seed: int, epoch: int) -> Erasing:
-    """Draw the boxes of pictures of `side` pixels, by the section's `re_` keys."""
+    """Draw the boxes of images of `side` pixels, by the section's `re_` keys."""
     boxes, streams = draw_boxes(view_ids, seed, epoch, side, section.re_prob, section.re_count)
     return Erasing(boxes, streams, section.re_mode)
 
 
 def erase(images: torch.Tensor, erasing: Erasing) -> None:
-    """Erase boxes of normalised pictures float32 [B, 3, side, side] in place.
+    """Erase boxes of normalised images float32 [B, 3, side, side] in place.
 
     Mode const fills with zeros, rand with one standard normal colour a box, pixel with standard normal noise. On the
-    CPU, where it is compiled, pictures are channels last in memory.
+    CPU, where it is compiled, pixels are channels last in memory.
     """
     if images.device.type == "cpu":
-        pictures, mode = images.permute(0, 2, 3, 1).numpy(), erasing.mode
-        _erase(pictures, erasing.boxes, erasing.streams, mode == "const", mode == "pixel", normal_quantiles())
+        pixels, mode = images.permute(0, 2, 3, 1).numpy(), erasing.mode
+        _erase(pixels, erasing.boxes, erasing.streams, mode == "const", mode == "pixel", normal_quantiles())
     else:
         erase_with_torch(images, erasing)
 
@@ -89,7 +89,7 @@ def _erase(images, boxes, streams, zero, noisy, quantiles):
 
 @jit
 def draw_boxes(view_ids, seed, epoch, side, prob, count):
-    """int64 [n, 5] of (picture, top, left, height, width), drawn in timm's order, and their streams, uint64 [n]."""
+    """int64 [n, 5] of (image, top, left, height, width), drawn in timm's order, and their streams, uint64 [n]."""
     boxes, streams = np.empty((len(view_ids) * count, 5), np.int64), np.empty(len(view_ids) * count, np.uint64)
     drawn = 0
     for b in range(len(view_ids)):
@@ -110,7 +110,7 @@ def draw_boxes(view_ids, seed, epoch, side, prob, count):
                     boxes[drawn, 2] = int(uniform(stream, at + 1) * (side - w + 1))
                     streams[drawn] = scramble(stream + np.uint64(_NOISE + at))
                     at += 2
-                    drawn += h * w > 0  # in a small picture a side may round to 0: nothing is erased, as by timm
+                    drawn += h * w > 0  # in a small image a side may round to 0: nothing is erased, as by timm
                     break
     return boxes[:drawn], streams[:drawn]
 

@@ -1,39 +1,39 @@
-"""Operations over a neighbourhood: in place on uint8 pictures [H, 3 W], bit-identical to Pillow 13."""
+"""Operations over a neighbourhood: in place on uint8 images [H, 3 W], bit-identical to Pillow 13."""
 
 import numpy as np
 from numba import types
 
-from pipeline.data.augment.blend import blend_tables, blended
-from pipeline.data.augment.tables import copy_values
-from pipeline.data.compiled import jit_noalias, optional_symbol
+from widemix.data.augment.blend import blend_tables, blended
+from widemix.data.augment.tables import copy_values
+from widemix.data.compiled import jit_noalias, optional_symbol
 
-_sharpen_picture = optional_symbol(
+_sharpen_image = optional_symbol(
     "sharpen", types.int32(types.intp, types.int64, types.int64, types.float32, types.intp, types.intp)
 )
 
 
 @jit_noalias
-def sharpness(picture, factor, rows, columns, tables):
+def sharpness(image, factor, rows, columns, tables):
     """Blend with a 3 x 3 mean, `ImageEnhance.Sharpness`; the outermost pixels do not change.
 
     Rows uint8 [2, 3 W], columns uint16 [9 W + 224] and tables uint8 [2 or more, 256] are scratch.
     """
-    height, width = picture.shape
+    height, width = image.shape
     if height < 3 or width < 9:
         return
     share = np.float32(factor)
     exact = tables.ctypes.data if blend_tables(share, tables) else 0
-    if _sharpen_picture(picture.ctypes.data, height, width, share, exact, columns.ctypes.data):
+    if _sharpen_image(image.ctypes.data, height, width, share, exact, columns.ctypes.data):
         return
     columns = columns[:width]
-    copy_values(picture[0], rows[0])
+    copy_values(image[0], rows[0])
     for y in range(1, height - 1):
-        above, center, below = rows[(y - 1) & 1], rows[y & 1], picture[y + 1]
-        copy_values(picture[y], center)
+        above, center, below = rows[(y - 1) & 1], rows[y & 1], image[y + 1]
+        copy_values(image[y], center)
         _add_three(above, center, below, columns)
         # Shifted views: for an index i - 3 numba would handle negative values, and LLVM would not vectorise.
         sides = columns[: width - 6], columns[3:-3], columns[6:width]
-        _sharpen(sides[0], sides[1], sides[2], center[3:-3], picture[y, 3:-3], share)
+        _sharpen(sides[0], sides[1], sides[2], center[3:-3], image[y, 3:-3], share)
 
 
 @jit_noalias
@@ -52,7 +52,7 @@ def _sharpen(left, middle, right, center, out, factor):
 
 
 @jit_noalias
-def gaussian_blur(picture, sigma, sums, rows, copy):
+def gaussian_blur(image, sigma, sums, rows, copy):
     """Three box blurs in x and three in y, `ImageFilter.GaussianBlur(sigma)`. Sums [3 W], rows [2, 3 W].
 
     Box radius of a fraction: Gwosdek et al. 2011, "Theoretical foundations of Gaussian convolution by extended box
@@ -64,14 +64,14 @@ def gaussian_blur(picture, sigma, sums, rows, copy):
     far = np.uint32((np.int64(1 << 24) - (2 * whole + 1) * np.int64(near)) // 2)
     if radius == 0:
         return
-    for y in range(picture.shape[0]):
+    for y in range(image.shape[0]):
         for _ in range(3):
-            _box_row(picture[y], whole, near, far, sums, rows[0])
-    _box_columns(picture, copy, whole, near, far, sums)
-    _box_columns(copy, picture, whole, near, far, sums)
-    _box_columns(picture, copy, whole, near, far, sums)
-    for y in range(picture.shape[0]):
-        copy_values(copy[y], picture[y])
+            _box_row(image[y], whole, near, far, sums, rows[0])
+    _box_columns(image, copy, whole, near, far, sums)
+    _box_columns(copy, image, whole, near, far, sums)
+    _box_columns(image, copy, whole, near, far, sums)
+    for y in range(image.shape[0]):
+        copy_values(copy[y], image[y])
 
 
 @jit_noalias

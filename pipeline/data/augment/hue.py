@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from pipeline.data.compiled import jit_noalias
+from widemix.data.compiled import jit_noalias
 
 
 @jit_noalias

@@ -1,11 +1,11 @@
-"""Applies operations, given by number, to one picture: the compiled dispatch of a drawn chain of steps."""
+"""Applies operations, given by number, to one image: the compiled dispatch of a drawn chain of steps."""
 
 import numpy as np
 
-from pipeline.data.augment.affine import rotation, transform
-from pipeline.data.augment.blend import brightness, color, contrast
-from pipeline.data.augment.filters import gaussian_blur, sharpness
-from pipeline.data.augment.registry import (
+from widemix.data.augment.affine import rotation, transform
+from widemix.data.augment.blend import brightness, color, contrast
+from widemix.data.augment.filters import gaussian_blur, sharpness
+from widemix.data.augment.registry import (
     AUTOCONTRAST,
     BLUR,
     BRIGHTNESS,
@@ -25,7 +25,7 @@ from pipeline.data.augment.registry import (
     TRANSLATE_X_REL,
     TRANSLATE_Y_REL,
 )
-from pipeline.data.augment.tables import (
+from widemix.data.augment.tables import (
     count_values,
     identity_tables,
     invert,
@@ -36,30 +36,30 @@ from pipeline.data.augment.tables import (
     solarize_add,
     stretch_tables,
 )
-from pipeline.data.compiled import jit, jit_inline
+from widemix.data.compiled import jit, jit_inline
 
 
 @jit
-def apply(picture, operation, argument, cubic, fill, scratch):
-    """Apply one operation to picture uint8 [H, W, 3] in place. The argument is timm's: bits, factor, degrees, ...
+def apply(image, operation, argument, cubic, fill, scratch):
+    """Apply one operation to image uint8 [H, W, 3] in place. The argument is timm's: bits, factor, degrees, ...
 
     `cubic` (else bilinear) and `fill`, R | G << 8 | B << 16, matter where pixels move. Translations are in pixels, or
     with `_REL` in shares of the side.
     """
     chain = np.empty((1, 3))
     chain[0, 0], chain[0, 1], chain[0, 2] = operation, argument, cubic
-    apply_chain(picture, chain, fill, scratch)
+    apply_chain(image, chain, fill, scratch)
 
 
 @jit_inline
-def apply_chain(picture, chain, fill, scratch):
-    """Apply the steps of chain [n, 3] (operation or SKIP, argument, cubic) to picture in place.
+def apply_chain(image, chain, fill, scratch):
+    """Apply the steps of chain [n, 3] (operation or SKIP, argument, cubic) to image in place.
 
     Autocontrast and equalize are tables of 256 values a channel. Operations that follow and change each value by
     itself are applied to the tables; the histogram and the look-up are then needed once for all of them. Without a
-    table, changing the picture (2 to 4 us at 224 x 224) is faster than its histogram for one (45 us).
+    table, changing the image (2 to 4 us at 224 x 224) is faster than its histogram for one (45 us).
     """
-    rows, values, tables = picture.reshape(picture.shape[0], -1), picture.reshape(-1), scratch.tables
+    rows, values, tables = image.reshape(image.shape[0], -1), image.reshape(-1), scratch.tables
     pending, counted = False, False  # there are tables still to be applied; the histogram is known
     for k in range(len(chain)):
         operation, argument = int(chain[k, 0]), chain[k, 1]

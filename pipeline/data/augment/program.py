@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.augment.registry import find_operation
-from pipeline.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step
+from widemix.data.augment.registry import find_operation
+from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step
 
 NO_POLICY, RAND, AUTO, MIX = range(4)
 CUBIC = {
@@ -22,11 +22,11 @@ class Program(NamedTuple):
     kind: int
     table: np.ndarray  # float64 [steps, 10]: operation, law, scale, offset, low, high, prob, magnitude, std, limit
     weights: np.ndarray  # float64 [steps], or [0] for a uniform choice
-    layers: int  # steps for a picture, or in a chain of AugMix; 0 draws one to three
+    layers: int  # steps for an image, or in a chain of AugMix; 0 draws one to three
     width: int  # chains of AugMix, else 1
     alpha: float
     blended: bool
-    fill: int  # R | G << 8 | B << 16 of pixels from outside of the picture
+    fill: int  # R | G << 8 | B << 16 of pixels from outside of the image
     cubic: float  # probability that an operation which moves pixels interpolates bicubically, and not bilinearly
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from pipeline.arguments import Name, Numbers, check_arguments
-from pipeline.errors import InputError
-from pipeline.recipe.policy import add_to_sets
+from widemix.arguments import Name, Numbers, check_arguments
+from widemix.errors import InputError
+from widemix.recipe.policy import add_to_sets
 
 SKIP = -1  # in place of an operation that its probability left out
 # Those that change each value by itself come first: see `operations.apply_chain`.
@@ -45,7 +45,7 @@ class Law(NamedTuple):
 
 
 Function: TypeAlias = Callable[[np.ndarray, float], object]
-"""Of a registered operation: changes a picture, uint8 [H, W, 3], in place, given the argument of its law."""
+"""Of a registered operation: changes an image, uint8 [H, W, 3], in place, given the argument of its law."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Operation:
 
     @property
     def has_argument(self) -> bool:
-        """Whether it takes an argument besides the picture."""
+        """Whether it takes an argument besides the image."""
         return any(law.kind != NO_ARGUMENT for law in self.laws.values())
 
 
@@ -168,9 +168,9 @@ def register_operation(
 ) -> None:
     """Add an operation: with sets `("mine",)`, `rand-m9-tmine` becomes a valid policy.
 
-    `function(picture, argument)` changes a picture, uint8 [H, W, 3], in place; it is called on several threads. The
+    `function(image, argument)` changes an image, uint8 [H, W, 3], in place; it is called on several threads. The
     argument is drawn by `law`. `shown` are the arguments on the sheet of `widemix analyse augment`; without any, the
-    law's over all magnitudes. Policies with such an operation run picture by picture in Python; all others stay
+    law's over all magnitudes. Policies with such an operation run image by image in Python; all others stay
     compiled. `ValueError` if the name is taken or a set is timm's.
     """
     if any(name in operation.laws for operation in OPERATIONS):
@@ -185,4 +185,4 @@ def find_operation(name: str) -> tuple[Operation, Law]:
     for operation in OPERATIONS:
         if name in operation.laws:
             return operation, operation.laws[name]
-    raise InputError(f"operation {name!r}: no such operation; add it by pipeline.data.augment.registry")
+    raise InputError(f"operation {name!r}: no such operation; add it by widemix.data.augment.registry")

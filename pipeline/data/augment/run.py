@@ -1,28 +1,28 @@
-"""Runs a policy on one picture: draws its steps and applies them in place."""
+"""Runs a policy on one image: draws its steps and applies them in place."""
 
 import numpy as np
 
-from pipeline.data.augment.blend import blend
-from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
-from pipeline.data.augment.operations import apply_chain
-from pipeline.data.augment.tables import copy_values
-from pipeline.data.compiled import jit, jit_inline, jit_noalias
+from widemix.data.augment.blend import blend
+from widemix.data.augment.draw import draw_chain, draw_shares, mixed_chain
+from widemix.data.augment.operations import apply_chain
+from widemix.data.augment.tables import copy_values
+from widemix.data.compiled import jit, jit_inline, jit_noalias
 
 
 @jit_inline
-def run_policy(picture, program, stream, scratch, chain):
-    """RandAugment or AutoAugment on picture uint8 [H, W, 3], in place. Chain [layers, 3] is scratch."""
+def run_policy(image, program, stream, scratch, chain):
+    """RandAugment or AutoAugment on image uint8 [H, W, 3], in place. Chain [layers, 3] is scratch."""
     draw_chain(program, stream, chain)
-    apply_chain(picture, chain, program.fill, scratch)
+    apply_chain(image, chain, program.fill, scratch)
 
 
 @jit_inline
-def run_mixture(picture, program, stream, scratch, chain):
-    """AugMix on picture uint8 [H, W, 3], in place. Chain [layers or 3, 3] is scratch.
+def run_mixture(image, program, stream, scratch, chain):
+    """AugMix on image uint8 [H, W, 3], in place. Chain [layers or 3, 3] is scratch.
 
-    The chains' pictures are summed by their weights, or (`b1`) blended one after the other.
+    The chains' images are summed by their weights, or (`b1`) blended one after the other.
     """
-    values, original = picture.reshape(-1), scratch.original.reshape(-1)
+    values, original = image.reshape(-1), scratch.original.reshape(-1)
     mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # no operation of AugMix uses these
     shares = np.empty(program.width, np.float32)
     share = draw_shares(program, stream, shares)
@@ -35,7 +35,7 @@ def run_mixture(picture, program, stream, scratch, chain):
     for k in range(program.width):
         own, depth = mixed_chain(program, stream, k)
         draw_chain(program, own, chain[:depth])
-        apply_chain(picture, chain[:depth], program.fill, scratch)
+        apply_chain(image, chain[:depth], program.fill, scratch)
         if program.blended:
             blend(mixture, values, shares[k])
         else:

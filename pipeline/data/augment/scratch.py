@@ -1,15 +1,15 @@
-"""Work space of the operations, allocated once for many pictures."""
+"""Work space of the operations, allocated once for many images."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.augment.smooth import REACH
-from pipeline.data.compiled import jit
+from widemix.data.augment.smooth import REACH
+from widemix.data.compiled import jit
 
 
 class Scratch(NamedTuple):
-    """Work space for pictures [H, W, 3]. No operation relies on what another has left there."""
+    """Work space for images [H, W, 3]. No operation relies on what another has left there."""
 
     counts: np.ndarray  # int32 [3, 256]: a histogram a channel
     tables: np.ndarray  # uint8 [3, 256]: one table a channel
@@ -22,13 +22,13 @@ class Scratch(NamedTuple):
     wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
     taps: np.ndarray  # float32 [23]
     copy: np.ndarray  # uint8 [H, 3 W]: for filters that work over rows
-    original: np.ndarray  # uint8 [H, W, 3]: the picture before AugMix
+    original: np.ndarray  # uint8 [H, W, 3]: the image before AugMix
     mixed: np.ndarray  # float32 [H, W, 3]: the sum of AugMix's chains, rows of the blur
 
 
 @jit
 def scratch_for(height, width):
-    """Work space for pictures of this size; arrays that are not used take no memory."""
+    """Work space for images of this size; arrays that are not used take no memory."""
     return Scratch(
         np.empty((3, 256), np.int32),
         np.empty((3, 256), np.uint8),

@@ -8,19 +8,19 @@ import math
 
 import numpy as np
 
-from pipeline.data.compiled import jit, jit_noalias
+from widemix.data.compiled import jit, jit_noalias
 
 REACH = 11  # pixels on either side
 _NEGLIGIBLE = 1e-7  # weight of a tap: times 255 it is far below half a level
 
 
 @jit
-def gaussian_smooth(picture, sigma, taps, wide, between, sums):
-    """Blur picture uint8 [H, 3 W] in place, edges mirrored. Scratch float32: [23], [3 (W + 22)], [H, 3 W], [3 W]."""
+def gaussian_smooth(image, sigma, taps, wide, between, sums):
+    """Blur image uint8 [H, 3 W] in place, edges mirrored. Scratch float32: [23], [3 (W + 22)], [H, 3 W], [3 W]."""
     _fill_taps(taps, sigma)
-    height = picture.shape[0]
+    height = image.shape[0]
     for y in range(height):
-        _mirror_ends(picture[y], wide)
+        _mirror_ends(image[y], wide)
         sums[:] = 0
         for k in range(len(taps)):
             if taps[k] > _NEGLIGIBLE:
@@ -31,7 +31,7 @@ def gaussian_smooth(picture, sigma, taps, wide, between, sums):
         for k in range(len(taps)):
             if taps[k] > _NEGLIGIBLE:
                 _add(between[_mirrored(y + k - REACH, height)], taps[k], sums)
-        _store(sums, picture[y])
+        _store(sums, image[y])
 
 
 @jit
@@ -43,7 +43,7 @@ def _fill_taps(taps, sigma):
 
 @jit
 def _mirrored(place, size):
-    """The index within the picture after reflection about its outermost pixels."""
+    """The index within the image after reflection about its outermost pixels."""
     period = max(2 * (size - 1), 1)
     place = abs(place) % period
     return min(place, period - place) if size > 1 else 0

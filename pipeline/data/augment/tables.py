@@ -1,13 +1,13 @@
 """Operations on each value alone: in place on uint8 values, bit-identical to Pillow 13 as timm calls it.
 
 Arithmetic is computed, eight to sixty-four values at a time, several times faster than a table. Autocontrast and
-equalize depend on the whole picture and need tables (pipeline/native/tables.c).
+equalize depend on the whole image and need tables (pipeline/native/tables.c).
 """
 
 import numpy as np
 from numba import types
 
-from pipeline.data.compiled import jit_noalias, optional_symbol
+from widemix.data.compiled import jit_noalias, optional_symbol
 
 
 @jit_noalias
@@ -48,16 +48,16 @@ def solarize_add(values, amount):
 
 
 @jit_noalias
-def stretch_tables(picture, rows, tables):
+def stretch_tables(image, rows, tables):
     """Fill the tables of `ImageOps.autocontrast`; false where nothing would change.
 
-    Picture [H, 3 W], rows [2, 3 W], tables [3, 256].
+    Image [H, 3 W], rows [2, 3 W], tables [3, 256].
     """
     low, high = rows[0], rows[1]
     for i in range(low.size):
         low[i], high[i] = 255, 0
-    for y in range(picture.shape[0]):
-        _extremes(picture[y], low, high)
+    for y in range(image.shape[0]):
+        _extremes(image[y], low, high)
     whole = True
     for channel in range(3):
         least, greatest = 255, 0
@@ -87,7 +87,7 @@ def _stretch_table(least, greatest, table):
 def refine_tables(counts, equal, tables, seen, table):
     """Compose `tables` with `ImageOps.equalize` of their result, or if not `equal` with `ImageOps.autocontrast`.
 
-    Counts int32 [3, 256] is the histogram of the picture before the tables, seen int32 [256] and table uint8 [256]
+    Counts int32 [3, 256] is the histogram of the image before the tables, seen int32 [256] and table uint8 [256]
     are scratch.
     """
     for channel in range(3):

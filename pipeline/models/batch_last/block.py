@@ -2,7 +2,7 @@
 
 By compiled code on CPUs (`by_c.py`), elsewhere by rows:
 
-Shapes: B pictures, S0 and S tokens before and after the token mixing, C channels, m = S*C; a mixing multiplies d
+Shapes: B images, S0 and S tokens before and after the token mixing, C channels, m = S*C; a mixing multiplies d
 numbers of a row to D or d2, for n rows.
 """
 
@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.batch_last import by_c
-from pipeline.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
-from pipeline.models.batch_last.operations import activate, add, norm, pictures_of
-from pipeline.models.drop_path import DropPath
-from pipeline.models.permutation import Permute, Transpose, commutation, compose, identity
-from pipeline.models.pk import Mixing, MixingLayer, MixingMlp, Square
-from pipeline.models.reorder import inverse
+from widemix.models.batch_last import by_c
+from widemix.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
+from widemix.models.batch_last.operations import activate, add, images_of, norm
+from widemix.models.drop_path import DropPath
+from widemix.models.permutation import Permute, Transpose, commutation, compose, identity
+from widemix.models.pk import Mixing, MixingLayer, MixingMlp, Square
+from widemix.models.reorder import inverse
 
 if TYPE_CHECKING:
-    from pipeline.models.mixer.network import MixerBlock
+    from widemix.models.mixer.network import MixerBlock
 
 
 def fits(block: "MixerBlock") -> bool:
@@ -37,13 +37,13 @@ def fits(block: "MixerBlock") -> bool:
 @cache
 def _parts() -> set[type[nn.Module]]:
     """What a block that fits is made of."""
-    from pipeline.models.mixer.network import TokenSkip  # which imports this module
+    from widemix.models.mixer.network import TokenSkip  # which imports this module
 
     own = {TokenSkip, MixingLayer, MixingMlp, Permute, Transpose, DropPath, Square}
     return own | {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU}
 
 
-def is_watched(block: "MixerBlock", x: Tensor) -> bool:
+def needs_eager_ops(block: "MixerBlock", x: Tensor) -> bool:
     """Whether something wants to see PyTorch's operators on x, or the calls of the block's layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return True
@@ -70,7 +70,7 @@ def forward(block: "MixerBlock", x: Tensor) -> Tensor:
     x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
     x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
     x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
-    return pictures_of(x, channels)
+    return images_of(x, channels)
 
 
 def arrange(block: "MixerBlock", x: Tensor) -> Tensor:

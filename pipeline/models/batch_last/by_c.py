@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pipeline.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
-from pipeline.models.drop_path import DropPath
-from pipeline.models.permutation import Permute
-from pipeline.models.pk import Mixing, Square
-from pipeline.native import BuildError
-from pipeline.native.library import open_library
+from widemix.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
+from widemix.models.drop_path import DropPath
+from widemix.models.permutation import Permute
+from widemix.models.pk import Mixing, Square
+from widemix.native import BuildError
+from widemix.native.library import open_library
 
 if TYPE_CHECKING:
-    from pipeline.models.mixer.network import MixerBlock
+    from widemix.models.mixer.network import MixerBlock
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _WORTH = 32_768  # numbers from which on more threads than one pay

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pipeline.models.reorder import inverse
+from widemix.models.reorder import inverse
 
 
 def norm(

@@ -84,7 +84,7 @@ def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtyp
 
 
 def _tokens(tokens: int, channels: int, batch: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, a program for each token and some pictures, and the sizes of its blocks.
+    """The grid, a program for each token and some images, and the sizes of its blocks.
 
     A thread keeps at most 32 numbers of a matrix, in registers. More than 1024 channels do not fit there: each sum
     over them reads them again, 256 at a time.
@@ -103,7 +103,7 @@ def _columns(columns: int) -> tuple[int, dict[str, int]]:
 
 
 def _rows(rows: int, batch: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, programs for some rows and pictures, and the sizes of their blocks."""
+    """The grid, programs for some rows and images, and the sizes of their blocks."""
     block_b = min(triton.next_power_of_2(batch), 128)
     block_r = 2048 // block_b
     return (triton.cdiv(rows, block_r), triton.cdiv(batch, block_b)), {"BLOCK_R": block_r, "BLOCK_B": block_b}

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.permutation import Permute, Transpose, commutation, identity
-from pipeline.models.pk import Mixing, MixingLayer
+from widemix.models.permutation import Permute, Transpose, commutation, identity
+from widemix.models.pk import Mixing, MixingLayer
 
 _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 

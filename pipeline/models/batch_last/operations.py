@@ -1,6 +1,6 @@
 """What lies between the products of a block, with its gradients: LayerNorm, bias and activation, bias and sum.
 
-Shapes: m rows (features), B columns (pictures), S tokens, C channels. An index is a permutation, int32 [m], or None.
+Shapes: m rows (features), B columns (images), S tokens, C channels. An index is a permutation, int32 [m], or None.
 By Triton on GPUs, and PyTorch's operators where it can't; both compute in fp32, fp64 in fp64.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pipeline.models.batch_last import by_torch
+from widemix.models.batch_last import by_torch
 
 
 def norm(
@@ -31,9 +31,9 @@ def add(skip: Tensor | None, x: Tensor, bias: Tensor | None = None, index: Tenso
     return _Add.apply(skip, x, bias, index)
 
 
-def pictures_of(x: Tensor, channels: int) -> Tensor:
+def images_of(x: Tensor, channels: int) -> Tensor:
     """x [S*C, B] as [B, S, C] in the same memory; for autograd no view of it, since FSDP2 warns of such outputs."""
-    return _PicturesOf.apply(x, channels)
+    return _ImagesOf.apply(x, channels)
 
 
 class _Norm(torch.autograd.Function):
@@ -90,7 +90,7 @@ class _Add(torch.autograd.Function):
         return g if ctx.skips else None, dx, None if bias is None else dbias.to(bias.dtype), None
 
 
-class _PicturesOf(torch.autograd.Function):
+class _ImagesOf(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, channels):
         """[S*C, B] -> [B, S, C]."""
@@ -116,7 +116,7 @@ def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
 def _by_triton() -> ModuleType | None:
     """Imported only for tensors on GPUs; None where Triton is missing."""
     try:
-        from pipeline.models.batch_last import by_triton
+        from widemix.models.batch_last import by_triton
     except ImportError:
         return None
     return by_triton

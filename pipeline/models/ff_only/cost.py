@@ -1,7 +1,7 @@
 """Layer costs of FF-only."""
 
-from pipeline.models.ff_only.section import FfOnlySection
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
+from widemix.models.ff_only.section import FfOnlySection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 
 
 def ff_only_costs(section: FfOnlySection, image_size: int, num_classes: int) -> NetworkCost:

@@ -8,10 +8,10 @@ from timm.layers import Mlp
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from pipeline.errors import InputError
-from pipeline.models.baselines import Baseline
-from pipeline.models.drop_path import drop_path
-from pipeline.models.norms import LayerNorm
+from widemix.errors import InputError
+from widemix.models.baselines import Baseline
+from widemix.models.drop_path import drop_path
+from widemix.models.norms import LayerNorm
 
 
 class FfBlock(nn.Module):

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSpec, PatchedSection
-from pipeline.section import key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.section import key
 
 
 class FfOnlySection(PatchedSection):
@@ -19,13 +19,13 @@ class FfOnlySection(PatchedSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.ff_only.network import FfOnly
+        from widemix.models.ff_only.network import FfOnly
 
         return FfOnly, self.block_arguments(image_size) | {"expansion": self.expansion}
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.ff_only.cost import ff_only_costs
+        from widemix.models.ff_only.cost import ff_only_costs
 
         return ff_only_costs(self, image_size, num_classes)
 

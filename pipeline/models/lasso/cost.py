@@ -1,8 +1,8 @@
 """Layer costs of S-FC and S-LOCAL."""
 
-from pipeline.models.lasso.network import HIDDEN, KERNEL, count_positions
-from pipeline.models.lasso.section import LassoSection
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost
+from widemix.models.lasso.network import HIDDEN, KERNEL, count_positions
+from widemix.models.lasso.section import LassoSection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost
 
 
 def lasso_costs(section: LassoSection, image_size: int, num_classes: int) -> NetworkCost:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.mlp_base import MlpClassifier
+from widemix.models.mlp_base import MlpClassifier
 
 KERNEL, STRIDE, PADDING = 9, 2, 4
 HIDDEN = 24  # hidden units over alpha
@@ -28,14 +28,14 @@ class LocallyConnected(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_chans*s*s] -> [B, channels*(s/2)^2]."""
-        pictures = x.unflatten(1, (self.in_chans, self.side, self.side))
-        patches = self.unfold(pictures)  # [B, inputs, positions]
+        images = x.unflatten(1, (self.in_chans, self.side, self.side))
+        patches = self.unfold(images)  # [B, inputs, positions]
         out = patches.permute(2, 0, 1) @ self.weight  # [positions, B, channels]
         return out.permute(1, 2, 0).flatten(1)
 
 
 def count_positions(side: int) -> int:
-    """Number of positions of the 9 x 9 window of stride 2 on a picture of `side` pixels."""
+    """Number of positions of the 9 x 9 window of stride 2 on an image of `side` pixels."""
     return ((side + 2 * PADDING - KERNEL) // STRIDE + 1) ** 2
 
 

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import ModelSection, ModelSpec
-from pipeline.section import Positive, key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import ModelSection, ModelSpec
+from widemix.section import Positive, key
 
 
 class LassoSection(ModelSection):
@@ -23,14 +23,14 @@ class LassoSection(ModelSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.lasso.network import LassoNet
+        from widemix.models.lasso.network import LassoNet
 
         layer = "full" if self.kind == "s_fc" else "local"
         return LassoNet, {"img_size": image_size, "base_channels": self.base_channels, "layer": layer}
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.lasso.cost import lasso_costs
+        from widemix.models.lasso.cost import lasso_costs
 
         return lasso_costs(self, image_size, num_classes)
 

@@ -1,7 +1,7 @@
 """Layer costs of Mixers."""
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from pipeline.models.mixer.section import MixerSection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
+from widemix.models.mixer.section import MixerSection
 
 
 def mixer_costs(section: MixerSection, image_size: int, num_classes: int) -> NetworkCost:

@@ -1,11 +1,11 @@
-"""A Mixer for pictures K times as large, from the weights of one for small pictures.
+"""A Mixer for images K times as large, from the weights of one for small images.
 
-`copies` (Tolstikhin et al. 2021, appendix): the larger picture is K x K sub-pictures, and the token-mixing layers
+`copies` (Tolstikhin et al. 2021, appendix): the larger image is K x K sub-images, and the token-mixing layers
 become block-diagonal with a copy for each, D_S and the hidden biases K^2 times as many. At first the network does
-on each sub-picture what the small one did. `bilinear`: D_S stays, the filters over the token grid are interpolated,
+on each sub-image what the small one did. `bilinear`: D_S stays, the filters over the token grid are interpolated,
 and those of the first layer are divided by K^2 so that their response to constant features is unchanged.
 
-Positions of copies are index vectors [K^2, n]: row k has those of sub-picture k's n tokens or entries in the large
+Positions of copies are index vectors [K^2, n]: row k has those of sub-image k's n tokens or entries in the large
 network.
 """
 
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from pipeline.errors import InputError
-from pipeline.models.mixer.network import Mixer, MixerBlock, TokenSkip
-from pipeline.models.permutation import Permute
-from pipeline.models.pk import Mixing, MixingLayer, MixingMlp
+from widemix.errors import InputError
+from widemix.models.mixer.network import Mixer, MixerBlock, TokenSkip
+from widemix.models.permutation import Permute
+from widemix.models.pk import Mixing, MixingLayer, MixingMlp
 
 
 @torch.no_grad()
 def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "copies") -> Mixer:
-    """Return the network for pictures `factor` times as high and wide; `model` is not changed.
+    """Return the network for images `factor` times as high and wide; `model` is not changed.
 
     `InputError` for bilinear growing of random permutations or projected tokens, which have no grid, and of groups of
     channels.
@@ -60,7 +60,7 @@ def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "cop
         if method == "bilinear":
             _stretch(old.mlp_tokens, new.mlp_tokens, grid, factor)
             continue
-        # Projected tokens have no grid: their order is sub-picture after sub-picture.
+        # Projected tokens have no grid: their order is sub-image after sub-image.
         consecutive = consecutive_positions(parts, shape.tokens // parts) if shape.tokens else raster
         _copy(old, new, into=raster if number == 0 else consecutive, out=consecutive)
     return grown.to(weight.device).train(model.training)
@@ -71,13 +71,13 @@ def _blocks(model: Mixer) -> list[MixerBlock]:
 
 
 def raster_positions(height: int, width: int, factor: int) -> Tensor:
-    """Positions of each sub-picture's tokens among the large picture's, read row by row: [K^2, height*width]."""
+    """Positions of each sub-image's tokens among the large image's, read row by row: [K^2, height*width]."""
     large = torch.arange(factor * height * factor * width).view(factor, height, factor, width)
     return large.transpose(1, 2).reshape(factor**2, height * width)
 
 
 def consecutive_positions(parts: int, size: int) -> Tensor:
-    """Positions of sub-pictures one after the other: [parts, size]."""
+    """Positions of sub-images one after the other: [parts, size]."""
     return torch.arange(parts * size).view(parts, size)
 
 
@@ -136,7 +136,7 @@ def _features(positions: Tensor, width: int) -> Tensor:
 
 
 def _rows(channels: int, parts: int, size: int) -> Tensor:
-    """Positions of the entries of rows, one per channel, of `size` tokens of each sub-picture after the other."""
+    """Positions of the entries of rows, one per channel, of `size` tokens of each sub-image after the other."""
     within = consecutive_positions(parts, size)[:, None, :]
     return (torch.arange(channels)[None, :, None] * parts * size + within).flatten(1)
 

@@ -1,12 +1,12 @@
 """The published Mixers by name."""
 
-from pipeline.models.mixer.section import MixerSection
+from widemix.models.mixer.section import MixerSection
 
 # Tolstikhin et al. 2021, table 1: C, L, D_S, D_C.
 _SIZES = {"s": (512, 8, 256, 2048), "b": (768, 12, 384, 3072), "l": (1024, 24, 512, 4096)}
 _HUGE = (1280, 32, 640, 5120)
 
-# Hayase & Karakida 2024, tables 1 and S.3: picture side, P, C, L, gamma. Where a table contradicts the text, both.
+# Hayase & Karakida 2024, tables 1 and S.3: image side, P, C, L, gamma. Where a table contradicts the text, both.
 _WIDE = {
     "b_w": (224, 14, 588, 8, 4.57),  # as in the text
     "b_w_table1": (224, 14, 588, 8, 4.09),  # which table 1's Omega and width need
@@ -26,7 +26,7 @@ _NOTES = {
 
 
 def named_mixers() -> dict[str, tuple[MixerSection, int]]:
-    """Each published Mixer with its picture side, its S-Mixer (single layers), and both with random permutations."""
+    """Each published Mixer with its image side, its S-Mixer (single layers), and both with random permutations."""
     result = {}
     for size, (mixer, side) in _mixers().items():
         hidden = ("token_hidden", "channel_hidden", "expansion")
@@ -46,7 +46,7 @@ def published_note(section: MixerSection) -> str | None:
 
 
 def _mixers() -> dict[str, tuple[MixerSection, int]]:
-    """The normal MLP-Mixers by size, each with its picture side."""
+    """The normal MLP-Mixers by size, each with its image side."""
     sizes = {f"{letter}{patch}": (patch, *size) for letter, size in _SIZES.items() for patch in (32, 16)}
     sizes["h14"] = (14, *_HUGE)
     result = {}

@@ -13,14 +13,14 @@ import torch
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
-from pipeline.errors import InputError
-from pipeline.models import permutation
-from pipeline.models.batch_last import block as batch_last
-from pipeline.models.drop_path import drop_path
-from pipeline.models.init import init_weights
-from pipeline.models.norms import LayerNorm
-from pipeline.models.permutation import Permute
-from pipeline.models.pk import (
+from widemix.errors import InputError
+from widemix.models import permutation
+from widemix.models.batch_last import block as batch_last
+from widemix.models.drop_path import drop_path
+from widemix.models.init import init_weights
+from widemix.models.norms import LayerNorm
+from widemix.models.permutation import Permute
+from widemix.models.pk import (
     Mixing,
     Permutations,
     channel_permutations,
@@ -135,12 +135,12 @@ class MixerBlock(nn.Module):
         self.norm2 = norm()
         self.channel_skip = shape.permuted_skip(number, tokens, "channel")
         self.mlp_channels = shape.channel_mixing(number, tokens)
-        self.batch_last = False  # in training; set by pipeline.engine.kernels
+        self.batch_last = False  # in training; set by widemix.engine.kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (alone, so that TorchScript skips what follows)
-            if self.training and self.batch_last and not batch_last.is_watched(self, x):
+            if self.training and self.batch_last and not batch_last.needs_eager_ops(self, x):
                 return batch_last.forward(self, x)
         x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
         return self.channel_skip(x) + self.drop_path2(self.mlp_channels(self.norm2(x)))
@@ -153,7 +153,7 @@ def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:
 
 
 class Mixer(MlpMixer):
-    """Patch layer, L mixing blocks, LN, global average, linear head: pictures [B, 3, H, W] -> logits [B, classes].
+    """Patch layer, L mixing blocks, LN, global average, linear head: images [B, 3, H, W] -> logits [B, classes].
 
     Interface (features, head, classifier, checkpointing) and weight names are those of timm's MlpMixer. `shape` are
     the fields of `MixerShape`, from which the blocks are built.

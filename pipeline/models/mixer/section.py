@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Depth, DropPath, Epsilon, Positive, key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
+from widemix.section import Depth, DropPath, Epsilon, Positive, key
 
 
 class MixerSection(ModelSection):
@@ -21,7 +21,7 @@ class MixerSection(ModelSection):
         ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
     )
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
-    tokens: Positive = key(..., "S: tokens that the blocks mix; the picture's own S0 unless project_tokens")
+    tokens: Positive = key(..., "S: tokens that the blocks mix; the image's own S0 unless project_tokens")
     channels: Positive = key(..., "C: channels of a token")
     depth: Depth = key(..., "L: blocks")
     expansion: Expansion | None = key(None, "mixer: gamma, hidden width over the layer's own (S or C)")
@@ -109,13 +109,13 @@ class MixerSection(ModelSection):
         own = check_patches(side, self.patch_size) ** 2
         if self.tokens != own and not self.project_tokens:
             raise ValueError(
-                f"model.tokens {self.tokens}: pictures of {side} in patches of {self.patch_size} have {own} tokens; "
+                f"model.tokens {self.tokens}: images of {side} in patches of {self.patch_size} have {own} tokens; "
                 "set model.tokens to that, or model.project_tokens to true"
             )
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.mixer.network import Mixer
+        from widemix.models.mixer.network import Mixer
 
         token_hidden, channel_hidden = self.hidden_widths
         return Mixer, {
@@ -141,7 +141,7 @@ class MixerSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.mixer.cost import mixer_costs
+        from widemix.models.mixer.cost import mixer_costs
 
         return mixer_costs(self, image_size, num_classes)
 
@@ -163,14 +163,14 @@ class MixerSection(ModelSection):
 
     @override
     def published_note(self) -> str | None:
-        from pipeline.models.mixer.names import published_note
+        from widemix.models.mixer.names import published_note
 
         return published_note(self)
 
     @override
     @classmethod
     def named(cls) -> dict[str, tuple["MixerSection", int]]:
-        from pipeline.models.mixer.names import named_mixers
+        from widemix.models.mixer.names import named_mixers
 
         return named_mixers()
 

@@ -1,7 +1,7 @@
 """Layer costs of Vision Permutators."""
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from pipeline.models.permutator.section import PermutatorSection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
+from widemix.models.permutator.section import PermutatorSection
 
 
 def permutator_costs(section: PermutatorSection, image_size: int, num_classes: int) -> NetworkCost:

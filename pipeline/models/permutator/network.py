@@ -6,13 +6,13 @@ Shapes: B batch, S = h*w tokens, C channels.
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-from pipeline.models.baselines import Baseline
-from pipeline.models.drop_path import drop_path
-from pipeline.models.norms import LayerNorm
+from widemix.models.baselines import Baseline
+from widemix.models.drop_path import drop_path
+from widemix.models.norms import LayerNorm
 
 
 class PermuteMlp(nn.Module):
-    """Mixes along height, width and channels separately, and adds the three with weights that depend on the picture.
+    """Mixes along height, width and channels separately, and adds the three with weights that depend on the image.
 
     Channels fall into h segments of C/h. Along the height, one vector of C numbers is segment s of all tokens of a
     column; along the width, of all tokens of a row. The grid is square.

@@ -4,9 +4,9 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSpec, PatchedSection, check_patches
-from pipeline.section import key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSpec, PatchedSection, check_patches
+from widemix.section import key
 
 
 class PermutatorSection(PatchedSection):
@@ -26,13 +26,13 @@ class PermutatorSection(PatchedSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.permutator.network import Permutator
+        from widemix.models.permutator.network import Permutator
 
         return Permutator, self.block_arguments(image_size) | {"expansion": self.expansion}
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.permutator.cost import permutator_costs
+        from widemix.models.permutator.cost import permutator_costs
 
         return permutator_costs(self, image_size, num_classes)
 

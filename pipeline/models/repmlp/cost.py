@@ -1,7 +1,7 @@
 """Layer costs of RepMLPs."""
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from pipeline.models.repmlp.section import RepMlpSection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
+from widemix.models.repmlp.section import RepMlpSection
 
 
 def repmlp_costs(section: RepMlpSection, image_size: int, num_classes: int) -> NetworkCost:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from pipeline.models.baselines import Baseline
-from pipeline.models.block_diagonal import BlockDiagonal
-from pipeline.models.drop_path import drop_path
+from widemix.models.baselines import Baseline
+from widemix.models.block_diagonal import BlockDiagonal
+from widemix.models.drop_path import drop_path
 
 
 class TokenNorm(nn.Module):

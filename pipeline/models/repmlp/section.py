@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSpec, PatchedSection
-from pipeline.section import Positive, key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.section import Positive, key
 
 
 class RepMlpSection(PatchedSection):
@@ -32,7 +32,7 @@ class RepMlpSection(PatchedSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.repmlp.network import RepMlp
+        from widemix.models.repmlp.network import RepMlp
 
         return RepMlp, self.block_arguments(image_size) | {
             "expansion": self.expansion,
@@ -42,7 +42,7 @@ class RepMlpSection(PatchedSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.repmlp.cost import repmlp_costs
+        from widemix.models.repmlp.cost import repmlp_costs
 
         return repmlp_costs(self, image_size, num_classes)
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost
-from pipeline.models.shallow.network import Matrix, split
-from pipeline.models.shallow.section import ShallowSection
+from widemix.models.layer_costs import LayerCost, NetworkCost
+from widemix.models.shallow.network import Matrix, split
+from widemix.models.shallow.section import ShallowSection
 
 
 def shallow_costs(section: ShallowSection, image_size: int, num_classes: int) -> NetworkCost:
@@ -13,7 +13,7 @@ def shallow_costs(section: ShallowSection, image_size: int, num_classes: int) ->
     first = _matrix(section.matrices, pixels, width)
     first[0] = replace(first[0], input_gradient=False)
     layers = [*first, *_matrix(section.matrices, width, width), LayerCost(1, width, num_classes, mixes=False)]
-    unread = 2 * image_size**2 if section.grayscale else 0  # the picture is saved with all its channels
+    unread = 2 * image_size**2 if section.grayscale else 0  # the image is saved with all its channels
     return NetworkCost(layers, [], width=width, gamma=1.0, extra_saved=unread)
 
 

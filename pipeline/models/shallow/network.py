@@ -12,8 +12,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from pipeline.models.block_diagonal import BlockDiagonal
-from pipeline.models.mlp_base import MlpClassifier
+from widemix.models.block_diagonal import BlockDiagonal
+from widemix.models.mlp_base import MlpClassifier
 
 Matrix = Literal["dense", "monarch", "kronecker"]
 
@@ -51,7 +51,7 @@ def matrix(kind: Matrix, inputs: int, outputs: int) -> nn.Module:
 class ShallowMlp(MlpClassifier):
     """x -> Bc B2 ReLU(B1 x): pixels -> m -> m -> classes. Bc, the head, is dense.
 
-    `grayscale` reads the first channel alone: those of a gray picture are equal.
+    `grayscale` reads the first channel alone: those of a gray image are equal.
     """
 
     def __init__(

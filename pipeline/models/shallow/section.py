@@ -5,9 +5,9 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import ModelSection, ModelSpec
-from pipeline.section import Positive, key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import ModelSection, ModelSpec
+from widemix.section import Positive, key
 
 
 class ShallowSection(ModelSection):
@@ -20,7 +20,7 @@ class ShallowSection(ModelSection):
     matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
 
     grayscale: bool = key(
-        False, "shallow: the input is one channel, for gray pictures; false: three channels one after the other"
+        False, "shallow: the input is one channel, for gray images; false: three channels one after the other"
     )
 
     @model_validator(mode="after")
@@ -32,7 +32,7 @@ class ShallowSection(ModelSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.shallow.network import ShallowMlp
+        from widemix.models.shallow.network import ShallowMlp
 
         return ShallowMlp, {
             "img_size": image_size,
@@ -43,7 +43,7 @@ class ShallowSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.shallow.cost import shallow_costs
+        from widemix.models.shallow.cost import shallow_costs
 
         return shallow_costs(self, image_size, num_classes)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from pipeline.models.sw_mlp.section import SwMlpSection
-from pipeline.models.sw_mlp.sparse import multiplies_sparsely, row_counts
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
+from widemix.models.sw_mlp.section import SwMlpSection
+from widemix.models.sw_mlp.sparse import multiplies_sparsely, row_counts
 
 
 def sw_mlp_costs(section: SwMlpSection, image_size: int, num_classes: int) -> NetworkCost:

@@ -9,9 +9,9 @@ from functools import partial
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
-from pipeline.models.mlp_base import MlpClassifier
-from pipeline.models.norms import LayerNorm
-from pipeline.models.sw_mlp.sparse import SparseLinear
+from widemix.models.mlp_base import MlpClassifier
+from widemix.models.norms import LayerNorm
+from widemix.models.sw_mlp.sparse import SparseLinear
 
 
 class MaskedSkip(nn.Module):

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
-from pipeline.section import Depth, Epsilon, Positive, key
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
+from widemix.section import Depth, Epsilon, Positive, key
 
 
 class SwMlpSection(ModelSection):
@@ -74,7 +74,7 @@ class SwMlpSection(ModelSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.sw_mlp.network import SwMlp
+        from widemix.models.sw_mlp.network import SwMlp
 
         return SwMlp, {
             "img_size": image_size,
@@ -93,7 +93,7 @@ class SwMlpSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.sw_mlp.cost import sw_mlp_costs
+        from widemix.models.sw_mlp.cost import sw_mlp_costs
 
         return sw_mlp_costs(self, image_size, num_classes)
 

@@ -1,8 +1,8 @@
 """Layer costs of the text models."""
 
-from pipeline.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
-from pipeline.models.section import hidden_width
-from pipeline.models.text.section import TextMixerSection, TextTransformerSection
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
+from widemix.models.section import hidden_width
+from widemix.models.text.section import TextMixerSection, TextTransformerSection
 
 
 def text_mixer_costs(section: TextMixerSection, num_classes: int) -> NetworkCost:

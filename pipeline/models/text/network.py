@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from pipeline.models.init import init_weights
-from pipeline.models.mixer.network import NORMS, MixerBlock, MixerShape, mixer_blocks
+from widemix.models.init import init_weights
+from widemix.models.mixer.network import NORMS, MixerBlock, MixerShape, mixer_blocks
 
 PAD = 0
 

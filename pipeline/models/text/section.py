@@ -8,16 +8,16 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
-from pipeline.errors import InputError
-from pipeline.models.layer_costs import NetworkCost
-from pipeline.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
-from pipeline.section import Depth, DropPath, Positive, key
+from widemix.errors import InputError
+from widemix.models.layer_costs import NetworkCost
+from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
+from widemix.section import Depth, DropPath, Positive, key
 
 
 class TextSection(ModelSection):
     """What the text models share: token ids in, and a width that is given or follows from a budget of weights."""
 
-    takes: ClassVar[Literal["pictures", "text"]] = "text"
+    takes: ClassVar[Literal["images", "text"]] = "text"
 
     vocabulary: Positive = key(..., "token ids, counted from 0; 0 is padding")
     tokens: Positive = key(..., "T: tokens of a padded sentence pair")
@@ -92,7 +92,7 @@ class TextSection(ModelSection):
     @classmethod
     def register_timm(cls) -> None:
         """Put the family's name into timm's registry: without arguments, of the sizes of recipes/mnli/mixer.yaml."""
-        from pipeline.models.timm_registry import add_text
+        from widemix.models.timm_registry import add_text
 
         (kind,) = cls.kinds()
         sizes = {"vocabulary": 30522, "tokens": 128, "channels": 64, "depth": 2}
@@ -134,7 +134,7 @@ class TextMixerSection(TextSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.text.network import TextMixer
+        from widemix.models.text.network import TextMixer
 
         return TextMixer, {
             "vocabulary": self.vocabulary,
@@ -152,7 +152,7 @@ class TextMixerSection(TextSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.text.cost import text_mixer_costs
+        from widemix.models.text.cost import text_mixer_costs
 
         return text_mixer_costs(self, num_classes)
 
@@ -190,7 +190,7 @@ class TextTransformerSection(TextSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.text.network import TextTransformer
+        from widemix.models.text.network import TextTransformer
 
         return TextTransformer, {
             "vocabulary": self.vocabulary,
@@ -203,7 +203,7 @@ class TextTransformerSection(TextSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from pipeline.models.text.cost import text_transformer_costs
+        from widemix.models.text.cost import text_transformer_costs
 
         return text_transformer_costs(self, num_classes)
 

@@ -7,7 +7,7 @@ from typing import Any
 import timm
 import torch
 
-from pipeline.errors import InputError
+from widemix.errors import InputError
 
 
 def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Module:
@@ -27,7 +27,7 @@ def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Modu
 
 @functools.cache
 def takes_image_size(name: str) -> bool:
-    """Whether timm's network is made for one size of picture, `img_size`; convolutional networks take any."""
+    """Whether timm's network is made for one size of image, `img_size`; convolutional networks take any."""
     if not timm.is_model(name):
         return True
     size: Any = timm.get_pretrained_cfg_value(name, "input_size")

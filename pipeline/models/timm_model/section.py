@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from pipeline.models.section import ModelSection, ModelSpec
-from pipeline.section import DropPath, key
+from widemix.models.section import ModelSection, ModelSpec
+from widemix.section import DropPath, key
 
 
 class TimmSection(ModelSection):
@@ -17,13 +17,13 @@ class TimmSection(ModelSection):
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
-        from pipeline.models.timm_model.network import create_timm_model
+        from widemix.models.timm_model.network import create_timm_model
 
         return create_timm_model, {"name": self.name, "img_size": image_size, "drop_path_rate": self.drop_path}
 
     @override
     def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
-        from pipeline.models.timm_model.network import takes_image_size
+        from widemix.models.timm_model.network import takes_image_size
 
         size = {"img_size": image_size} if takes_image_size(self.name) else {}
         return self.name, {**size, "drop_path_rate": self.drop_path}

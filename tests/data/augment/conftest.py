@@ -1,4 +1,4 @@
-"""Pictures that operations are held against Pillow on: of several sizes, smooth, noisy, flat and extreme."""
+"""Images that operations are held against Pillow on: of several sizes, smooth, noisy, flat and extreme."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from PIL import Image
 SIZES = [(8, 8), (32, 32), (224, 224), (97, 131), (131, 97)]  # height, width
 
 
-def pictures_of(height: int, width: int) -> list[np.ndarray]:
+def images_of(height: int, width: int) -> list[np.ndarray]:
     """uint8 [height, width, 3] each."""
     numbers = np.random.RandomState(height * 1000 + width)
     coarse = numbers.randint(0, 256, (6, 6, 3)).astype(np.uint8)
@@ -23,9 +23,9 @@ def pictures_of(height: int, width: int) -> list[np.ndarray]:
         numbers.randint(0, 2, photo.shape) * 255,
         np.stack([columns % 256, rows % 256, np.full_like(rows, 40)], axis=-1),
     ]
-    return [picture.astype(np.uint8) for picture in found]
+    return [image.astype(np.uint8) for image in found]
 
 
 @pytest.fixture(params=SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-def pictures(request) -> list[np.ndarray]:
-    return pictures_of(*request.param)
+def images(request) -> list[np.ndarray]:
+    return images_of(*request.param)

@@ -5,11 +5,11 @@ import pytest
 from PIL import Image
 from timm.data import auto_augment
 
-from pipeline.data.augment import blend, filters, registry, tables
-from pipeline.data.augment.blend import blend_tables
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.scratch import scratch_for
-from tests.data.augment.conftest import pictures_of
+from tests.data.augment.conftest import images_of
+from widemix.data.augment import blend, filters, registry, tables
+from widemix.data.augment.blend import blend_tables
+from widemix.data.augment.operations import apply
+from widemix.data.augment.scratch import scratch_for
 
 NAMED = {
     registry.COLOR: auto_augment.color,
@@ -57,13 +57,13 @@ def test_what_rounding_decides_is_not_left_to_tables():
 @pytest.mark.parametrize("operation", NAMED, ids=lambda n: NAMED[n].__name__)
 @pytest.mark.parametrize("size", [(3, 3), (5, 22), (32, 33)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_certain_or_not_it_is_pillows(size, operation):
-    for picture in pictures_of(*size):
+    for image in images_of(*size):
         for factor in HARD + drawn(10):
             if factor > 100:  # Pillow's C code leaves it undefined
                 continue
-            ours = picture.copy()
+            ours = image.copy()
             apply(ours, operation, factor, False, 0, scratch_for(*size))
-            assert np.array_equal(ours, NAMED[operation](Image.fromarray(picture), factor)), factor
+            assert np.array_equal(ours, NAMED[operation](Image.fromarray(image), factor)), factor
 
 
 def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
@@ -72,7 +72,7 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
         (blend, "_sum_luma"),
         (blend, "_blend_with_luma"),
         (blend, "look_up_one"),
-        (filters, "_sharpen_picture"),
+        (filters, "_sharpen_image"),
         (tables, "_count_values"),
         (tables, "_look_up"),
     ]:
@@ -81,7 +81,7 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
     for function in ("_add_three", "_sharpen"):
         monkeypatch.setattr(filters, function, getattr(filters, function).py_func)
     scratch = scratch_for(13, 14)
-    for picture in pictures_of(13, 14)[:3]:
+    for image in images_of(13, 14)[:3]:
         for factor in (0.3, 1.7):
             ways = {
                 registry.COLOR: lambda p, f: blend.color.py_func(p.reshape(-1), f, scratch.tables),
@@ -92,14 +92,14 @@ def test_other_processors_and_no_compiler_give_the_same(monkeypatch):
                 ),
             }
             for operation, way in ways.items():
-                ours = picture.copy()
+                ours = image.copy()
                 way(ours, factor)
-                assert np.array_equal(ours, NAMED[operation](Image.fromarray(picture), factor)), (operation, factor)
+                assert np.array_equal(ours, NAMED[operation](Image.fromarray(image), factor)), (operation, factor)
         counts = np.empty((3, 256), np.int32)
-        tables.count_values.py_func(picture.reshape(-1), counts)
+        tables.count_values.py_func(image.reshape(-1), counts)
         for channel in range(3):
-            assert np.array_equal(counts[channel], np.bincount(picture[:, :, channel].reshape(-1), minlength=256))
+            assert np.array_equal(counts[channel], np.bincount(image[:, :, channel].reshape(-1), minlength=256))
         three = np.random.RandomState(1).randint(0, 256, (3, 256)).astype(np.uint8)
-        ours = picture.copy()
+        ours = image.copy()
         tables.look_up.py_func(ours.reshape(-1), three)
-        assert np.array_equal(ours, three[np.arange(3), picture])
+        assert np.array_equal(ours, three[np.arange(3), image])

@@ -1,4 +1,4 @@
-"""Colour jitter, grayscale and blur against torchvision on Pillow pictures."""
+"""Colour jitter, grayscale and blur against torchvision on Pillow images."""
 
 import math
 from collections import Counter
@@ -10,33 +10,33 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import functional as F
 
-from pipeline.data.augment.color_jitter import ColorJitter, apply_color_jitter, draw_jitter, draw_sigma
-from pipeline.data.augment.hue import turn_hue
-from pipeline.data.augment.scratch import scratch_for
-from pipeline.data.augment.smooth import gaussian_smooth
-from pipeline.data.random import COLOR_JITTER, key
+from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, draw_jitter, draw_sigma
+from widemix.data.augment.hue import turn_hue
+from widemix.data.augment.scratch import scratch_for
+from widemix.data.augment.smooth import gaussian_smooth
+from widemix.data.random import COLOR_JITTER, key
 
 OFF = (0.0, 0.0, 0.0, 0.0)
 ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
 
 def changed(
-    picture: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0, solarize_prob=0.0
+    image: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0, solarize_prob=0.0
 ):
-    ours = picture.copy()
+    ours = image.copy()
     color_jitter = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob, solarize_prob)
-    apply_color_jitter(ours, color_jitter, np.uint64(stream), scratch_for(*picture.shape[:2]))
+    apply_color_jitter(ours, color_jitter, np.uint64(stream), scratch_for(*image.shape[:2]))
     return ours
 
 
 @pytest.mark.parametrize("strength", [(0.4, 0.4, 0.4, 0.0), (0.3, 1.5, 0.2, 0.1), (0.0, 0.0, 0.0, 0.5)])
-def test_jitter_is_torchvisions_with_the_same_numbers(pictures, strength):
-    for stream, picture in enumerate(pictures):
-        image = Image.fromarray(picture)
+def test_jitter_is_torchvisions_with_the_same_numbers(images, strength):
+    for stream, image in enumerate(images):
+        expected = Image.fromarray(image)
         for part, factor in draw_jitter(np.array(strength), np.uint64(stream)):
             if strength[int(part)]:
-                image = ADJUST[int(part)](image, factor)
-        assert np.array_equal(changed(picture, stream, strength, jitter_prob=1.0), np.asarray(image))
+                expected = ADJUST[int(part)](expected, factor)
+        assert np.array_equal(changed(image, stream, strength, jitter_prob=1.0), np.asarray(expected))
 
 
 def test_every_colour_turns_as_pillow_turns_it():
@@ -61,19 +61,19 @@ def test_jitter_draws_every_order_and_its_whole_range():
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
 
 
-def test_grayscale_is_torchvisions_as_often_as_asked(pictures):
-    for stream, picture in enumerate(pictures):
-        expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(picture), 3))
-        assert np.array_equal(changed(picture, stream, gray_prob=1.0), expected)
+def test_grayscale_is_torchvisions_as_often_as_asked(images):
+    for stream, image in enumerate(images):
+        expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(image), 3))
+        assert np.array_equal(changed(image, stream, gray_prob=1.0), expected)
     small = np.array([[[1, 100, 200]]], np.uint8)
     grey = sum(changed(small, key(1, 1, s, COLOR_JITTER), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
     assert abs(grey - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
 
 
-def test_solarisation_is_torchvisions_and_the_last_step(pictures):
-    for stream, picture in enumerate(pictures):
-        expected = np.asarray(F.solarize(F.rgb_to_grayscale(Image.fromarray(picture), 3), 128))
-        assert np.array_equal(changed(picture, stream, gray_prob=1.0, solarize_prob=1.0), expected)
+def test_solarisation_is_torchvisions_and_the_last_step(images):
+    for stream, image in enumerate(images):
+        expected = np.asarray(F.solarize(F.rgb_to_grayscale(Image.fromarray(image), 3), 128))
+        assert np.array_equal(changed(image, stream, gray_prob=1.0, solarize_prob=1.0), expected)
     small = np.full((1, 1, 3), 200, np.uint8)
     turned = sum(changed(small, key(1, 1, s, COLOR_JITTER), solarize_prob=0.2)[0, 0, 0] == 55 for s in range(3000))
     assert abs(turned - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
@@ -83,11 +83,11 @@ def test_solarisation_is_torchvisions_and_the_last_step(pictures):
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (224, 224), (97, 131)])
 def test_blur_is_torchvisions_but_for_rounding(sigma, height, width):
     numbers = np.random.RandomState(3)
-    for picture in (numbers.randint(0, 256, (height, width, 3)), np.full((height, width, 3), 77)):
-        tensor = torch.from_numpy(picture.astype(np.uint8)).permute(2, 0, 1)
+    for image in (numbers.randint(0, 256, (height, width, 3)), np.full((height, width, 3), 77)):
+        tensor = torch.from_numpy(image.astype(np.uint8)).permute(2, 0, 1)
         expected = F.gaussian_blur(tensor, [23, 23], [sigma, sigma]).permute(1, 2, 0).numpy().astype(int)
         scratch = scratch_for(height, width)
-        rows = picture.astype(np.uint8).reshape(height, -1)
+        rows = image.astype(np.uint8).reshape(height, -1)
         between = scratch.mixed.reshape(height, -1)
         gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, between, scratch.weighted)
         difference = np.abs(rows.reshape(expected.shape) - expected)
@@ -95,6 +95,6 @@ def test_blur_is_torchvisions_but_for_rounding(sigma, height, width):
         assert (difference > 0).mean() < 1e-4
 
 
-def test_blur_mirrors_pictures_narrower_than_its_reach():
+def test_blur_mirrors_images_narrower_than_its_reach():
     flat = np.full((4, 3, 3), 99, np.uint8)
     assert np.array_equal(changed(flat, 5, blur_prob=1.0), flat)

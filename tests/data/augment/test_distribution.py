@@ -9,11 +9,11 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment
 
-from pipeline.data.augment import registry as op
-from pipeline.data.augment.draw import draw_chain, mixed_chain
-from pipeline.data.augment.program import MIX, compile_policy
-from pipeline.data.random import AUGMENT, key
-from pipeline.recipe.policy import parse_policy
+from widemix.data.augment import registry as op
+from widemix.data.augment.draw import draw_chain, mixed_chain
+from widemix.data.augment.program import MIX, compile_policy
+from widemix.data.random import AUGMENT, key
+from widemix.recipe.policy import parse_policy
 
 MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
 DRAWS = 25_000  # chains of steps
@@ -44,7 +44,7 @@ Chain = tuple[tuple[int, float, bool], ...]  # operation, argument, cubic of eac
 
 
 class Trace(tuple):
-    """In place of a picture: the operations so far."""
+    """In place of an image: the operations so far."""
 
     def copy(self) -> "Trace":
         return self

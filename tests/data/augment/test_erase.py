@@ -8,21 +8,21 @@ import torch
 from scipy import stats
 from timm.data import random_erasing
 
-from pipeline.data.augment.erase import Erasing, draw_boxes, draw_erasing, erase, erase_with_torch, normal_quantiles
-from pipeline.data.random import ERASE, key, uniform
-from pipeline.recipe.augment import AugmentSection
+from widemix.data.augment.erase import Erasing, draw_boxes, draw_erasing, erase, erase_with_torch, normal_quantiles
+from widemix.data.random import ERASE, key, uniform
+from widemix.recipe.augment import AugmentSection
 
 SEED, EPOCH = 3, 2
 
 
-def blank(pictures: int, side: int) -> torch.Tensor:
-    return torch.full((pictures, 3, side, side), 99.0).contiguous(memory_format=torch.channels_last)
+def blank(images: int, side: int) -> torch.Tensor:
+    return torch.full((images, 3, side, side), 99.0).contiguous(memory_format=torch.channels_last)
 
 
-def erased(count: int, mode: str, pictures: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
-    images = blank(pictures, side)
+def erased(count: int, mode: str, batch: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
+    images = blank(batch, side)
     section = AugmentSection(re_prob=prob, re_count=count, re_mode=mode)
-    erase(images, draw_erasing(np.arange(pictures), side, section, SEED, EPOCH))
+    erase(images, draw_erasing(np.arange(batch), side, section, SEED, EPOCH))
     return images
 
 
@@ -47,7 +47,7 @@ def test_erased_boxes_are_timms_with_the_same_numbers(count, side, monkeypatch):
         monkeypatch.setattr(random_erasing, "random", numbers_of(sample))
         timms(expected)
         assert torch.equal(ours[sample], expected)
-    assert 60 < sum(bool((picture == 0).any()) for picture in ours) < 140
+    assert 60 < sum(bool((image == 0).any()) for image in ours) < 140
 
 
 def test_noise_is_standard_normal_and_differs_from_box_to_box():
@@ -65,11 +65,11 @@ def test_noise_is_standard_normal_and_differs_from_box_to_box():
 
 def test_a_colour_fills_its_box():
     [(_, top, left, height, width)] = draw_boxes(np.arange(1), SEED, EPOCH, 32, 1.0, 1)[0]
-    [picture] = erased(1, "rand", 1)
-    region = picture[:, top : top + height, left : left + width]
+    [image] = erased(1, "rand", 1)
+    region = image[:, top : top + height, left : left + width]
     assert torch.equal(region, region[:, :1, :1].expand_as(region))
     assert len(region[:, 0, 0].unique()) == 3
-    assert (picture == 99).sum() == 3 * (32 * 32 - height * width)
+    assert (image == 99).sum() == 3 * (32 * 32 - height * width)
 
 
 def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():

@@ -7,33 +7,33 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.analysis.operations import all_comparisons, comparison_tiles
-from pipeline.data.augment.batch import build_augmentation
-from pipeline.data.augment.draw import draw_chain
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.program import compile_policy
-from pipeline.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, Law, register_operation
-from pipeline.data.augment.scratch import scratch_for
-from pipeline.data.loader import TrainLoader
-from pipeline.data.random import AUGMENT, key
-from pipeline.distributed.topology import Topology
-from pipeline.errors import InputError
-from pipeline.recipe import policy
-from pipeline.recipe.augment import AugmentSection
-from pipeline.recipe.data import DataSection
-from pipeline.recipe.policy import RandAugment, Step, add_to_sets, parse_policy
 from tests.conftest import ROOT
 from tests.sections import train_section
+from widemix.analysis.operations import all_comparisons, comparison_tiles
+from widemix.data.augment.batch import build_augmentation
+from widemix.data.augment.draw import draw_chain
+from widemix.data.augment.operations import apply
+from widemix.data.augment.program import compile_policy
+from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, Law, register_operation
+from widemix.data.augment.scratch import scratch_for
+from widemix.data.loader import TrainLoader
+from widemix.data.random import AUGMENT, key
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.recipe import policy
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
+from widemix.recipe.policy import RandAugment, Step, add_to_sets, parse_policy
 
 MEAN = (0.485, 0.456, 0.406)
 
 
-def darken(picture: np.ndarray, argument: float) -> None:
-    picture[:] = picture // max(1, round(argument))
+def darken(image: np.ndarray, argument: float) -> None:
+    image[:] = image // max(1, round(argument))
 
 
-def roll(picture: np.ndarray, argument: float) -> None:
-    picture[:] = np.roll(picture, round(argument), axis=1)
+def roll(image: np.ndarray, argument: float) -> None:
+    image[:] = np.roll(image, round(argument), axis=1)
 
 
 @pytest.fixture
@@ -57,24 +57,24 @@ def test_a_set_of_its_own_is_a_policy(registered):
 
 
 def test_a_policy_draws_registered_and_compiled_operations(registered):
-    """Each picture against the steps that its own stream draws."""
+    """Each image against the steps that its own stream draws."""
     program = compile_policy(parse_policy("rand-m9-n3-mstd1-tmixed"), MEAN)
-    pictures = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
-    found, view_ids, numbers = pictures.copy(), np.arange(200, 240), set()
+    images = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
+    found, view_ids, numbers = images.copy(), np.arange(200, 240), set()
     build_augmentation(AugmentSection(auto_augment="rand-m9-n3-mstd1-tmixed"), MEAN, "random")(
         found, view_ids, 7, 2, threads=2
     )
-    for picture, result, view_id in zip(pictures, found, view_ids, strict=True):
+    for image, result, view_id in zip(images, found, view_ids, strict=True):
         chain = np.empty((3, 3))
         draw_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)
         for number, argument, cubic in chain:
             if number == registered[0].number:
                 assert 1 <= argument <= 9
-                darken(picture, argument)
+                darken(image, argument)
             elif number == ROTATE:
-                apply(picture, ROTATE, argument, bool(cubic), np.uint32(program.fill), scratch_for(16, 16))
+                apply(image, ROTATE, argument, bool(cubic), np.uint32(program.fill), scratch_for(16, 16))
             numbers.add(number)
-        assert np.array_equal(result, picture)
+        assert np.array_equal(result, image)
     assert numbers == {SKIP, ROTATE, registered[0].number}
 
 
@@ -97,8 +97,8 @@ def test_the_sheet_has_it_without_a_peer(registered):
         comparison for comparison in all_comparisons((1, 2, 3)) if comparison.name in ("Darken", "Roll")
     )
     assert darker.number == registered[0].number
-    picture = np.full((8, 8, 3), 80, np.uint8)
-    tiles, captions = comparison_tiles(darker, picture)
+    image = np.full((8, 8, 3), 80, np.uint8)
+    tiles, captions = comparison_tiles(darker, image)
     assert [tile[0, 0, 0] for tile in tiles] == [80, 40, 10]
     assert captions == ["ours 1", "ours 2", "ours 8"]
     assert min(rolled.arguments) < 0 < max(rolled.arguments) <= 5
@@ -126,6 +126,6 @@ def test_every_name_of_timms_policies_is_one_of_one_operation():
 
 
 def test_registering_needs_neither_torch_nor_numba():
-    script = "import sys, pipeline.data.augment.registry; print({'torch', 'numba'} & sys.modules.keys())"
+    script = "import sys, widemix.data.augment.registry; print({'torch', 'numba'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

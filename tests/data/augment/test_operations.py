@@ -1,4 +1,4 @@
-"""Every operation is Pillow's as timm calls it, bit for bit, over its whole range and on pictures of many sizes."""
+"""Every operation is Pillow's as timm calls it, bit for bit, over its whole range and on images of many sizes."""
 
 import itertools
 import math
@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from timm.data import auto_augment
 
-from pipeline.data.augment import registry
-from pipeline.data.augment.affine import rotation, transform_plainly
-from pipeline.data.augment.blend import blend
-from pipeline.data.augment.operations import apply
-from pipeline.data.augment.scratch import scratch_for
-from tests.data.augment.conftest import pictures_of
+from tests.data.augment.conftest import images_of
+from widemix.data.augment import registry
+from widemix.data.augment.affine import rotation, transform_plainly
+from widemix.data.augment.blend import blend
+from widemix.data.augment.operations import apply
+from widemix.data.augment.scratch import scratch_for
 
 FILL = (124, 116, 104)
 PACKED = np.uint32(124 | 116 << 8 | 104 << 16)
@@ -46,57 +46,57 @@ MOVES = {
 }
 
 
-def applied(picture: np.ndarray, operation: int, argument: float | None, cubic: bool = False) -> np.ndarray:
-    ours = picture.copy()
-    apply(ours, operation, float(argument or 0), cubic, PACKED, scratch_for(*picture.shape[:2]))
+def applied(image: np.ndarray, operation: int, argument: float | None, cubic: bool = False) -> np.ndarray:
+    ours = image.copy()
+    apply(ours, operation, float(argument or 0), cubic, PACKED, scratch_for(*image.shape[:2]))
     return ours
 
 
 @pytest.mark.parametrize("operation", PLAIN, ids=lambda n: PLAIN[n][0].__name__)
-def test_values_are_pillows(pictures, operation):
+def test_values_are_pillows(images, operation):
     function, arguments = PLAIN[operation]
-    for picture in pictures:
+    for image in images:
         for argument in arguments:
             given = () if argument is None else (argument,)
-            expected = np.asarray(function(Image.fromarray(picture), *given))
-            assert np.array_equal(applied(picture, operation, argument), expected), argument
+            expected = np.asarray(function(Image.fromarray(image), *given))
+            assert np.array_equal(applied(image, operation, argument), expected), argument
 
 
 @pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
 @pytest.mark.parametrize("operation", MOVES, ids=lambda n: MOVES[n][0].__name__)
-def test_moved_pixels_are_pillows(pictures, operation, resample):
+def test_moved_pixels_are_pillows(images, operation, resample):
     function, arguments = MOVES[operation]
-    for picture in pictures[:3]:
+    for image in images[:3]:
         for argument in map(float, arguments):
-            expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
-            ours = applied(picture, operation, argument, resample == CUBIC)
+            expected = function(Image.fromarray(image), argument, fillcolor=FILL, resample=resample)
+            ours = applied(image, operation, argument, resample == CUBIC)
             assert np.array_equal(ours, np.asarray(expected)), argument
 
 
 @pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
 def test_without_a_compiler_too(resample):
-    picture = pictures_of(33, 47)[0]
+    image = images_of(33, 47)[0]
     ways = {
         (auto_augment.rotate, 17.0): rotation(17.0, 33, 47),
         (auto_augment.shear_x, 0.21): (1.0, 0.21, 0.0, 0.0, 1.0, 0.0),
         (auto_augment.shear_y, -0.3): (1.0, 0.0, 0.0, -0.3, 1.0, 0.0),
     }
     for (move, argument), matrix in ways.items():
-        expected = np.asarray(move(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample))
-        ours = picture.copy()
+        expected = np.asarray(move(Image.fromarray(image), argument, fillcolor=FILL, resample=resample))
+        ours = image.copy()
         transform_plainly(ours.reshape(33, -1), matrix, resample == CUBIC, PACKED, scratch_for(33, 47))
         assert np.array_equal(ours, expected), argument
 
 
 @pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
 @pytest.mark.parametrize("size", [(3, 2011), (2011, 3)], ids=lambda size: f"{size[0]}x{size[1]}")
-def test_moved_pixels_of_the_largest_pictures_are_pillows(size, resample):
+def test_moved_pixels_of_the_largest_images_are_pillows(size, resample):
     """Over 2,000 pixels coordinates in fixed point would not fit."""
-    picture = np.random.RandomState(0).randint(0, 256, (*size, 3)).astype(np.uint8)
+    image = np.random.RandomState(0).randint(0, 256, (*size, 3)).astype(np.uint8)
     for operation, argument in ((registry.ROTATE, 0.05), (registry.SHEAR_Y, 0.001), (registry.SHEAR_X, 0.3)):
         function = MOVES[operation][0]
-        expected = function(Image.fromarray(picture), argument, fillcolor=FILL, resample=resample)
-        assert np.array_equal(applied(picture, operation, argument, resample == CUBIC), np.asarray(expected))
+        expected = function(Image.fromarray(image), argument, fillcolor=FILL, resample=resample)
+        assert np.array_equal(applied(image, operation, argument, resample == CUBIC), np.asarray(expected))
 
 
 @settings(max_examples=500)
@@ -109,15 +109,15 @@ def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
     assert rotation(degrees, height, width) == (cos, sin, shift_x, back, cos, shift_y)
 
 
-def test_no_bits_left_is_black(pictures):
+def test_no_bits_left_is_black(images):
     """Pillow 13 raises there, and with it timm's policies at magnitude 10."""
     for bits in (0, -4):
-        assert not applied(pictures[2], registry.POSTERIZE, bits).any()
+        assert not applied(images[2], registry.POSTERIZE, bits).any()
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3, 0.77, 1.0])
-def test_blends_are_pillows(pictures, factor):
-    for one, two in itertools.pairwise(pictures):
+def test_blends_are_pillows(images, factor):
+    for one, two in itertools.pairwise(images):
         expected = Image.blend(Image.fromarray(one), Image.fromarray(two), factor)
         ours = one.copy()
         blend(ours.reshape(-1), two.reshape(-1), factor)
@@ -125,14 +125,14 @@ def test_blends_are_pillows(pictures, factor):
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (2, 3), (3, 2), (3, 3), (4, 5)])
-def test_the_smallest_pictures_too(height, width):
-    picture = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
-    image = Image.fromarray(picture)
-    assert np.array_equal(applied(picture, registry.SHARPNESS, 1.7), auto_augment.sharpness(image, 1.7))
+def test_the_smallest_images_too(height, width):
+    image = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    opened = Image.fromarray(image)
+    assert np.array_equal(applied(image, registry.SHARPNESS, 1.7), auto_augment.sharpness(opened, 1.7))
     for sigma in (0.5, 2.0, 5.0):
-        blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(sigma)))
-        assert np.array_equal(applied(picture, registry.BLUR, sigma), blurred), sigma
+        blurred = np.asarray(opened.filter(ImageFilter.GaussianBlur(sigma)))
+        assert np.array_equal(applied(image, registry.BLUR, sigma), blurred), sigma
     assert np.array_equal(
-        applied(picture, registry.ROTATE, 20, cubic=True),
-        np.asarray(auto_augment.rotate(image, 20, fillcolor=FILL, resample=CUBIC)),
+        applied(image, registry.ROTATE, 20, cubic=True),
+        np.asarray(auto_augment.rotate(opened, 20, fillcolor=FILL, resample=CUBIC)),
     )

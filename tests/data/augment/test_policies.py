@@ -9,13 +9,13 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment, create_transform
 
-from pipeline.data.augment import registry as op
-from pipeline.data.augment.draw import draw_chain, draw_shares, mixed_chain
-from pipeline.data.augment.program import compile_policy
-from pipeline.data.augment.run import run_mixture, run_policy
-from pipeline.data.augment.scratch import scratch_for
-from pipeline.data.random import AUGMENT, key
-from pipeline.recipe.policy import RandAugment, Step, parse_policy
+from widemix.data.augment import registry as op
+from widemix.data.augment.draw import draw_chain, draw_shares, mixed_chain
+from widemix.data.augment.program import compile_policy
+from widemix.data.augment.run import run_mixture, run_policy
+from widemix.data.augment.scratch import scratch_for
+from widemix.data.random import AUGMENT, key
+from widemix.recipe.policy import RandAugment, Step, parse_policy
 
 MEAN = (0.485, 0.456, 0.406)
 FILL = (124, 116, 104)
@@ -63,7 +63,7 @@ def drawn(program, stream: int, depth: int) -> np.ndarray:
 
 
 def applied_by_timm(image: Image.Image, chain: np.ndarray) -> Image.Image:
-    """The picture after the drawn steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
+    """The image after the drawn steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
     for number, argument, cubic in chain:
         if number == op.SKIP:
             continue
@@ -82,7 +82,7 @@ def applied_by_timm(image: Image.Image, chain: np.ndarray) -> Image.Image:
 
 
 @pytest.fixture
-def picture() -> np.ndarray:
+def image() -> np.ndarray:
     rows, columns = np.mgrid[0:48, 0:48]
     noise = np.random.RandomState(0).randint(0, 40, (48, 48, 3))
     return (np.stack([rows * 4, columns * 4, 200 - rows], axis=-1) + noise).clip(0, 255).astype(np.uint8)
@@ -101,15 +101,15 @@ def picture() -> np.ndarray:
         "3a",
     ],
 )
-def test_drawn_steps_are_applied_as_timm_applies_them(picture, text):
+def test_drawn_steps_are_applied_as_timm_applies_them(image, text):
     program = compiled(text)
     changed = 0
     for stream in range(60):
-        ours = picture.copy()
+        ours = image.copy()
         run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((program.layers, 3)))
-        expected = applied_by_timm(Image.fromarray(picture), drawn(program, stream, program.layers))
+        expected = applied_by_timm(Image.fromarray(image), drawn(program, stream, program.layers))
         assert np.array_equal(ours, np.asarray(expected))
-        changed += not np.array_equal(ours, picture)
+        changed += not np.array_equal(ours, image)
     assert changed > 20
 
 
@@ -140,7 +140,7 @@ def test_magnitudes_of_cifar10_are_the_authors():
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
-def test_operations_interpolate_as_timms_loader_has_them_do(picture, interpolation, monkeypatch):
+def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation, monkeypatch):
     """timm's own operations, as its training transform makes them; only signs and `random`'s choices are ours."""
     transform = create_transform(48, is_training=True, auto_augment="rand-m7-n1-p1", interpolation=interpolation)
     theirs = {operation.name: operation for step in transform.transforms for operation in getattr(step, "ops", ())}
@@ -148,18 +148,18 @@ def test_operations_interpolate_as_timms_loader_has_them_do(picture, interpolati
     for name in ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"):
         program = compile_policy(RandAugment((Step(name, 1.0, 7),), 1, None), MEAN, interpolation)
         for stream in range(8):
-            ours = picture.copy()
+            ours = image.copy()
             run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((1, 3)))
             (_, argument, cubic), *_ = drawn(program, stream, 1)
             monkeypatch.setattr(auto_augment.random, "random", lambda negative=argument < 0: 0.9 if negative else 0.4)
             monkeypatch.setattr(auto_augment.random, "choice", lambda ways, cubic=cubic: ways[int(cubic)])
-            assert np.array_equal(ours, np.asarray(theirs[name](Image.fromarray(picture))))
+            assert np.array_equal(ours, np.asarray(theirs[name](Image.fromarray(image))))
             cubics.add(cubic)
     assert cubics == {"bilinear": {0}, "bicubic": {1}, "random": {0, 1}}[interpolation]
 
 
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])
-def test_mixtures_are_timms_with_the_same_numbers(picture, text, monkeypatch):
+def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
     """timm's own AugMix, its draws replaced by ours."""
     program, theirs = compiled(text), timms(text)
     for stream in range(30):
@@ -173,11 +173,11 @@ def test_mixtures_are_timms_with_the_same_numbers(picture, text, monkeypatch):
 
         def choose(_, depth, replace, numbers=numbers):
             chain = drawn(program, next(numbers)[0], depth)
-            return [lambda image, step=step: applied_by_timm(image, step[None]) for step in chain]
+            return [lambda given, step=step: applied_by_timm(given, step[None]) for step in chain]
 
         monkeypatch.setattr(np.random, "choice", choose)
-        expected = np.asarray(theirs(Image.fromarray(picture)))
-        ours = picture.copy()
+        expected = np.asarray(theirs(Image.fromarray(image)))
+        ours = image.copy()
         run_mixture(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
         assert np.array_equal(ours, expected)
 

@@ -1,0 +1,275 @@
+"""One image file -> the bytes that are stored in a .beton.
+
+A JPEG that all readers decode alike keeps its coding. Everything else is decoded, rotated upright, converted to RGB,
+shrunk to `max_size` and re-encoded. A `rule` names every step that the settings did not ask for.
+"""
+
+import functools
+import io
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, JpegImagePlugin
+
+from widemix.data_prep.jpeg import SAMPLINGS, Frame, plain_frame
+from widemix.data_prep.opening import CorruptImage, load_image, open_image
+from widemix.data_prep.restart import interval_for, segment_table, with_markers
+from widemix.data_prep.samples import FileSlice, Origin, Sample
+from widemix.data_prep.settings import PAGE, PrepSettings
+from widemix.data_prep.shrink import shrink_jpeg, shrunk_size
+from widemix.errors import InputError
+from widemix.formats.beton import JPEG, RAW
+from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
+from widemix.formats.tables import ALIGNED
+
+MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg
+ORIENTATION = 0x0112  # the EXIF tag
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # what makes an image of each orientation but 1 upright
+
+
+class Encoded(NamedTuple):
+    """A sample ready to be written; without `data` and `source` for a corrupt image that is left out.
+
+    `segments` is the table of its restart segments, in files that have that field. If the file's own bytes are kept,
+    `source` is where they are, and `data` may be empty.
+    """
+
+    name: str
+    label: int
+    mode: int  # JPEG or RAW
+    width: int  # pixels
+    height: int  # pixels
+    data: bytes
+    rule: str  # what had to be done to an unusual image, or ""
+    segments: bytes = b""
+    source: FileSlice | None = None
+    checksum: int | None = None  # of the sample, computed with it
+    origin: Origin = Origin()
+    targets: bytes = b""  # float32 each, in files of targets; the label is -1 then
+
+    @property
+    def parts(self) -> tuple[bytes, ...]:
+        """The data of its fields: the image and, where they are, the table of segments and the targets."""
+        data = self.source.read() if self.source and not self.data else self.data
+        return tuple(part for part in (data, self.segments, self.targets) if part) if data else ()
+
+    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
+        """The numbers of which the sample's checksum is made, before those of its blocks."""
+        label = crc32c(self.targets) if self.targets else self.label
+        return self.mode, self.width, self.height, label, len(parts[0]), len(self.segments)
+
+    def blocks(self, parts: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of each of its blocks."""
+        return image_blocks(self.mode, self.width, parts[0], self.segments)
+
+    @property
+    def has_bands(self) -> bool:
+        """Whether the checksums of its blocks are stored too."""
+        return self.mode == RAW
+
+    def with_checksum(self) -> "Encoded":
+        """The same with its checksum."""
+        parts = self.parts
+        checksum = sample_checksum(self.numbers(parts), self.blocks(parts)) if parts else None
+        return self._replace(checksum=checksum)
+
+    def for_transfer(self) -> "Encoded":
+        """The same without bytes that another process can read from `source`."""
+        return self._replace(data=b"") if self.source else self
+
+    def row(self, positions: Sequence[int]) -> tuple:
+        """The record in the file's table of samples, with the parts at these positions (bytes)."""
+        image = self.mode, self.width, self.height, positions[0]
+        segments = ((positions[1], len(self.segments)),) if self.segments else ()
+        return image, self.label, *segments, *((positions[-1],) if self.targets else ())
+
+
+def encode(sample: Sample, settings: PrepSettings) -> Encoded:
+    """Encode a sample. Raises `InputError` for an image that cannot be decoded, unless the settings skip those."""
+    if isinstance(sample.image, np.ndarray):
+        height, width, _ = sample.image.shape
+        data = sample.image.tobytes()
+        pixels = Encoded(sample.name, sample.label, RAW, width, height, data, "", origin=Origin(crc32c(data)))
+        return pixels._replace(targets=sample.targets).with_checksum()
+    data, status = sample.image.read_with_status()
+    origin = Origin(crc32c(data), status)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about unusual files; the rules below cover them
+            encoded = _encode(sample, data, settings)
+        _check_page(encoded, len(sample.targets), settings)
+    except CorruptImage as error:
+        if settings.on_corrupt == "skip":
+            return Encoded(sample.name, sample.label, RAW, 0, 0, b"", f"left out: {error}", origin=origin)
+        raise InputError(f"{sample.name}: {error}; repair or remove it, or skip such images (on_corrupt)") from None
+    place = sample.image
+    source = place._replace(size=len(data)) if encoded.data is data and isinstance(place, FileSlice) else None
+    return encoded._replace(source=source, origin=origin, targets=sample.targets).with_checksum()
+
+
+def decode_file(path: str) -> np.ndarray:
+    """The pixels of an image file, upright and in RGB, as `encode` sees them: uint8 [height, width, 3].
+
+    Raises `InputError` for one that cannot be decoded.
+    """
+    file = FileSlice(path)
+    try:
+        encoded = _encode(Sample(path, -1, file), file.read(), PrepSettings(raw=True))
+    except CorruptImage as error:
+        raise InputError(f"{path}: {error}") from None
+    return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
+
+
+def _check_page(encoded: Encoded, targets: int, settings: PrepSettings) -> None:
+    size = len(encoded.data) + ALIGNED + len(encoded.segments) + (ALIGNED + targets if targets else 0)
+    if size > (settings.page or PAGE):
+        page = f"{(settings.page or PAGE) >> 20} MiB, the largest sample of a file"
+        raise CorruptImage(f"takes {size / 2**20:,.1f} MiB, more than {page}; shrink images with a max_size")
+
+
+def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
+    try:
+        frame = plain_frame(data)
+        kept = _encode_jpeg(sample, data, frame, settings) if frame and not settings.raw else None
+        if kept is not None:
+            return kept
+        image, rules = _decode(sample.name, data, frame, settings)
+    except CorruptImage:
+        raise
+    except Exception as error:  # Pillow's plugins raise many types
+        raise CorruptImage(_error_message(data, error)) from None
+    most = MAX_SIDE if settings.raw else MAX_JPEG_SIDE
+    if max(image.size) > most:
+        size = " x ".join(map(str, image.size))
+        raise CorruptImage(f"is {size} pixels, and a side has at most {most}; shrink images with a max_size")
+    if settings.raw:
+        return Encoded(sample.name, sample.label, RAW, *image.size, image.tobytes(), ", ".join(rules))
+    try:
+        body = _jpeg(image, settings)
+    except (OSError, ValueError, MemoryError) as error:
+        raise CorruptImage(f"cannot be encoded ({error!r})") from None
+    segments = segment_table(body) if settings.restart_markers else b""
+    return Encoded(sample.name, sample.label, JPEG, *image.size, body, ", ".join(rules), segments)
+
+
+def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettings) -> Encoded | None:
+    """A JPEG in its own coding, shrunk plane by plane if it is large; None if that needs its pixels."""
+    if not _is_upright(frame, data):
+        return None
+    size, rules = (frame.width, frame.height), _wrong_suffix(sample.name, "JPEG")
+    stored = shrunk_size(size, settings)
+    reencode = _keep_coding if stored == size else shrink_jpeg
+    reencoded = reencode(data, frame, settings)
+    if reencoded is None:
+        return None
+    body, segments, rule = reencoded
+    rules += [rule] if rule else []
+    return Encoded(sample.name, sample.label, JPEG, *stored, body, ", ".join(rules), segments)
+
+
+def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings) -> tuple[Image.Image, list[str]]:
+    """The image upright, in RGB and at the size at which it is stored, and the rules that apply to it."""
+    image = open_image(data)
+    stored = shrunk_size(image.size, settings)
+    frames = load_image(image, stored, settings.max_pixels)
+    rules = [f"first of {frames} frames"] if frames > 1 else []
+    rules += _wrong_suffix(name, image.format)
+    turn = TURNS.get(_orientation(image))
+    upright = image if turn is None else image.transpose(turn)
+    rules += [] if turn is None else ["turned upright"]
+    rgb, rule = _rgb(upright)
+    rules += [rule] if rule else []
+    if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
+        rules.append("odd chroma sampling")
+    elif image.format == "JPEG" and frame is None:
+        rules.append("odd JPEG")
+    turned = stored if upright.size == image.size else stored[::-1]
+    return rgb if rgb.size == turned else rgb.resize(turned, Image.Resampling.LANCZOS), rules
+
+
+def _is_upright(frame: Frame, data: bytes) -> bool:
+    """Whether all readers decode the frame to the same upright image."""
+    if min(frame.width, frame.height) == 0 or not frame.common_sampling:
+        return False
+    if not frame.has_metadata:
+        return True
+    image = open_image(data)
+    return image.format == "JPEG" and _orientation(image) == 1  # not MPO, which holds several images
+
+
+def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
+    """The JPEG with the same pixels: (bytes, table of segments, rule); None as `with_markers`."""
+    return with_markers(data, frame) if settings.restart_markers else (data, b"", "")
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 (upright) to 8; 1 if the image's EXIF block cannot be read or states anything else."""
+    try:
+        stated = image.getexif().get(ORIENTATION)
+    except Exception:  # Pillow raises many types for a damaged block, which says nothing of the pixels
+        return 1
+    return stated if stated in TURNS else 1
+
+
+def _known_sampling(image: JpegImagePlugin.JpegImageFile) -> bool:
+    first, *others = ((h, v) for _, h, v, _ in image.layer)
+    return first in SAMPLINGS and all(other == (1, 1) for other in others)
+
+
+def _wrong_suffix(name: str, format: str | None) -> list[str]:
+    """The rule for a file whose suffix is that of another format."""
+    expected = _format_of_suffix("." + name.rpartition(".")[2].lower())
+    actual = "JPEG" if format == "MPO" else format
+    return [f"a {actual} file"] if expected and expected != actual else []
+
+
+@functools.lru_cache(100)
+def _format_of_suffix(suffix: str) -> str | None:
+    return Image.registered_extensions().get(suffix)
+
+
+def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
+    """The image in RGB, and the rule if its mode was another."""
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image, ""
+    if mode.startswith("I"):
+        levels = np.clip(np.asarray(image), 0, 65_535) >> 8  # as Pillow reads 16-bit RGB
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB"), "16-bit grey to RGB, high bytes"
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB"), "alpha over white"
+    if mode in ("L", "1"):
+        return image.convert("RGB"), "grey to RGB"
+    if mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
+        return image.convert("RGB"), f"{'palette' if mode == 'P' else mode} to RGB"
+    raise CorruptImage(f"has Pillow's mode {mode}, which is not supported")
+
+
+def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:
+    buffer = io.BytesIO()
+    if settings.restart_markers:
+        interval = interval_for(image.width, across=16)  # Pillow's 4:2:0
+        image.save(buffer, "JPEG", quality=settings.quality, restart_marker_blocks=interval)
+    else:
+        image.save(buffer, "JPEG", quality=settings.quality)
+    return buffer.getvalue()
+
+
+def _error_message(data: bytes, error: Exception) -> str:
+    if not data:
+        return "is empty"
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "is no image that Pillow can read"
+    return f"cannot be decoded ({str(error).splitlines()[0] if str(error) else type(error).__name__})"

@@ -1,0 +1,1 @@
+"""What `import widemix` offers: loaders, training and evaluation as Python functions."""

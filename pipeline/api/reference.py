@@ -1,0 +1,92 @@
+"""Writes the reference page of the Python interface from docstrings: `python -m widemix.api.reference docs/reference`."""
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import widemix
+from widemix.files import atomic_write
+
+_ABOUT = "Made from the docstrings, by `python -m widemix.api.reference docs/reference`."
+_FIXED = "\0"  # a space within an argument
+_WIDTH = 80  # of signatures: a line of the page
+
+
+def page() -> str:
+    """Return the page, as Markdown: every name of `widemix`, and the operations for FFCV."""
+    parts = [f"# Python\n\n{_ABOUT}\n", f"## widemix\n\n{inspect.getdoc(widemix)}\n"]
+    for name in widemix.__all__:
+        thing = getattr(widemix, name)
+        if callable(thing):
+            parts += _described(f"widemix.{name}", thing)
+    return "\n".join([*parts, *_ffcv()])
+
+
+def _described(name: str, thing: Any) -> Iterator[str]:
+    yield f"### {name}\n\n```python\n{_filled(name + _signature(thing))}\n```\n\n{_text(inspect.getdoc(thing))}\n"
+    if name == "widemix.Loader":
+        for method, function in vars(thing).items():
+            if method == "__len__" or not method.startswith("_"):
+                function = function.fget if isinstance(function, property) else function
+                yield f"- `{method}`: {_one_line(inspect.getdoc(function))}"
+        yield ""
+
+
+def _signature(thing: Any) -> str:
+    """The arguments with their defaults; without types, which the package has for editors and type checkers."""
+    if inspect.isclass(thing) and "__init__" not in vars(thing):  # a section or an exception
+        return ""
+    words: list[str] = []
+    is_named = False
+    for argument in inspect.signature(thing).parameters.values():
+        if argument.kind is argument.KEYWORD_ONLY and not is_named:
+            words, is_named = [*words, "*"], True
+        value = json.dumps(argument.default) if isinstance(argument.default, str) else repr(argument.default)
+        default = "" if argument.default is argument.empty else f"={value}".replace(" ", _FIXED)
+        stars = "**" if argument.kind is argument.VAR_KEYWORD else ""
+        words.append(f"{stars}{argument.name}{default}")
+    return f"({', '.join(words)})"
+
+
+def _filled(signature: str) -> str:
+    """A call, on lines that break between arguments."""
+    return textwrap.fill(signature, _WIDTH, subsequent_indent="    ").replace(_FIXED, " ")
+
+
+def _ffcv() -> Iterator[str]:
+    """From the source alone, since FFCV may be missing."""
+    module = ast.parse(Path(widemix.__file__).with_name("ffcv.py").read_text(encoding="utf-8"))
+    yield f"## widemix.ffcv\n\n```\n{ast.get_docstring(module)}\n```\n"
+    for part in module.body:
+        if isinstance(part, ast.ClassDef | ast.FunctionDef) and not part.name.startswith("_"):
+            body = part.body if isinstance(part, ast.ClassDef) else [part]
+            made = [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ("__init__", part.name)]
+            arguments = ", ".join(_arguments(made[0])) if made else ""
+            yield f"- `{part.name}({arguments})`: {_one_line(ast.get_docstring(part))}"
+    yield ""
+
+
+def _arguments(function: ast.FunctionDef) -> list[str]:
+    names = [argument.arg for argument in function.args.args]
+    defaults = [f"={ast.unparse(default)}" for default in function.args.defaults]
+    named = zip(names, [*[""] * (len(names) - len(defaults)), *defaults], strict=True)
+    return [name + default for name, default in named if name != "self"]
+
+
+def _text(docstring: str | None) -> str:
+    """A docstring as Markdown: lines about an argument become points."""
+    return re.sub(r"^(\w+(?:, \w+)*): ", r"- `\1`: ", (docstring or "").replace("<", "&lt;"), flags=re.MULTILINE)
+
+
+def _one_line(docstring: str | None) -> str:
+    return " ".join((docstring or "").split())
+
+
+if __name__ == "__main__":
+    atomic_write(Path(sys.argv[1]) / "python.md", page())

@@ -1,0 +1,247 @@
+"""Our loader in other libraries' trainers, against the loader that their users have: 50 steps of ImageNet's JPEGs.
+
+RandAugment and erasing, by timm's transforms in the processes of the trainer or by `widemix.Loader` on one decoding
+thread; with FFCV crop and flip, which is what it has. The network is the mean of an image's colours and one linear
+layer, so that the trainers' own cost and loading are what takes time.
+"""
+
+import argparse
+import logging
+import runpy
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from widemix.api.loader import Loader
+from widemix.bench.sample import link_repeatedly, prepare
+from widemix.bench.timing import Contestant, compare_loaders
+from widemix.errors import InputError
+
+VERSIONS = ("torch", "timm", "lightning", "transformers", "accelerate", "ffcv", "pillow", "numba", "numpy")
+SIDE, BATCH, STEPS = 224, 50, 50
+# Without mstd: a magnitude of 10 has timm posterize to no bits, which Pillow 13 refuses.
+POLICY: dict[str, Any] = {"auto_augment": "rand-m9-inc1", "re_prob": 0.25, "interpolation": "bilinear"}
+Pair = Callable[[Path], tuple[Contestant, Contestant]]  # trains on the loader of its users, and on ours
+OWN, OURS = ", its users' own loader", ", widemix.Loader"
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of `widemix bench trainers`; `ratio` is to the row before with the loader of its users."""
+    files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
+    if not files:
+        raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        link_repeatedly(files, folder / "images", STEPS * BATCH)
+        prepare("imagenet", folder / "images", folder / "prepared", "--max-size=0")
+        pairs: dict[str, Pair] = {
+            "Lightning": _lightning,
+            "Hugging Face's Trainer": _hugging_face,
+            "FFCV's Loader": _ffcv,
+        }
+        if arguments.timm_train:
+            pairs["timm's train.py"] = _timm_train(arguments.timm_train)
+        for trainer, pair in pairs.items():
+            own, ours = pair(folder)
+            rows += compare_loaders({trainer + OWN: own, trainer + OURS: ours}, arguments.rounds, peer=trainer + OWN)
+    return rows
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000))
+
+
+def _files(folder: Path) -> Dataset[Any]:
+    """Images of the folder by timm's transforms."""
+    from timm.data import create_dataset, create_transform
+
+    transform = create_transform(SIDE, is_training=True, **POLICY)
+    return create_dataset("", str(folder / "images" / "train"), is_training=True, transform=transform)
+
+
+def _loader(folder: Path) -> Loader:
+    return Loader(folder / "prepared", "train", BATCH, SIDE, num_workers=1, device="cpu", **POLICY)
+
+
+def _lightning(folder: Path) -> tuple[Contestant, Contestant]:
+    import lightning.pytorch as lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network()
+
+        def training_step(self, batch: Any, _number: int) -> torch.Tensor:
+            images, labels = batch
+            return nn.functional.cross_entropy(self.network(images), labels)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+    def trained_on(loader: Any) -> Contestant:
+        def process(_number: int) -> int:
+            trainer = lightning.Trainer(max_steps=STEPS, accelerator="cpu", enable_checkpointing=False, **quiet)
+            trainer.fit(Classifier(), loader)
+            return trainer.global_step * BATCH
+
+        return process
+
+    return trained_on(DataLoader(_files(folder), BATCH, shuffle=True)), trained_on(_loader(folder))
+
+
+def _hugging_face(folder: Path) -> tuple[Contestant, Contestant]:
+    import transformers
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = _network()
+
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.network(pixel_values), labels)}
+
+    class Batches(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return ({"pixel_values": images, "labels": labels} for images, labels in loader)
+
+    class BatchTrainer(transformers.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(Batches(), batch_size=None)
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        images, labels = zip(*samples, strict=True)
+        return {"pixel_values": torch.stack(images), "labels": torch.tensor(labels)}
+
+    loader, files = _loader(folder), _files(folder)
+    settings: Any = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
+
+    def trained_by(kind: Callable[..., Any]) -> Contestant:
+        def process(_number: int) -> int:
+            options = transformers.TrainingArguments(
+                str(folder / "transformers"),
+                max_steps=STEPS,
+                per_device_train_batch_size=BATCH,
+                use_cpu=True,
+                remove_unused_columns=False,
+                **settings,
+            )
+            trainer = kind(Classifier(), options, train_dataset=files, data_collator=collate)
+            trainer.train()
+            return trainer.state.global_step * BATCH
+
+        return process
+
+    return trained_by(transformers.Trainer), trained_by(BatchTrainer)
+
+
+def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
+    """FFCV has no RandAugment: crop and flip by its decoder, and by ours."""
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader as FfcvLoader
+    from ffcv.loader import OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, Squeeze, ToTensor
+
+    from widemix.ffcv import Order, RandomResizedCrop
+
+    def trained_on(order: Any, *image: Any) -> Contestant:
+        label = [IntDecoder(), ToTensor(), Squeeze((1,))]
+        pipelines = {"image": [*image, ToTensor()], "label": label}
+        beton = str(folder / "prepared/train.beton")
+        loader = FfcvLoader(beton, BATCH, num_workers=1, os_cache=True, order=order, pipelines=pipelines)
+        network = _network()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+        def process(_number: int) -> int:
+            seen = 0
+            for images, labels, *_others in loader:
+                optimizer.zero_grad()
+                pixels = images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)
+                nn.functional.cross_entropy(network(pixels.float()), labels.long()).backward()
+                optimizer.step()
+                seen += len(images)
+            return seen
+
+        return process
+
+    theirs = RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()
+    return trained_on(OrderOption.RANDOM, *theirs), trained_on(Order(seed=0), RandomResizedCrop(SIDE))
+
+
+def _timm_train(script: Path) -> Pair:
+    """timm's own script, run in this process: with its loader, and with `create_loader` exchanged for ours."""
+    import timm.data
+    from timm.models import register_model
+
+    seen: list[int] = []
+
+    def colour_mean(pretrained: bool = False, **_options: Any) -> nn.Module:
+        network: Any = _network()
+        network.num_classes = 1000
+        network.register_forward_hook(lambda _network, images, _logits: seen.append(len(images[0])))
+        return network
+
+    def pair(folder: Path) -> tuple[Contestant, Contestant]:
+        register_model(colour_mean)
+        theirs = timm.data.create_dataset, partial(timm.data.create_loader, persistent_workers=False)
+        ours = (lambda *_, **__: None), (lambda *_, **__: _TimmLoader(_loader(folder)))
+        words = [str(script), str(folder / "images"), "--val-split", "", "--model", "colour_mean", "--epochs", "1"]
+        words += ["--num-classes", "1000", "-b", str(BATCH), "--aa", POLICY["auto_augment"], "--workers", "0"]
+        words += ["--reprob", str(POLICY["re_prob"]), "--train-interpolation", POLICY["interpolation"]]
+        words += [
+            "--img-size",
+            str(SIDE),
+            "--device",
+            "cpu",
+            "--output",
+            str(folder / "timm"),
+            "--warmup-epochs",
+            "0",
+        ]
+
+        def trained_by(create: tuple[Any, Any]) -> Contestant:
+            def process(_number: int) -> int:
+                seen.clear()
+                before = timm.data.create_dataset, timm.data.create_loader, sys.argv
+                timm.data.create_dataset, timm.data.create_loader = create
+                sys.argv = words
+                try:
+                    runpy.run_path(words[0], run_name="__main__")
+                finally:
+                    timm.data.create_dataset, timm.data.create_loader, sys.argv = before
+                return sum(seen)
+
+            return process
+
+        return trained_by(theirs), trained_by(ours)
+
+    return pair
+
+
+class _TimmLoader:
+    """What train.py asks of a loader."""
+
+    sampler = batch_sampler = None
+
+    def __init__(self, loader: Loader):
+        self.loader = loader
+        self.dataset = loader  # on which it calls set_epoch
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)

@@ -1,0 +1,86 @@
+"""widemix analyse pixels, filters: what networks do with images."""
+
+import argparse
+from functools import partial
+
+from widemix.cli.inputs import NETWORK, add_ema, add_evaluation, check_networks
+from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.command_line.commands import Exit
+
+
+def add_pixels(analyses) -> None:
+    """Add `widemix analyse pixels`."""
+    parser = analyses.add_parser(
+        "pixels",
+        help="accuracy with the pixels of all images shuffled in one fixed way",
+        examples="widemix analyse pixels runs/a runs/b --to figures",
+        description="Accuracy with the original images, with their patches and the pixels within patches "
+        "shuffled, and with all pixels shuffled, each by one fixed permutation (section 3.4 of Tolstikhin et al. "
+        f"2021). Networks are trained on such images with --data.pixel_order. {NETWORK}",
+    )
+    add = parser.add_argument
+    add("networks", metavar="NETWORK", nargs="+", help="networks to evaluate")
+    add("--patch", type=int, metavar="P", help="side of the patches in pixels (default: the network's own, or 16)")
+    add_evaluation(parser)
+    add_outputs(
+        parser,
+        "draw pixels.png, the accuracies, and inputs.png, some images",
+        "write top-1 and loss of each network and order",
+    )
+    parser.set_defaults(command=_pixels)
+
+
+def _pixels(arguments: argparse.Namespace) -> Exit:
+    check_networks(*arguments.networks)
+    from widemix.analysis.pixels import ORDERS, draw_inputs, draw_scores, pixel_scores
+    from widemix.evaluation.networks import load_network
+
+    networks = [load_network(name, arguments.ema) for name in arguments.networks]
+    where = {"data": arguments.data, "split": arguments.split, "patch": arguments.patch}
+    scores = [pixel_scores(network, batch=arguments.batch, **where) for network in networks]
+    for each in scores:
+        accuracies = ", ".join(f"{text} {each.top1[order]:.2f} %" for order, text in ORDERS.items())
+        print(f"{each.network}, trained with pixel_order {each.trained}; top-1 by shuffled pixels: {accuracies}")
+    figures = {
+        "pixels.png": lambda: draw_scores(scores, networks[0].data.num_classes),
+        "inputs.png": lambda: draw_inputs(networks[0], **where),
+    }
+    return write_outputs(arguments, [vars(each) for each in scores], figures)
+
+
+def add_filters(analyses) -> None:
+    """Add `widemix analyse filters`."""
+    parser = analyses.add_parser(
+        "filters",
+        help="filters of the patch layer and of token-mixing units, as sheets",
+        examples="widemix analyse filters runs/a --to figures",
+        description="Draw the filters of the first convolution and the weights by which token-mixing units read the "
+        "grid of patches, sorted by frequency, with opposite phases next to each other (figure 5 of Tolstikhin et "
+        f"al. 2021). {NETWORK}",
+    )
+    add = parser.add_argument
+    add("network", metavar="NETWORK", help="network to look into")
+    add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
+    add_ema(parser)
+    add_outputs(parser, "draw a PNG of each layer there", "write order, frequencies and cosines of the pairs")
+    parser.set_defaults(command=_filters)
+
+
+def _filters(arguments: argparse.Namespace) -> Exit:
+    check_networks(arguments.network)
+    import numpy as np
+
+    from widemix.analysis.filters import draw_filters, layer_filters
+    from widemix.evaluation.networks import load_network
+
+    network = load_network(arguments.network, arguments.ema)
+    filters = layer_filters(network.module, arguments.blocks)
+    for each in filters:
+        low, high = np.percentile(each.frequency, [5, 95])
+        size = " x ".join(map(str, each.values.shape[1:3]))
+        frequencies = f"frequencies {low:.3f} to {high:.3f} cycles a position"
+        pairs = f"median cosine of pairs {each.median_opposition:.3f}"
+        print(f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, {pairs}")
+    figures = {f"{each.layer}.png": partial(draw_filters, arguments.network, each) for each in filters}
+    numbers = {"network": arguments.network, "layers": [each.as_json() for each in filters]}
+    return write_outputs(arguments, numbers, figures)

@@ -1,0 +1,1 @@
+"""Trained networks: finding and loading them, evaluation, prediction, model cards."""

@@ -1,0 +1,144 @@
+"""Exact evaluation: every sample once, on any number of ranks."""
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from widemix.data.batches import Batch
+from widemix.data.loader import EvalLoader
+from widemix.distributed.topology import usual_defaults
+from widemix.engine import Engine
+from widemix.errors import InputError
+from widemix.evaluation.macro_means import R2, AveragePrecision, MacroMean
+from widemix.formats.manifest import read_manifest
+from widemix.metrics import FIGURES, MEASURED, PERCENT
+
+NAMED = 10  # columns without a value that a line names
+Observe = Callable[[torch.Tensor, Batch], None]
+
+
+def _ignore(_logits: torch.Tensor, _batch: Batch) -> None:
+    pass
+
+
+def evaluate_engine(
+    engine: Engine,
+    loader: EvalLoader,
+    classes: int,
+    beat: Callable[[], None] = lambda: None,
+    observe: Observe = _ignore,
+) -> dict[str, float]:
+    """Return the figures of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
+
+    Every rank calls it; `beat` is called after each batch, and `observe` as in `evaluate`, of the trained weights.
+    """
+    result: dict[str, float] = {}
+    for prefix, weights in engine.weights().items():
+        with weights:
+            seen = _ignore if prefix else observe
+            figures = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
+        result |= {f"{prefix}{name}": value for name, value in figures.items()}
+    return result
+
+
+@usual_defaults()  # torchmetrics makes its states with torch's
+@torch.no_grad()  # not inference_mode: training uses the tensors that ZeRO 3 gathers here
+def evaluate(
+    module: nn.Module,
+    precision: AbstractContextManager,
+    loader: EvalLoader,
+    classes: int,
+    beat: Callable[[], None] = lambda: None,
+    observe: Observe = _ignore,
+) -> dict[str, float]:
+    """Return the figures of the whole split, the same on every rank, by `data.targets`:
+
+    - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
+    - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean of the average
+      precision over the classes that occur.
+    - regression: loss (mean squared error), mae and r2: means over targets, r2's over those that vary.
+
+    And those that plug-ins registered for it. A line names the classes or targets that a mean is without; where it is
+    without all of them the figure is left out. Every rank calls it. `precision` is the autocast context of the
+    forward pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the
+    batch. One sample whose loss is not finite makes the mean so too.
+    """
+    device, kind = loader.topology.device, loader.data.targets
+    loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
+    metrics = _metrics(kind, classes, len(loader))
+    metrics |= {name: build(classes) for name in MEASURED[kind] if (build := FIGURES[name].build)}
+    metrics = {name: metric.to(device) for name, metric in metrics.items()}
+    was_training = module.training
+    module.eval()
+    with loader.batches() as batches, precision:
+        for batch in batches:
+            logits = module(batch.inputs).float()
+            beat()
+            if len(batch):
+                loss.update(_losses(kind, logits, batch.targets))
+                observe(logits, batch)
+            for metric in metrics.values():
+                _update(kind, metric, logits, batch.targets)
+    module.train(was_training)
+    result = {"loss": loss.compute().item()}
+    for name, metric in metrics.items():
+        value = metric.compute().item()
+        undefined = metric.undefined if isinstance(metric, MacroMean) else ()
+        if undefined and loader.topology.is_main:
+            _name_undefined(name, undefined, classes, Path(loader.data.path), loader.data.eval_split)
+        if len(undefined) < classes:
+            result[name] = value * (100 if FIGURES[name].form == PERCENT else 1)
+    return result
+
+
+@functools.cache  # once, not after each epoch
+def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder: Path, split: str) -> None:
+    known = read_manifest(folder).classes
+    title, counted, none = FIGURES[name].title, *_REASONS[name]
+    if len(undefined) == columns:
+        text = f"{none}: it has no {title}"
+    else:
+        names = [known[column] if column < len(known) else str(column) for column in undefined[:NAMED]]
+        more = f" and {len(undefined) - NAMED} more" if len(undefined) > NAMED else ""
+        over = f"{columns - len(undefined)} of {columns} {counted}"
+        text = f"{title} is the mean over the {over}, without {', '.join(names)}{more}"
+    print(f"{folder}: split {split!r}: {text}", file=sys.stderr)
+
+
+def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
+    """The metrics of each kind of `data.targets`; those of numbers sum in float64."""
+    if kind == "class":
+        return {f"top{k}": MulticlassAccuracy(outputs, top_k=min(k, outputs), average="micro") for k in (1, 5)}
+    if kind == "multilabel":
+        return {"map": AveragePrecision()}
+    if samples < 2:
+        raise InputError("data.eval_split has one sample, and R2 needs two; name another split")
+    return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2(outputs)}
+
+
+# By figure: the columns that have a value, and that none has.
+_REASONS = {"map": ("classes that occur", "no class occurs"), "r2": ("targets that vary", "no target varies")}
+
+
+def _losses(kind: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss of each sample: float32 [B]."""
+    if kind == "class":
+        return cross_entropy(logits, targets, reduction="none")
+    if kind == "multilabel":
+        return binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=-1)
+    return mse_loss(logits, targets, reduction="none").mean(dim=-1)
+
+
+def _update(kind: str, metric: Metric, logits: torch.Tensor, targets: torch.Tensor) -> None:
+    if kind == "multilabel":  # also with an empty batch: ranks exchange scores, and each must have some tensor
+        metric.update(logits.double().sigmoid(), targets.long())  # in float32, many would be rounded to 1
+    elif len(targets):
+        metric.update(*((logits, targets) if kind == "class" else (logits.double(), targets.double())))

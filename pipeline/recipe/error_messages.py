@@ -1,0 +1,111 @@
+"""What is wrong with the values of a recipe, in one line that names file or command line, key and cure."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from widemix.recipe.key_table import families, keys
+from widemix.recipe.schema import Recipe
+
+# Keys that were renamed: the old name of each, and its name now.
+_RENAMED = {
+    "train.accumulation": "train.grad_accum_steps",
+    "train.checkpointing": "train.activation_checkpointing",
+    "train.save_every": "train.save_every_steps",
+    "train.keep": "train.keep_last",
+    "train.keep_every": "train.keep_every_steps",
+    "data.on_bad": "data.on_corrupt",
+    "data.batches_ahead": "data.prefetch_batches",
+    "data.ahead_mib": "data.prefetch_mib",
+    "data.memory": "data.memory_gib",
+    "data.window": "data.shuffle_window_mib",
+    "engine.timeout": "engine.timeout_s",
+    "engine.bucket_view": "engine.gradient_as_bucket_view",
+    "engine.bucket_mb": "engine.bucket_cap_mb",
+    "engine.overlap": "engine.overlap_comm",
+    "engine.offload": "engine.cpu_offload",
+    "faults.hang": "faults.hang_timeout_s",
+    "faults.skips": "faults.max_skipped_steps",
+    "faults.rollbacks": "faults.max_rollbacks",
+    "faults.spike": "faults.loss_spike_std",
+    "eval.every": "eval.every_epochs",
+    "eval.batch": "eval.batch_size",
+}
+
+
+def error_message(
+    error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str], default_origin: str
+) -> str:
+    """Return the first of the mistakes that pydantic has found in `values`, and how many more there are.
+
+    origin: for each `section.key`, the file it comes from or "the command line"; default_origin: that of all others.
+    """
+    # A mistyped key is often the reason why another one is missing: report it first.
+    first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    path = [part for part in first["loc"] if isinstance(part, str)]
+    family = _kind(path, values)
+    name = ".".join(path)
+    where = origin.get(name, default_origin)
+    more = f" (and {len(others)} more)" if others else ""
+    if first["type"] == "extra_forbidden":
+        leaf = name not in Recipe.model_fields and any(known.endswith(f".{name}") for known in keys())
+        table = list(keys()) if "." in name or leaf else list(Recipe.model_fields)
+        if family and name in table:
+            return f"{where}: {name} is not a key of kind {family}{more}"
+        return f"{where}: unknown key {name}{suggest(name, table)}{more}"
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        return f"{where}: {name}: the list is too short{more}"
+    if first["type"] == "missing":
+        return f"{where}: {name} is missing{more}"
+    if first["type"] == "union_tag_not_found":
+        return f"{where}: {name}.kind is missing{more}"
+    if first["type"] == "union_tag_invalid":
+        kinds = keys()[f"{name}.kind"][0].split("|")
+        where = origin.get(f"{name}.kind", default_origin)
+        given = first["input"]["kind"]
+        close = difflib.get_close_matches(str(given), kinds, n=1, cutoff=0.5)
+        cure = f"did you mean {close[0]}?" if close else f"choose from {', '.join(kinds)}"
+        return f"{where}: {name}.kind {_as_yaml(given)}: no such kind; {cure}{more}"
+    if first["type"] == "invalid_key":
+        section = f"{first['loc'][0]}: " if len(first["loc"]) > 1 else ""
+        return f"{where}: {section}the key {_as_yaml(first['input'])} is not text; put quotes around it{more}"
+    message = re.sub(" or instance of [A-Za-z]+$", "", first["msg"])
+    message = message.removeprefix("Value error, ").replace("valid tuple", "list")
+    message = message.replace("valid dictionary", "mapping of keys")
+    message = message.replace("be a list", f"be a list, such as [{first['input']}]")
+    given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""
+    subject = f"{name}{given}: " if name else ""
+    return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
+
+
+def _as_yaml(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value)
+
+
+def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
+    """The kind of the section at which a pydantic error's path begins, taken out of the path if it is there."""
+    if len(path) < 2 or len(families(path[0])) == 1:
+        return None
+    # The path of an error in a pydantic union has the kind after the section, the path of one in `model` does not.
+    return values["model"]["kind"] if path[0] == "model" else path.pop(1)
+
+
+def suggest(name: str, table: Iterable[str]) -> str:
+    """Return the end of an error message: "; did you mean KEY?" with the nearest of the keys in `table`."""
+    if name in _RENAMED:
+        return f"; it was renamed to {_RENAMED[name]}"
+    names = list(table)
+    leaf = name.rsplit(".", 1)[-1]
+    same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]
+    close = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not close:
+        by_leaf = {known.rsplit(".", 1)[-1]: known for known in names}
+        close = [by_leaf[match] for match in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.5)]
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; choose from {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"

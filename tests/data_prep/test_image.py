@@ -1,0 +1,319 @@
+"""Each rule for unusual images against Pillow's own decoding."""
+
+import io
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+from torchvision.transforms import v2
+
+from widemix.data_prep.image import encode
+from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.formats.beton import JPEG, RAW
+
+RAW_PIXELS = PrepSettings(raw=True)
+PLAIN = partial(PrepSettings, restart_markers=False)
+
+
+def encode_file(path, settings=RAW_PIXELS):
+    return encode(Sample(path.name, 3, FileSlice(str(path))), settings)
+
+
+def pixels(encoded):
+    assert encoded.mode == RAW
+    return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"quality": 5}]
+)
+def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, image):
+    image(0).save(tmp_path / "a.jpg", **options)
+    encoded = encode_file(tmp_path / "a.jpg", PLAIN(max_size=40))
+    data = (tmp_path / "a.jpg").read_bytes()
+    assert encoded[:9] == ("a.jpg", 3, JPEG, 40, 30, data, "", b"", (str(tmp_path / "a.jpg"), 0, len(data)))
+    assert encoded.for_transfer() == encoded._replace(data=b"")
+    assert encoded.for_transfer().parts == encoded.parts == (data,)
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
+def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size, image):
+    image(0, *size).save(tmp_path / "a.jpg")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, raw=True))
+    expected = (max(1, round(size[0] * 32 / max(size))), max(1, round(size[1] * 32 / max(size))))
+    assert (encoded.width, encoded.height) == expected
+    with Image.open(tmp_path / "a.jpg") as opened:
+        assert np.array_equal(pixels(encoded), opened.resize(expected, Image.Resampling.LANCZOS))
+    assert encoded.rule == ""
+    assert encode_file(tmp_path / "a.jpg", PLAIN(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (32, 500), (33, 33)])
+def test_or_to_the_shortest(tmp_path, size, image):
+    image(0, *size).save(tmp_path / "a.jpg")
+    with Image.open(tmp_path / "a.jpg") as opened:
+        expected = v2.functional.resize(opened, 32)  # torchvision's `size` is the shortest side; it rounds down
+        encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, side="shortest", raw=True))
+        assert min(encoded.width, encoded.height) == 32
+        assert max(abs(encoded.width - expected.width), abs(encoded.height - expected.height)) <= 1
+        assert np.array_equal(pixels(encoded), opened.resize((encoded.width, encoded.height), Image.LANCZOS))
+    kept = encode_file(tmp_path / "a.jpg", PLAIN(max_size=min(size), side="shortest"))
+    assert kept.data == (tmp_path / "a.jpg").read_bytes()
+
+
+def test_quality_is_that_of_the_settings(tmp_path, image):
+    image(0).save(tmp_path / "a.png")
+    buffer = io.BytesIO()
+    image(0).save(buffer, "JPEG", quality=77)
+    assert encode_file(tmp_path / "a.png", PLAIN(quality=77)).data == buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "rule"),
+    [
+        ("a.jpg", "L", "grey to RGB"),
+        ("a.jpg", "CMYK", "CMYK to RGB"),
+        ("a.png", "P", "palette to RGB"),
+        ("a.png", "1", "grey to RGB"),
+        ("a.png", "RGB", ""),
+        ("a.tif", "CMYK", "CMYK to RGB"),
+    ],
+)
+def test_modes_are_converted_as_by_pillow(tmp_path, name, mode, rule, image):
+    image(1, mode=mode).save(tmp_path / name)
+    with Image.open(tmp_path / name) as opened:
+        assert opened.mode == mode
+        expected = np.asarray(opened.convert("RGB"))
+    encoded = encode_file(tmp_path / name)
+    assert np.array_equal(pixels(encoded), expected)
+    assert encoded.rule == rule
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_alpha_is_laid_over_white(tmp_path, mode, image):
+    opened = image(2, mode=mode)
+    alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+    opened.putalpha(Image.fromarray(alpha))
+    opened.save(tmp_path / "a.png")
+    colour = np.asarray(image(2, mode=mode).convert("RGB")).astype(float)
+    weight = alpha[..., None] / 255
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.abs(pixels(encoded) - (colour * weight + 255 * (1 - weight))).max() <= 1
+    assert encoded.rule == "alpha over white"
+
+
+def test_transparent_palette_entries_are_white(tmp_path, image):
+    opened = image(3, mode="P")
+    opened.save(tmp_path / "a.gif", transparency=int(np.asarray(opened)[0, 0]))
+    encoded = encode_file(tmp_path / "a.gif")
+    assert pixels(encoded)[0, 0].tolist() == [255, 255, 255]
+    assert encoded.rule == "alpha over white"
+
+
+def test_16_bits_keep_their_high_byte(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.array_equal(pixels(encoded), np.repeat((levels // 256)[..., None], 3, axis=2))
+    assert encoded.rule == "16-bit grey to RGB, high bytes"
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_rotated_images_are_stored_upright(tmp_path, turn, image):
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    image(4).save(tmp_path / "a.jpg", exif=exif)
+    moves = {
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.swapaxes(0, 1),
+        6: lambda a: a.swapaxes(0, 1)[:, ::-1],
+        7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
+        8: lambda a: a.swapaxes(0, 1)[::-1],
+    }
+    with Image.open(tmp_path / "a.jpg") as opened:
+        expected = moves[turn](np.asarray(opened))
+    encoded = encode_file(tmp_path / "a.jpg")
+    assert np.array_equal(pixels(encoded), expected)
+    assert encoded.rule == "turned upright"
+    assert encode_file(tmp_path / "a.jpg", PrepSettings()).rule == "turned upright"
+
+
+def test_a_png_named_jpeg_is_named(tmp_path, image):
+    image(5).save(tmp_path / "a.JPEG", "PNG")
+    encoded = encode_file(tmp_path / "a.JPEG")
+    assert np.array_equal(pixels(encoded), image(5))
+    assert encoded.rule == "a PNG file"
+
+
+def test_an_animation_gives_its_first_frame(tmp_path, image):
+    frames = [image(i) for i in range(3)]
+    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
+    encoded = encode_file(tmp_path / "a.webp")
+    assert np.array_equal(pixels(encoded), frames[0])
+    assert encoded.rule == "first of 3 frames"
+
+
+@pytest.mark.parametrize("end", [b"\0" * 9, b"\r\n", b""])
+def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, image):
+    image(0).save(tmp_path / "a.jpg")
+    data = (tmp_path / "a.jpg").read_bytes() + end
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert encode_file(tmp_path / "a.jpg", PLAIN()).data == data
+
+
+def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, image):
+    image(0).save(tmp_path / "a.jpg")
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes() + b"more")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
+    assert encoded.rule == "odd JPEG"
+    assert encoded.data.endswith(b"\xff\xd9")
+    assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), Image.open(tmp_path / "a.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        (lambda d: d, True),
+        (lambda d: d[:2] + b"\xff\xff" + d[2:], True),  # fill bytes before a marker
+        (lambda d: d.replace(b"\xff\xc0", b"\xff\xc9", 1), False),  # arithmetic coding
+        (lambda d: d.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c", 1), False),  # 12 bits
+        (lambda d: d.replace(b"\xff\xc4", b"\xff\xed"), False),  # no Huffman tables
+        (lambda d: d[2:], False),
+        (lambda d: d[:300] + d[-2:], False),
+        (lambda d: b"", False),
+        (lambda d: d[:4], False),
+    ],
+)
+def test_plain_jpegs_are_recognised_by_their_markers(image, change, plain):
+    buffer = io.BytesIO()
+    image(0).save(buffer, "JPEG")
+    assert (plain_frame(change(buffer.getvalue())) is not None) is plain
+
+
+def test_odd_chroma_sampling_is_re_encoded(tmp_path, image):
+    image(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
+    plain = (tmp_path / "a.jpg").read_bytes()
+    components = plain.index(b"\xff\xc0") + 10  # id, sampling, table: three times
+    patched = bytearray(plain)
+    patched[components + 1 : components + 9 : 3] = b"\x21\x21\x21"
+    (tmp_path / "a.jpg").write_bytes(patched)
+    assert encode_file(tmp_path / "a.jpg").rule == "odd chroma sampling"
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
+    assert encoded.mode == JPEG
+    with Image.open(tmp_path / "a.jpg") as opened, Image.open(io.BytesIO(encoded.data)) as stored:
+        assert [sampling for _, *sampling, _ in stored.layer] == [[2, 2], [1, 1], [1, 1]]
+        assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), opened)
+
+
+def bad_files(tmp_path, image):
+    image(6).save(tmp_path / "whole.jpg")
+    image(6).save(tmp_path / "whole.png")
+    whole = {suffix: (tmp_path / f"whole.{suffix}").read_bytes() for suffix in ("jpg", "png")}
+    yield "empty.jpg", b""
+    yield "text.jpg", b"not an image at all"
+    for suffix, data in whole.items():
+        for cut in (20, len(data) // 3, len(data) // 2, len(data) - 40):
+            yield f"cut{cut}.{suffix}", data[:cut]
+
+
+def test_bad_images_are_named_or_left_out(tmp_path, image):
+    for name, data in bad_files(tmp_path, image):
+        (tmp_path / name).write_bytes(data)
+        for keep in ({}, {"max_size": 8}, {"raw": True}):
+            with pytest.raises(InputError, match=name):
+                encode_file(tmp_path / name, PrepSettings(on_corrupt="error", **keep))
+        encoded = encode_file(tmp_path / name)
+        assert encoded.data == b""
+        assert encoded.rule.startswith("left out: ")
+
+
+def test_a_missing_file_is_never_left_out(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.jpg: cannot be read"):
+        encode_file(tmp_path / "gone.jpg", PrepSettings(on_corrupt="skip"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quality": 0},
+        {"quality": 101},
+        {"max_size": -1},
+        {"on_corrupt": "ignore"},
+        {"side": "left"},
+        {"fraction": 0.0},
+        {"fraction": 1.01},
+        {"holdout": 1.0},
+        {"holdout": -0.1},
+        {"length": 7},
+        {"vocab_size": 99},
+        {"vocab_size": 10**15},
+        {"length": 10**9},
+        {"per_class": -1},
+        {"per_class": 5, "fraction": 0.5},
+        {"fraction": float("nan")},
+    ],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        PrepSettings(**wrong)
+
+
+def with_exif(jpeg: bytes, body: bytes) -> bytes:
+    """A JPEG with an EXIF segment of these bytes."""
+    segment = b"Exif\0\0" + body
+    return jpeg[:2] + b"\xff\xe1" + (len(segment) + 2).to_bytes(2, "big") + segment + jpeg[2:]
+
+
+def orientation(kind: int, count: int, value: bytes) -> bytes:
+    """A TIFF block with one tag, the orientation, of this type, count and value."""
+    entry = (0x0112).to_bytes(2, "big") + kind.to_bytes(2, "big") + count.to_bytes(4, "big") + value.ljust(4, b"\0")
+    return b"MM\0*" + (8).to_bytes(4, "big") + b"\0\1" + entry + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"II*\0",
+        b"II*\0\xff\xff\xff\xff",
+        b"MM\0*\0\0\0\x08\xff\xff" + b"\x99" * 60,
+        bytes(range(256)),
+        orientation(3, 1, b"\0\0"),
+        orientation(3, 1, b"\0\x09"),
+        orientation(2, 2, b"6\0"),
+        orientation(12, 1, b"\xff\xff\xff\xff"),
+        orientation(3, 2**31, b"\0\6"),
+    ],
+    ids=lambda body: body[:12].hex(),
+)
+def test_a_damaged_exif_block_says_nothing_of_the_image(tmp_path, image, body):
+    """Nor does an orientation of another value than 1 to 8."""
+    buffer = io.BytesIO()
+    image(4).save(buffer, "JPEG")
+    (tmp_path / "a.jpg").write_bytes(with_exif(buffer.getvalue(), body))
+    kept = encode_file(tmp_path / "a.jpg", PLAIN())
+    assert (kept.rule, kept.data) == ("", (tmp_path / "a.jpg").read_bytes())
+    raw = encode_file(tmp_path / "a.jpg")
+    assert raw.rule == ""
+    assert np.array_equal(pixels(raw), np.asarray(Image.open(buffer)))
+
+
+def test_a_image_larger_than_a_page_is_left_out(tmp_path, image, monkeypatch):
+    monkeypatch.setattr("widemix.data_prep.image.PAGE", 3600)
+    image(0, 40, 30).save(tmp_path / "a.png")
+    encoded = encode_file(tmp_path / "a.png")
+    assert encoded.rule.startswith("left out: takes 0.0 MiB, more than 0 MiB, the largest sample of a file; shrink")
+    with pytest.raises(InputError, match=r"a\.png: takes .*shrink images with a max_size"):
+        encode_file(tmp_path / "a.png", PrepSettings(raw=True, on_corrupt="error"))
+
+
+def test_pages_are_as_large_as_the_settings_let_images_be():
+    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1700, 4000, 65_535, 0)}
+    assert pages == {512: 0, 1600: 0, 1700: 16, 4000: 64, 65_535: 64, 0: 64}
+    assert PrepSettings(side="shortest").page == 64 << 20

@@ -1,0 +1,198 @@
+"""Details of evaluations against torchmetrics and numpy; runs, exports and their classes."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
+
+from tests.conftest import ROOT
+from tests.forks import Forks, be_widemix, group_of
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
+from widemix.evaluation.assessment import (
+    BINS,
+    Calibration,
+    SelectClasses,
+    _details,
+    assess,
+    assess_network,
+    match_classes,
+)
+from widemix.evaluation.networks import _imagenet_names, load_network
+from widemix.evaluation.predict import Predictor
+from widemix.evaluation.trained import export_checkpoint
+from widemix.formats.manifest import manifest_json, read_manifest
+
+
+def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
+    torch.manual_seed(0)
+    logits, labels = 3 * torch.randn(700, 6), torch.randint(5, (700,))  # class 5 has no samples
+    calibration, confusion = Calibration(), MulticlassConfusionMatrix(6)
+    expected = MulticlassCalibrationError(6, n_bins=BINS, norm="l1")
+    for part, their in zip(logits.split(300), labels.split(300), strict=True):
+        calibration.update(part, their)
+        confusion.update(part, their)
+        expected.update(part.softmax(1), their)
+    found = _details(confusion.compute(), calibration.compute())
+    assert found.ece == pytest.approx(expected.compute().item(), abs=1e-6)
+    assert sum(entry["samples"] for entry in found.bins) == 700
+    assert found.bins[0] == {"samples": 0, "confidence": None, "accuracy": None}  # none of six classes is below 1/15
+    guess, truth = logits.argmax(1).numpy(), labels.numpy()
+    for label in range(5):
+        assert found.per_class[label] == pytest.approx(100 * (guess[truth == label] == label).mean())
+        assert found.confusion[label] == np.bincount(guess[truth == label], minlength=6).tolist()
+    assert found.per_class[5] is None
+
+
+@pytest.fixture(scope="module")
+def run(digits, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assessed") / "run"
+    words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(folder), "--data.path", str(digits)]
+    options = ["--train.max_steps", "3", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
+    assert run_command(make_parser(), argv=[*words, *options]) == 0
+    return folder
+
+
+def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
+    of_run = assess(str(run), details=True)
+    assert (of_run.step, of_run.samples, of_run.split) == (3, 360, "test")
+    assert np.sum(of_run.details.confusion) == 360
+    assert np.trace(of_run.details.confusion) / 3.6 == pytest.approx(of_run.figures["top1"])
+    export_checkpoint(run, tmp_path / "export")
+    of_export = assess(str(tmp_path / "export"), digits, "test")
+    assert of_export.figures == pytest.approx(of_run.figures)
+    assert of_export.step is None
+    assert load_network(str(tmp_path / "export")).classes == tuple(of_run.classes)
+    with pytest.raises(InputError, match="give a prepared folder with --data"):
+        assess(str(tmp_path / "export"))
+
+
+def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("widemix.run.progress.Timer", Expired)
+    assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 0
+    said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors"]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+class Expired:
+    """A timer whose time is over at once."""
+
+    def __init__(self, _, function, words, options):
+        self.start = lambda: function(*words, **options)
+
+    def cancel(self):
+        pass
+
+
+def test_classes_are_matched_by_name(run, digits, tmp_path):
+    network = load_network(str(run))
+    assert match_classes(network, digits) is None
+    manifest = read_manifest(digits)
+    turned = tmp_path / "turned"
+    turned.mkdir()
+
+    def write(classes):
+        (turned / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": classes})))
+
+    write(manifest.classes[::-1])
+    assert match_classes(network, turned) == list(range(9, -1, -1))
+    write((*manifest.classes[:9], "ten"))
+    with pytest.raises(InputError, match="has a class 'ten'"):
+        match_classes(network, turned)
+    assert match_classes(replace(network, classes=()), turned) is None
+    named = replace(
+        network, classes=tuple("abcdefghijkl")
+    )  # as ImageNet-V2 has its classes: by number, sorted as text
+    write(("0", "1", "10", "11", "2", "3", "4", "5", "6", "7"))
+    assert match_classes(named, turned) == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7]
+    write(("0", "1", "12", "2", "3", "4", "5", "6", "7", "8"))
+    with pytest.raises(InputError, match="has a class '12'"):
+        match_classes(named, turned)
+    cranes = replace(network, classes=("crane", "duck", "crane"))
+    for classes, owner in ((("duck", "crane"), network.name), (("duck", "duck"), turned)):
+        write(classes)
+        with pytest.raises(InputError, match=rf"{owner}: has two classes '{classes[1]}', so that"):
+            match_classes(cranes, turned)
+    write(("duck",))
+    assert match_classes(cranes, turned) == [1]
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
+
+
+def test_the_command(run, tmp_path, capsys):
+    options = ["--details", "--to", str(tmp_path), "--json", str(tmp_path / "eval.json")]
+    assert run_command(make_parser(), argv=["eval", str(run), *options]) == 0
+    printed, found = capsys.readouterr().out, json.loads((tmp_path / "eval.json").read_text())
+    assert f"at step 3 on 360 samples of split 'test' of {found['data']}: top-1 {found['top1']:.2f} %" in printed
+    assert f"expected calibration error {found['ece']:.4f}" in printed
+    assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
+    assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
+
+
+def test_two_ranks_have_the_details_of_one(run, tmp_path):
+    for world in (1, 2):
+        words = ("eval", run, "--details", "--batch", "50", "--json", tmp_path / f"{world}.json")
+        codes, output = Forks(be_widemix, *map(str, words), log=tmp_path / "log", environs=group_of(world)).wait()
+        assert codes == [0] * world, output
+        assert output.count("expected calibration error") == 1
+    one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
+    assert two.pop("loss") == pytest.approx(one.pop("loss"))
+    for entry in one["bins"] + two["bins"]:
+        entry["confidence"] = entry["confidence"] and round(entry["confidence"], 6)
+    assert (round(one.pop("ece"), 6), one) == (round(two.pop("ece"), 6), two)
+
+
+def test_timms_networks_have_imagenets_names():
+    names = _imagenet_names(timm.create_model("resnet10t", num_classes=1000))
+    assert (len(names), names[0], names[999]) == (1000, "n01440764", "n15075141")
+    assert _imagenet_names(timm.create_model("resnet10t", num_classes=7)) == ()
+
+
+def test_real_labels_against_a_plain_loop(tmp_path, capsys):
+    numbers = np.random.RandomState(0)
+    for image in numbers.permutation(12):
+        path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.randint(0, 256, (8, 8, 3)).astype(np.uint8)).save(path)
+    prepare("image-folder", tmp_path / "source", tmp_path / "data", PrepSettings())
+    labels = [[0], [1, 2], [], [2], [0, 1, 2], [], [1], [0, 2], [2], [1], [0], [0, 1]]
+    (tmp_path / "real.json").write_text(json.dumps(labels))
+    (tmp_path / "recipe.yaml").write_text(
+        json.dumps(
+            {
+                "extends": str(ROOT / "recipes/digits/s_mixer.yaml"),
+                "data": {"path": str(tmp_path / "data"), "num_classes": 3, "eval_split": "val"},
+                "train": {"seed": 1},
+            }
+        )
+    )
+    network = load_network(str(tmp_path / "recipe.yaml"))
+    torch.nn.init.normal_(network.module.head.weight)
+    found = assess_network(network, batch=5, real=tmp_path / "real.json")
+    predictor, correct = Predictor(network), 0
+    for image, own in enumerate(labels):
+        path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
+        correct += predictor.logits([np.asarray(Image.open(path))]).argmax() in own
+    assert found.figures["real_samples"] == 10
+    assert found.figures["real_top1"] == pytest.approx(10 * correct)
+    assert 0 < correct < 10
+    assert f"ReaL top-1 {10 * correct:.2f} % of 10 samples with labels" in found.sentence()
+    for text, error_message in (
+        ("{}", "must be a list with a list of labels"),
+        ("[[0], [true]]", "must be a list with a list of labels"),
+        ("no", "is not JSON"),
+        ("[[3]]", "has label 3; the data has 3 classes"),
+        ("[[0], [1]]", "is none of"),
+        (json.dumps([[]] * 12), "has no label for any sample"),
+    ):
+        (tmp_path / "real.json").write_text(text)
+        with pytest.raises(InputError, match=error_message):
+            assess_network(network, real=tmp_path / "real.json")

@@ -1,0 +1,50 @@
+"""Means over classes and targets against scikit-learn's, where some have no value."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score, r2_score
+
+from widemix.evaluation.macro_means import R2, AveragePrecision
+
+
+def test_a_perfect_predictor_has_the_best_map_whatever_classes_occur():
+    metric = AveragePrecision()
+    metric.update(torch.tensor([[0.9, 0.8], [0.1, 0.2]], dtype=torch.float64), torch.tensor([[1, 0], [0, 0]]))
+    assert metric.compute() == 1
+    assert metric.undefined == (1,)
+
+
+def test_map_is_scikit_learns_over_the_classes_that_occur():
+    numbers = np.random.default_rng(0)
+    scores, targets = numbers.random((40, 6)), (numbers.random((40, 6)) < 0.3).astype(int)
+    targets[:, [0, 4]] = 0
+    metric = AveragePrecision()
+    for part in np.array_split(np.arange(40), 4):
+        metric.update(torch.from_numpy(scores[part]), torch.from_numpy(targets[part]))
+    occur = [1, 2, 3, 5]
+    expected = average_precision_score(targets[:, occur], scores[:, occur], average="macro")
+    assert metric.compute().item() == pytest.approx(expected)
+    assert metric.undefined == (0, 4)
+
+
+def test_without_any_positive_sample_there_is_no_map():
+    metric = AveragePrecision()
+    metric.update(torch.rand(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.int64))
+    assert metric.compute().isnan()
+    assert metric.undefined == (0, 1)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e7])
+def test_r2_is_scikit_learns_over_the_targets_that_vary(scale):
+    """Whatever their unit: torchmetrics takes small ones for constant."""
+    numbers = np.random.default_rng(1)
+    targets = scale * (1000 + numbers.standard_normal((30, 4)))
+    targets[:, 2] = 0.1
+    outputs = targets + scale * numbers.standard_normal((30, 4))
+    metric = R2(4)
+    for part in np.array_split(np.arange(30), 4):
+        metric.update(torch.from_numpy(outputs[part]), torch.from_numpy(targets[part]))
+    vary = [0, 1, 3]
+    assert metric.compute().item() == pytest.approx(r2_score(targets[:, vary], outputs[:, vary]), rel=1e-8)
+    assert metric.undefined == (2,)

@@ -1,0 +1,132 @@
+"""Predictions for files against the evaluation of the same images, bit for bit, and against plain torchvision."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import functional as F
+
+from tests.conftest import ROOT
+from tests.layouts import two_classes
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.data.loader import EvalLoader
+from widemix.data_prep.image import decode_file
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.evaluation.networks import load_network
+from widemix.evaluation.predict import Predictor
+from widemix.models.export import export_model
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    source, target = tmp_path_factory.mktemp("jpegs"), tmp_path_factory.mktemp("prepared")
+    two_classes(source)
+    prepare("image-folder", source, target, PrepSettings())
+    return source, target
+
+
+def network(tmp_path, prepared, pixels=(), loss="softmax"):
+    """The network of a recipe file, with a head that tells images apart."""
+    data = {"path": str(prepared), "num_classes": 2, "image_size": 32, "eval_split": "val", "crop_pct": 0.9}
+    data |= {"interpolation": "bicubic", **dict(pixels)}
+    values = {"extends": str(ROOT / "recipes/digits/s_mixer.yaml"), "data": data, "model": {"patch_size": 8}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(values | {"train": {"loss": loss}}))
+    found = load_network(str(tmp_path / "recipe.yaml"))
+    torch.nn.init.normal_(found.module.head.weight)
+    return found
+
+
+@pytest.mark.parametrize("pixels", [{}, {"pixel_order": "patches", "pixel_patch": 8}])
+def test_logits_are_those_of_the_evaluation(folders, tmp_path, pixels):
+    source, prepared = folders
+    loaded = network(tmp_path, prepared, pixels)
+    loader = EvalLoader(loaded.data, 17, Topology(0, 1, 0, 1, torch.device("cpu")))
+    with loader.batches() as batches, torch.inference_mode():
+        expected = loaded.module(next(batches).inputs).numpy()
+    paths = sorted((source / "val").rglob("*.jpg"))  # the order of the split: by class and path
+    found = Predictor(loaded).logits([decode_file(str(path)) for path in paths])
+    assert np.array_equal(found, expected)
+    assert len(np.unique(found.round(4), axis=0)) > 10
+
+
+def test_probabilities_against_torchvision(folders, tmp_path):
+    source, prepared = folders
+    path = min((source / "val").rglob("*.jpg"))
+    for loss in ("softmax", "sigmoid"):
+        loaded = network(tmp_path, prepared, loss=loss)
+        image = Image.open(path).convert("RGB")
+        side = max(1, int(0.9 * min(image.size)))
+        left, top = (image.width - side) // 2, (image.height - side) // 2
+        crop = image.crop((left, top, left + side, top + side)).resize((32, 32), Image.Resampling.BICUBIC)
+        x = F.normalize(F.to_tensor(crop), list(loaded.data.mean), list(loaded.data.std))[None]
+        with torch.inference_mode():
+            logits = loaded.module(x)[0]
+        expected = logits.softmax(0) if loss == "softmax" else logits.sigmoid()
+        assert Predictor(loaded).probabilities([np.asarray(image)])[0] == pytest.approx(expected.numpy(), rel=1e-4)
+
+
+def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, capsys):
+    exported, loaded = str(tmp_path / "export"), network(tmp_path, folders[1])
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["ant", "bee"])
+    album = tmp_path / "album" / "deep"
+    album.mkdir(parents=True)
+    image = np.random.RandomState(0).randint(0, 256, (40, 30, 3)).astype(np.uint8)
+    Image.fromarray(image).save(album / "a,b.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(image).save(album / "turned.png", exif=turned)
+    (album / "bad.jpg").write_bytes(b"\xff\xd8 no image")
+    (album / "notes.txt").write_text("none")
+    out = tmp_path / "out.csv"
+    out.write_text("of an earlier call")
+    words = ["predict", exported, str(tmp_path / "album"), "--batch", "2"]
+    assert run_command(make_parser(), argv=[*words, "--to", str(out)]) == 0
+    said = capsys.readouterr().err
+    assert "2 images predicted, 1 could not be read" in said
+    assert f"warning: {album / 'bad.jpg'}: " in said
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [row["image"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]
+
+    lines = tmp_path / "out.jsonl"
+    assert run_command(make_parser(), argv=[*words, "--top", "9", "--to", str(lines)]) == 0
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    shares = Predictor(load_network(exported)).probabilities([image, np.rot90(image, -1)])
+    for entry, row, share in zip(found, rows, shares, strict=True):
+        assert [each["class"] for each in entry["classes"]] == [("ant", "bee")[i] for i in (-share).argsort()]
+        assert [each["probability"] for each in entry["classes"]] == pytest.approx(sorted(share)[::-1], rel=1e-5)
+        assert (row["class"], float(row["probability"])) == (
+            entry["classes"][0]["class"],
+            pytest.approx(share.max(), abs=1e-6),
+        )
+
+    assert run_command(make_parser(), argv=["predict", exported, str(album / "a,b.png"), "--top", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith('image,class_1,probability_1,class_2,probability_2\n"a,b.png",')
+
+
+@pytest.mark.parametrize(
+    ("options", "error_message"),
+    [
+        (["--top", "0"], "--top 0: must be at least 1"),
+        (["--to", "out.txt"], "--to out.txt: must end in .csv or .jsonl"),
+        ([], "holds no images"),
+    ],
+)
+def test_mistakes_are_one_line(folders, tmp_path, capsys, options, error_message):
+    network(tmp_path, folders[1])
+    (tmp_path / "empty").mkdir()
+    words = ["predict", str(tmp_path / "recipe.yaml"), str(tmp_path / "empty"), *options]
+    assert run_command(make_parser(), argv=words) == 2
+    assert error_message in capsys.readouterr().err
+
+
+def test_a_network_of_sentences_is_refused():
+    with pytest.raises(InputError, match="reads text"):
+        Predictor(load_network("recipes/mnli/mixer.yaml"))
