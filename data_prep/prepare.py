@@ -46,7 +46,7 @@ def prepare(
 ) -> Manifest:
     """Prepare `source`, read from `origin`, in the folder `to`; returns its manifest.
 
-    source: the name of one in `widemix.data_prep.sources`, or what `widemix.data_prep.from_python.collect` gives, with no `origin`.
+    source: the name of one in `sources`, or what `from_python.collect` gives, with no `origin`.
 
     If the folder already holds the same preparation, it is left unchanged; with `force` it is prepared again. If it
     holds anything else, `InputError` is raised, unless `force`; if the source has grown or its classes have changed

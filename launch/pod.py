@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, run_command
+from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
 
 # Codes from 128 mean to Kubeflow's operators that another start may help.

@@ -1,13 +1,20 @@
 """Load prepared images, and train, evaluate and export networks, from Python: the public names of widemix.
 
-They are imported when they are first used, so that `import widemix` takes no time.
+They and the modules (`widemix.models`, `widemix.analysis` ...) are imported when they are first used, so that
+`import widemix` takes no time. From then on `timm.create_model` knows our networks by name.
 """
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+if __name__ != "widemix":
+    raise ImportError("pipeline/ is the folder of the package widemix: `import widemix`", name=__name__)
+
+from widemix.timm_import import watch_timm
+
 if TYPE_CHECKING:
+    __version__: str
     from widemix.api.loader import Loader
     from widemix.api.runs import build_model, choose_kernels, evaluate, prepare, train
     from widemix.api.views import View
@@ -27,7 +34,6 @@ __all__ = [
     "prepare",
     "train",
 ]
-__version__: str = version("widemix")
 
 _HOMES = {
     "InputError": "widemix.errors",
@@ -44,10 +50,19 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'widemix' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("widemix")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if not name.startswith("_") and find_spec(f"widemix.{name}"):
+        return import_module(f"widemix.{name}")
+    raise AttributeError(f"module 'widemix' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+watch_timm()

@@ -1,6 +1,16 @@
-"""The errors that are no bugs of ours: what the user can correct, and what ends a run."""
+"""The errors that are no bugs of ours: what the user can correct, and what ends a run; exit codes."""
 
+import enum
 import shlex
+
+
+class Exit(enum.IntEnum):
+    """The exit code of a command."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG_INPUT = 2
+    REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
 class InputError(ValueError):

@@ -1,17 +1,19 @@
-"""Keeps timm from importing Weights & Biases before it uses it.
+"""What happens when timm is imported: our networks' names join its registry, and wandb is not imported.
 
-timm does so wherever it is installed, asked for or not. It takes a second, and a process that is killed leaves two
-folders of it in /tmp.
+timm imports Weights & Biases wherever it is installed, asked for or not. It takes a second, and a process that is
+killed leaves two folders of it in /tmp.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-_MODULE = "timm.utils.summary"  # the only one of timm's that imports it
+_USES_WANDB = "timm.utils.summary"  # the only module of timm's that imports it
+_REGISTRY = "widemix.models.timm_registry"
+Execute = Callable[[ModuleType], None]
 
 
 class _Later:
@@ -25,26 +27,37 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The usual spec of timm's module, whose loader hides wandb."""
-        if fullname != _MODULE or "wandb" in sys.modules:
+        """The usual spec of timm and of its module that uses wandb, with a loader that does more or less."""
+        if fullname == _USES_WANDB and "wandb" not in sys.modules:
+            change: Callable[[Execute, ModuleType], None] = _execute_without_wandb
+        elif fullname == "timm":
+            change = _execute_and_register
+        else:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
-
-        def execute_without_wandb(module: ModuleType) -> None:
-            sys.modules["wandb"] = None  # type: ignore[assignment]  # which makes its import fail
-            try:
-                execute(module)
-            finally:
-                del sys.modules["wandb"]
-            module.__dict__["wandb"] = _Later()
-
-        spec.loader.exec_module = execute_without_wandb  # type: ignore[method-assign]
+        spec.loader.exec_module = lambda module: change(execute, module)  # type: ignore[method-assign]
         return spec
 
 
-def import_wandb_later() -> None:
-    """Let timm, if it is still to be imported, import wandb only when it uses it."""
+def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
+    sys.modules["wandb"] = None  # type: ignore[assignment]  # which makes its import fail
+    try:
+        execute(module)
+    finally:
+        del sys.modules["wandb"]
+    module.__dict__["wandb"] = _Later()
+
+
+def _execute_and_register(execute: Execute, module: ModuleType) -> None:
+    execute(module)
+    import_module(_REGISTRY)
+
+
+def watch_timm() -> None:
+    """Put our names into timm's registry, at once if timm is there, else when it comes; and keep wandb out."""
     sys.meta_path.insert(0, _Finder())
+    if getattr(getattr(sys.modules.get("timm"), "__spec__", None), "_initializing", True) is False:
+        import_module(_REGISTRY)

@@ -1,6 +1,5 @@
-"""Start a training run: the only file that knows every part. Launchers run `python -m widemix train RECIPE ...`."""
+"""A training run as every rank runs it: the only file that knows every part."""
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -9,19 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from widemix.command_line.arguments import Parser, accept_local_rank, add_recipe_arguments
-from widemix.command_line.commands import (
-    Exit,
-    exit_rank,
-    load_from_arguments,
-    run_command,
-    tune_garbage_collector,
-)
-from widemix.distributed.launchers import export_torchrun_env
-from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from widemix.distributed.signals import Stopped, StopRequest
-from widemix.distributed.start_times import StartTimes, note_process
-from widemix.errors import InputError, command
+from widemix.distributed.start_times import StartTimes
+from widemix.errors import Exit, InputError, command
 from widemix.files import atomic_write
 from widemix.metrics import main_figure
 from widemix.recipe import Recipe, check_world, match_folder
@@ -279,51 +268,3 @@ def _warn(topology: "Topology", text: str) -> None:
 
 def _silent(_text: str) -> None:
     pass
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the arguments of `widemix train` and `python -m widemix train`."""
-    add_recipe_arguments(parser)
-    parser.add_argument("--run-dir", type=Path, help="run folder (default: runs/<recipe>-<time>)")
-    parser.add_argument(
-        "--resume",
-        default="auto",
-        metavar="auto|never|PATH",
-        help="auto: resume from the run folder's newest complete checkpoint; never: fail if the folder holds a run; "
-        "PATH: start a new run folder from that checkpoint or run (default: auto)",
-    )
-    loud = parser.add_mutually_exclusive_group()
-    quiet = "print only warnings and the last line"
-    loud.add_argument("-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help=quiet)
-    verbose = "print every line of metrics.jsonl"
-    loud.add_argument("-v", "--verbose", dest="verbosity", action="store_const", const=1, help=verbose)
-
-
-def train_from_arguments(arguments: argparse.Namespace) -> Exit:
-    """Train as one rank, with the variables of the launcher that started this process."""
-    export_torchrun_env()
-    note_process(restarted=has_rank_status())
-    remove_earlier_statuses()
-    write_rank_status(None)
-    recipe = load_from_arguments(arguments)
-    return train(
-        recipe,
-        arguments.run_dir,
-        arguments.resume,
-        Path(arguments.recipe),
-        arguments.overrides,
-        arguments.verbosity,
-    )
-
-
-def main() -> None:
-    """Run `python -m widemix train`."""
-    tune_garbage_collector()
-    parser = Parser(prog="python -m widemix train", description=__doc__)
-    add_arguments(parser)
-    accept_local_rank(parser)
-    exit_rank(run_command(parser, train_from_arguments))
-
-
-if __name__ == "__main__":
-    main()

@@ -121,11 +121,7 @@ def be_widemix(*words: str) -> None:
 
 def be_rank(*words: str) -> None:
     """`python -m widemix train WORDS`."""
-    from widemix import trainer as train
-
-    _on_one_thread()
-    sys.argv = ["widemix", "train", *words]
-    train.main()
+    be_widemix("train", *words)
 
 
 def _on_one_thread() -> None:

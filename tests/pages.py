@@ -8,11 +8,10 @@ from pathlib import Path
 
 from widemix.cli.parser import COMMANDS
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit
+from widemix.errors import Exit
 from widemix.launch.slurm.cells import cross
 from widemix.recipe import load_recipe
 from widemix.studies.study import is_study, read_study, study_cells
-from widemix.trainer import add_arguments
 
 BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -43,13 +42,6 @@ def parser() -> Parser:
     commands = made.add_subparsers(required=True)
     for add in COMMANDS:
         add(commands)
-    return made
-
-
-def rank_parser() -> Parser:
-    """The parser of `python -m widemix train`."""
-    made = Parser(prog="widemix.trainer")
-    add_arguments(made)
     return made
 
 

@@ -25,7 +25,7 @@ def test_every_room_has_its_line():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     tree = page[page.index("## The house") :]
     rooms = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
-    files = [path.name for path in (ROOT / "pipeline").glob("*.py") if path.name != "__init__.py"]
+    files = [path.name for path in (ROOT / "pipeline").glob("*.py") if not path.name.startswith("__")]
     for name in [*(f"{room}/" for room in rooms), *files, "data_prep/", "launch/", "recipes/", "tests/"]:
         assert re.search(rf"(^|\s){re.escape(name)}\s", tree), name
 

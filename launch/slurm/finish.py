@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, run_command
+from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
+from widemix.errors import Exit
 from widemix.files import atomic_write
 from widemix.metrics import main_figure
 from widemix.run.starts import read_starts

@@ -5,9 +5,9 @@ import socket
 import sys
 
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, run_command
+from widemix.command_line.commands import run_command
 from widemix.distributed.launchers import PORTS, USES, job_port
-from widemix.errors import RunError
+from widemix.errors import Exit, RunError
 
 
 def free_ports(job: int) -> dict[str, int]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, load_from_arguments
-from widemix.errors import InputError
+from widemix.command_line.commands import load_from_arguments
+from widemix.errors import Exit, InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import read_manifest
 from widemix.launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished

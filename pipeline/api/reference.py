@@ -1,4 +1,7 @@
-"""Writes the reference page of the Python interface from docstrings: `python -m widemix.api.reference docs/reference`."""
+"""Writes the reference page of the Python interface, from docstrings.
+
+`python -m widemix.api.reference docs/reference`.
+"""
 
 import ast
 import inspect

@@ -16,7 +16,7 @@ from widemix.distributed.launchers import export_torchrun_env
 from widemix.distributed.topology import read_topology, usual_defaults
 from widemix.engine.kernels import choose_kernels as select_kernels
 from widemix.engine.kernels import use_kernels
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.formats.manifest import Manifest
 from widemix.models import registry
@@ -24,7 +24,6 @@ from widemix.models.mixer.network import Mixer
 from widemix.recipe import Recipe, fill_classes, load_recipe
 from widemix.recipe.train import EngineSection, TrainSection
 from widemix.section import Fraction
-from widemix.trainer import Exit
 from widemix.trainer import train as train_rank
 
 AnyRecipe = InstanceOf[Recipe] | FilePath

@@ -29,11 +29,12 @@ from widemix.engine import Engine, build_engine
 from widemix.errors import InputError
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
+from widemix.recipe.files import SHIPPED
 from widemix.run.checkpoint import COMPLETE, Position, RetentionPolicy
 from widemix.run.saving import Saver
 
 VERSIONS = ("torch", "deepspeed", "safetensors")
-RECIPE = Path(__file__).parents[2] / "recipes/imagenet/mixer_b16.yaml"
+RECIPE = SHIPPED / "imagenet/mixer_b16.yaml"
 RANKS, INTERVAL = 2, 600.0  # seconds between saves, for the stall as a share of the training time
 ENGINES = {
     "DDP": [("engine.kind", "ddp")],

@@ -35,7 +35,7 @@ def _name_import() -> None:
     """Say on stderr that torch or timm is being imported, if one is: it takes seconds, on a slow disk many."""
     frame = sys._current_frames().get(main_thread().ident or 0)
     names: list[str] = []  # of the modules that the main thread is in, from the innermost to the first of ours
-    while frame and not (names and names[-1].startswith("pipeline.")):
+    while frame and not (names and names[-1].startswith("widemix.")):
         names.append(frame.f_globals.get("__name__", ""))
         frame = frame.f_back
     if "importlib._bootstrap" in names and {"torch", "timm"} & {name.partition(".")[0] for name in names}:

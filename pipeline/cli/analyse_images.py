@@ -5,7 +5,7 @@ from functools import partial
 
 from widemix.cli.inputs import NETWORK, add_ema, add_evaluation, check_networks
 from widemix.cli.outputs import add_outputs, write_outputs
-from widemix.command_line.commands import Exit
+from widemix.errors import Exit
 
 
 def add_pixels(analyses) -> None:

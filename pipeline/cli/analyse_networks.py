@@ -7,8 +7,8 @@ from pathlib import Path
 
 from widemix.cli.inputs import NETWORK, add_ema, check_networks
 from widemix.cli.outputs import add_outputs, write_outputs
-from widemix.command_line.commands import Exit, check_least
-from widemix.errors import InputError
+from widemix.command_line.commands import check_least
+from widemix.errors import Exit, InputError
 
 
 def add_cka(analyses) -> None:

@@ -3,8 +3,8 @@
 import argparse
 
 from widemix.cli.outputs import add_outputs, write_outputs
-from widemix.command_line.commands import Exit, check_least, check_most
-from widemix.errors import InputError
+from widemix.command_line.commands import check_least, check_most
+from widemix.errors import Exit, InputError
 
 _MOST_ROWS = 1e6
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from widemix.cli.inputs import add_ema, check_networks
 from widemix.command_line.arguments import add_recipe_arguments
-from widemix.command_line.commands import Exit, check_least, load_from_arguments
+from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 
 # Modules of widemix.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
 # whose versions are printed with the figures.
@@ -26,7 +26,7 @@ BENCHES = {
 }
 ELSEWHERE = {"prep": "widemix.bench.prep", "trainers": "widemix.bench.trainers"}
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
-SAMPLE = Path(__file__).parents[2].parent / "shared" / "data" / "imagenet-sample"
+SAMPLE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "imagenet-sample"
 
 
 def add_bench(commands) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from widemix.command_line.commands import Exit
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from widemix.run.listing import RunSummary

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.command_line.arguments import add_recipe_arguments
-from widemix.command_line.commands import Exit, check_most, load_from_arguments
+from widemix.command_line.commands import check_most, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.files import write_output
 
 if TYPE_CHECKING:

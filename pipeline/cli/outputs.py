@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from widemix.command_line.commands import Exit
+from widemix.errors import Exit
 from widemix.files import write_output
 
 

@@ -5,7 +5,7 @@ A command imports what it needs when it runs, so that help and errors are printe
 
 from importlib.metadata import version
 
-from widemix.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit
+from widemix.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit, train
 from widemix.command_line.arguments import Parser, accept_local_rank
 
 COMMANDS = (
@@ -14,7 +14,7 @@ COMMANDS = (
     prepared.add_adopt,
     prepared.add_verify,
     prepared.add_stage,
-    runs.add_train,
+    train.add_train,
     runs.add_eval,
     predict.add_predict,
     runs.add_export,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from widemix.cgroups import usable_cpus
 from widemix.cli.inputs import NETWORK, add_ema, check_networks
-from widemix.command_line.commands import Exit, check_least
-from widemix.errors import InputError
+from widemix.command_line.commands import check_least
+from widemix.errors import Exit, InputError
 from widemix.files import write_output
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, check_least
-from widemix.errors import InputError
+from widemix.command_line.commands import check_least
+from widemix.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from widemix.data_prep.dry_run import Estimate

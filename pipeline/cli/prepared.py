@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from widemix.cli.prep import parse_place, print_summary
-from widemix.command_line.commands import Exit
-from widemix.errors import InputError, command
+from widemix.errors import Exit, InputError, command
 
 
 def add_adopt(commands) -> None:

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from widemix.command_line.commands import Exit
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.files import write_output
 
 EXAMPLES = """widemix report runs/a                       write report.html

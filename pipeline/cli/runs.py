@@ -1,101 +1,16 @@
-"""widemix train, eval, export."""
+"""widemix eval, export and push."""
 
 import argparse
 import math
 import os
-import shlex
 import sys
-import time
 from pathlib import Path
 
 from widemix.cli.inputs import add_ema, add_evaluation, check_networks
 from widemix.cli.outputs import add_outputs, write_outputs
-from widemix.command_line.commands import Exit, check_least, load_from_arguments
+from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
-from widemix.errors import InputError
-from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
-
-EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes
-widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
-widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
-
-
-def add_train(commands) -> None:
-    """Add `widemix train`."""
-    from widemix.trainer import add_arguments
-
-    parser = commands.add_parser(
-        "train", help="train a recipe", description="Train a recipe, or continue a run.", examples=EXAMPLES
-    )
-    add_arguments(parser)
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        metavar="N",
-        help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
-        "GPUs, or 1). On several nodes start `python -m widemix train` with torchrun instead",
-    )
-    dry = "print the resolved recipe, its cost and its first batch, and write nothing"
-    parser.add_argument("--dry-run", action="store_true", help=dry)
-    parser.set_defaults(command=_train)
-
-
-def _train(arguments: argparse.Namespace) -> int:
-    from widemix.trainer import train_from_arguments
-
-    if export_torchrun_env():
-        if arguments.dry_run:
-            raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
-        return train_from_arguments(arguments)
-    recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
-    check_least(arguments, 1, "ranks")
-    ranks = arguments.ranks or _count_gpus()
-    check_world(recipe, ranks)
-    recipe = match_folder(recipe)  # last, since it needs prepared data
-    if arguments.dry_run:
-        return _dry_run(recipe, arguments.recipe, ranks)
-    if ranks == 1:
-        return train_from_arguments(arguments)
-    from widemix.launch.local import launch
-
-    os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
-    command = ["-m", "widemix", "train", arguments.recipe, "--resume", arguments.resume]
-    if arguments.run_dir:
-        command += ["--run-dir", str(arguments.run_dir)]
-    command += [] if not arguments.verbosity else ["-q" if arguments.verbosity < 0 else "-v"]
-    return launch([*command, *(f"--{name}={value}" for name, value in arguments.overrides)], ranks)
-
-
-def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
-    """Print what a run would do: every key, the costs on as many A100s, and the first batch, read and augmented."""
-    import torch
-
-    from widemix.data.loader import TrainLoader
-    from widemix.distributed.topology import Topology
-    from widemix.estimate.hardware import Cluster
-    from widemix.estimate.report import estimate, show
-
-    print(dump_recipe(recipe))
-    show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
-    began = time.perf_counter()
-    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, Topology(0, ranks, 0, ranks, torch.device("cpu")))
-    with loader.batches(epoch=0) as batches:
-        batch = next(batches)
-    seconds = time.perf_counter() - began
-    shape = " x ".join(map(str, batch.inputs.shape))
-    print(
-        f"first batch of rank 0, in {seconds:.1f} s: {shape}, {batch.inputs.dtype}, values "
-        f"{batch.inputs.min().item():.3g} to {batch.inputs.max().item():.3g}; {loader.steps} steps an epoch"
-    )
-    print("nothing was written")
-    return Exit.DONE
-
-
-def _count_gpus() -> int:
-    """The number of GPUs, but at least 1."""
-    import torch
-
-    return max(1, torch.cuda.device_count())
+from widemix.errors import Exit, InputError
 
 
 def add_eval(commands) -> None:

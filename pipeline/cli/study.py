@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from widemix.command_line.commands import Exit, check_least
-from widemix.errors import InputError
+from widemix.command_line.commands import check_least
+from widemix.errors import Exit, InputError
 from widemix.recipe import keys, suggest
 from widemix.recipe.files import find_study
 

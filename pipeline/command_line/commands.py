@@ -2,7 +2,6 @@
 
 import argparse
 import atexit
-import enum
 import errno
 import gc
 import math
@@ -19,18 +18,9 @@ from typing import NoReturn, TextIO
 
 from widemix.command_line.arguments import Parser
 from widemix.distributed.rank_status import write_rank_status
-from widemix.errors import InputError, LauncherError, RunError
+from widemix.errors import Exit, InputError, LauncherError, RunError
 from widemix.processes import end_with_torchrun
 from widemix.recipe import Recipe, fill_classes, load_recipe
-
-
-class Exit(enum.IntEnum):
-    """The exit code of a command."""
-
-    DONE = 0
-    FAILED = 1
-    WRONG_INPUT = 2
-    REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
 def run_command(

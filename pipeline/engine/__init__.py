@@ -22,8 +22,8 @@ def build_engine(
 ) -> Engine:
     """The engine of `engine.kind`, with its optimizer.
 
-    Every rank calls it, with the module on its device. Where `broadcasts_rank0_weights`, all ranks but 0 may call it with a
-    module on the meta device.
+    Every rank calls it, with the module on its device. Where `broadcasts_rank0_weights`, all ranks but 0 may call it
+    with a module on the meta device.
     """
     if section.kind == "deepspeed":
         from widemix.engine.deepspeed import DeepSpeedEngine

@@ -16,7 +16,7 @@ from widemix.files import atomic_write, fsync_path
 from widemix.formats.text import TOKENIZER
 from widemix.models.onnx import write_onnx
 from widemix.models.section import ModelSection
-from widemix.models.timm_registry import register_names
+from widemix.models.timm_registry import default_cfgs
 
 
 def export_model(
@@ -31,9 +31,9 @@ def export_model(
 ) -> None:
     """Write `folder` whole or not at all; then `timm.create_model(f"local-dir:{folder}", pretrained=True)`.
 
-    For that, `import widemix.models.timm_registry` first, after the modules of families of your own. `labels` are
-    the names of the classes in the order of the logits. `data` is the recipe's section: of images `image_size`,
-    `crop_pct`, `interpolation`, `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
+    For that, `import widemix` first, and the modules of families of your own. `labels` are the names of the classes
+    in the order of the logits. `data` is the recipe's section: of images `image_size`, `crop_pct`, `interpolation`,
+    `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
     `card` becomes README.md; with `onnx` there is a model.onnx. `InputError` if `folder` exists.
     """
     if onnx and section.takes != "images":
@@ -65,14 +65,13 @@ def export_model(
 
 def loading_line(folder: str | Path, plugins: Sequence[str] = ()) -> str:
     """Return a line of Python that loads an exported folder; `plugins` are the modules of families of your own."""
-    modules = ", ".join([*plugins, "widemix.models.timm_registry", "timm"])
+    modules = ", ".join(["widemix", *plugins, "timm"])
     return f"import {modules}; model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)"
 
 
 def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str, Any]:
     """What timm reads from config.json."""
-    register_names()
-    architecture, arguments = section.timm_spec(data.image_size)
+    architecture, arguments = section.timm_spec(data.image_size, default_cfgs)
     weights: dict[str, Any] = {
         "num_classes": len(labels),
         "first_conv": section.first_layer(),

@@ -1,5 +1,6 @@
 """The model families that a recipe may name by `model.kind`. Imports no torch."""
 
+from collections.abc import Callable
 from importlib import import_module
 from inspect import isabstract
 
@@ -20,6 +21,7 @@ FAMILIES = (
 )
 
 KINDS: dict[str, type[ModelSection]] = {}
+WATCHERS: list[Callable[[type[ModelSection]], None]] = []  # called with each section that is registered from then on
 
 
 def register(section: type[ModelSection]) -> type[ModelSection]:
@@ -36,8 +38,11 @@ def register(section: type[ModelSection]) -> type[ModelSection]:
     if isabstract(section):
         raise InputError(f"{section.__name__}: must define {', '.join(sorted(section.__abstractmethods__))}")
     for kind in kinds:
-        if KINDS.setdefault(kind, section) is not section:
+        if KINDS.get(kind, section) is not section:
             raise InputError(f"{section.__name__}: kind {kind} is {KINDS[kind].__name__}'s already; choose another")
+    for watch in WATCHERS:
+        watch(section)
+    KINDS.update(dict.fromkeys(kinds, section))
     return section
 
 

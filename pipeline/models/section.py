@@ -5,7 +5,7 @@ network import it when they are called.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -94,35 +94,30 @@ class ModelSection(Section):
         """Name of the last linear layer, which timm leaves out of an export if `num_classes` is another."""
         return "head"
 
-    def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
+    def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
         """Return name and arguments with which `timm.create_model` makes this network; for exports.
 
-        The name is the network's own where `named` has it, else one of its family.
+        The name is the network's own where `named` has it and `own_names`, those that are not timm's networks, too;
+        else one of its family.
         """
         if self.timm_architecture is None:
             return self.kind, {**self.model_dump(mode="json", exclude={"kind"}), "img_size": image_size}
-        from widemix.models.timm_registry import default_cfgs  # not the names that are timm's own networks
-
         arguments = self.model_spec(image_size)[1]
         rate = {"drop_path_rate": 0}  # trains another way, and is no other network
         for name, (section, side) in self.named().items():
-            if name in default_cfgs and section.model_spec(side)[1] | rate == arguments | rate:
+            if name in own_names and section.model_spec(side)[1] | rate == arguments | rate:
                 return name, arguments
         return self.timm_architecture, arguments
 
     @classmethod
-    def register_timm(cls) -> None:
-        """Put the family's names into timm's registry.
+    def timm_kinds(cls) -> tuple[str, ...]:
+        """The kinds that timm's registry gets an entry for. Default: all if `timm_architecture` is None."""
+        return cls.kinds() if cls.timm_architecture is None else ()
 
-        Default: those of `named`, and the kinds if `timm_architecture` is None.
-        """
-        from widemix.models.timm_registry import add_kind, add_named
-
-        for name, (section, side) in cls.named().items():
-            add_named(name, section, side)
-        if cls.timm_architecture is None:
-            for kind in cls.kinds():
-                add_kind(kind)
+    @classmethod
+    def default_text(cls) -> Self | None:
+        """Return the network that timm makes of a text family's name without arguments. Default: none."""
+        return None
 
     @classmethod
     def kinds(cls) -> tuple[str, ...]:

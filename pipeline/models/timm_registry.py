@@ -1,6 +1,7 @@
 """All families' names in timm's registry: importing this module puts them there, for `timm.create_model`.
 
-The names of a family that is registered later are added by `register_names`.
+`import widemix` sees to it (`widemix.timm_import`), and those of a family that is registered later join them. Nothing
+here imports a network before one is made, since networks import timm.
 """
 
 from collections.abc import Callable
@@ -15,22 +16,24 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from widemix.errors import InputError
-from widemix.models.families import KINDS, sections
-from widemix.models.registry import build_model
+from widemix.models.families import KINDS, WATCHERS, sections
 from widemix.models.section import ModelSection
 
 default_cfgs: dict[str, Any] = {}  # timm looks for it under this name
 
 
-def register_names() -> None:
-    """Put the names of every registered family into timm's registry, but for those that it has."""
-    for section in sections():
-        section.register_timm()
+def _register(section: type[ModelSection]) -> None:
+    """Put the names of a family into timm's registry, but for those that it has."""
+    for name, (network, side) in section.named().items():
+        _add_named(name, network, side)
+    for kind in section.timm_kinds():
+        _add_kind(kind)
+    if text := section.default_text():
+        _add_text(text.kind, text)
 
 
 def load_pretrained(name: str, given: str) -> torch.nn.Module:
     """Make one of timm's networks, or an export, with its weights; `InputError`, which begins with `given`."""
-    register_names()
     try:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
@@ -40,11 +43,11 @@ def load_pretrained(name: str, given: str) -> torch.nn.Module:
         raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
 
 
-def add_named(name: str, section: ModelSection, side: int) -> None:
+def _add_named(name: str, section: ModelSection, side: int) -> None:
     """Add a published network, for images of `side` pixels. What timm names itself keeps timm's network."""
-    network, arguments = section.model_spec(side)
 
     def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
+        network, arguments = section.model_spec(side)
         options = {**arguments, **kwargs}
         if options.get("features_only") and not section.has_feature_maps:
             raise InputError(f"{name}: its features are not a map; leave features_only out")
@@ -65,14 +68,18 @@ def add_named(name: str, section: ModelSection, side: int) -> None:
         _add(name, build, {**images, "first_conv": section.first_layer(), "classifier": section.classifier()})
 
 
-def add_text(name: str, section: ModelSection) -> None:
+def _add_text(name: str, section: ModelSection) -> None:
     """Add a text network, of the section's sizes where `timm.create_model` is given no others."""
-    network, sizes = section.model_spec(0)
+
+    def network(**given) -> torch.nn.Module:
+        make, sizes = section.model_spec(0)
+        return make(**{**sizes, **given})
+
     reads = {"num_classes": 3, "first_conv": section.first_layer(), "classifier": section.classifier()}
-    _add_unsized(name, lambda **given: network(**{**sizes, **given}), reads, ("img_size",))
+    _add_unsized(name, network, reads, ("img_size",))
 
 
-def add_kind(kind: str) -> None:
+def _add_kind(kind: str) -> None:
     """Add the networks of a family that has no name for timm: its kind makes them from the keys of its section."""
     if timm.is_model(kind) and kind not in default_cfgs:
         raise InputError(f"model.kind {kind}: is the name of one of timm's networks; rename the kind")
@@ -80,6 +87,8 @@ def add_kind(kind: str) -> None:
 
 
 def _from_keys(kind: str, *, num_classes: int, img_size: int = 0, **keys) -> torch.nn.Module:
+    from widemix.models.registry import build_model
+
     return build_model(KINDS[kind](kind=kind, **keys), img_size, num_classes)
 
 
@@ -109,4 +118,6 @@ def _add(name: str, build: Callable[..., torch.nn.Module], default_cfg: dict[str
     register_model(build)
 
 
-register_names()
+for _section in sections():
+    _register(_section)
+WATCHERS.append(_register)

@@ -20,7 +20,7 @@ from widemix.recipe.plugins import import_plugins
 from widemix.recipe.schema import Recipe
 from widemix.recipe.yaml_text import parse_yaml, read_yaml, yaml_error_message
 
-SHIPPED = Path(__file__).parents[2] / "recipes"  # in a checkout, and in the wheel
+SHIPPED = (Path(__file__).parents[1] / "recipes").resolve()
 
 
 def _pairs(overrides: Any) -> list[tuple[str, str]]:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemix.command_line.commands import Exit
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.studies.cell import Cell, unique
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from widemix.command_line.commands import Exit
 from widemix.distributed.launchers import without_launcher
-from widemix.errors import RunError
+from widemix.errors import Exit, RunError
 from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
 from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.cell import Cell

@@ -208,7 +208,7 @@ def test_statuses_of_an_attempt_in_which_the_nodes_ranks_had_other_numbers_are_r
 
 def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
     environ = {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path / "status"), "RANK": "1", "WORLD_SIZE": "2"}
-    code, output = Command("no/such.yaml", module="widemix", env=environ).wait()
+    code, output = Command("train", "no/such.yaml", env=environ).wait()
     assert (code, output) == (0, "")  # rank 0 would print it
     (status,) = read_rank_statuses(tmp_path / "status")
     assert status.code == 2
@@ -217,7 +217,7 @@ def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
 
 def test_a_crash_writes_its_message_to_the_status(tmp_path):
     environ = os.environ | {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
-    program = "import sys; from widemix.command_line.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
+    program = "from widemix.command_line.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "in <lambda>" in done.stderr  # a bug shows where it is

@@ -66,10 +66,8 @@ def test_its_export_is_the_network(extended):
     network = Pixels(8, 12, 2)
     network.load_state_dict(load_file(folder / "exported/model.safetensors"))
     from tests.end_to_end import extended as outside
-    from widemix.models.timm_registry import register_names
 
     outside.register_family(outside.PixelsSection)
-    register_names()
     try:
         loaded = timm.create_model(f"local-dir:{folder / 'exported'}", pretrained=True)
     finally:

@@ -9,9 +9,9 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
-from widemix.command_line.commands import Exit
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.errors import Exit
 from widemix.estimate.recipe_tables import header, shipped
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.recipe import Recipe, load_recipe

@@ -300,11 +300,11 @@ def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launch
     run = tmp_path / "run"
     arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *EPOCHS)
     if launcher != "deepspeed":
-        head = ("--standalone", "--nproc-per-node", "2", "-m", "widemix.trainer")
+        head = ("--standalone", "--nproc-per-node", "2", "-m", "widemix", "train")
         module = "torch.distributed.run" if launcher == "torchrun" else launcher
         command = Command(*head, *arguments, module=module)
     else:
-        head = ("--num_gpus", "2", "--module", "widemix.trainer")
+        head = ("--num_gpus", "2", "--module", "widemix", "train")
         command = Command(*head, *arguments, module="deepspeed.launcher.runner", env={"PYTHONPATH": str(ROOT)})
     finish(command)
     assert_same_curve(run, undisturbed, 1e-4)
@@ -323,7 +323,7 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
 
 
 def test_python_m_starts_need_no_launcher():
-    code, output = Command("--help", "train", module="widemix").wait()
+    code, output = Command("train", "--help", "train").wait()
     assert code == 0
     assert "--train.global_batch" in output
 

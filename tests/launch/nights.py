@@ -25,7 +25,7 @@ from tests.conftest import ROOT, SMALL, train_lines
 from tests.faults.chaos import assert_same_steps, parse_arguments
 from tests.launch.hosts import Hosts
 from tests.launch.slurm import Slurm, job_of, log_of, summaries
-from widemix.command_line.commands import Exit
+from widemix.errors import Exit
 
 LAST, TOLERANCE = 200, 1e-4
 RECIPE = "recipes/digits/rp_mixer.yaml"

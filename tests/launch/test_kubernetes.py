@@ -11,11 +11,10 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from widemix.command_line.arguments import Parser
+from tests.pages import parser
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from widemix.launch import pod as launched
 from widemix.recipe import check_world, load_recipe
-from widemix.trainer import add_arguments
 
 FOLDER = ROOT / "launch" / "kubernetes"
 
@@ -51,11 +50,9 @@ def containers() -> list[tuple[dict, int]]:
 
 
 def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
-    parser = Parser()
-    add_arguments(parser)
     for container, ranks in containers():
         assert container["command"] == ["python3", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
-        arguments = parser.parse_args(container["args"])
+        arguments = parser().parse_args(["train", *container["args"]])
         assert ranks == 128
         check_world(load_recipe(ROOT / arguments.recipe), ranks)
 

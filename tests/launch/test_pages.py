@@ -7,21 +7,20 @@ import pytest
 from torch.distributed.run import parse_args
 
 from tests.conftest import ROOT
-from tests.pages import check, parser, rank_parser
+from tests.pages import check, parser
 from widemix.command_line.commands import run_command
 
 PAGE = (ROOT / "launch" / "README.md").read_text()
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
-PROGRAM = re.compile(r"\b(widemix|m pipeline\.\w+|module pipeline\.train) (\w.*)")
-OURS = [match.groups() for line in CODE if (match := PROGRAM.search(line))]
+PROGRAM = re.compile(r"\bwidemix (\w.*)")
+OURS = [match[1] for line in CODE if (match := PROGRAM.search(line))]
 
 
-@pytest.mark.parametrize(("program", "words"), OURS, ids=[" ".join(both)[:60] for both in OURS])
-def test_a_command_is_valid(program, words, monkeypatch, capsys):
+@pytest.mark.parametrize("words", OURS, ids=[words[:60] for words in OURS])
+def test_a_command_is_valid(words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
-    chosen = rank_parser() if program.endswith("train") else parser()
-    assert run_command(chosen, check, given) == 0, capsys.readouterr().err
+    assert run_command(parser(), check, given) == 0, capsys.readouterr().err
 
 
 def test_torchrun_accepts_its_options():
@@ -29,7 +28,7 @@ def test_torchrun_accepts_its_options():
     assert len(lines) >= 3
     for line in lines:
         words = shlex.split(line, comments=True)
-        assert parse_args(words).training_script in ("widemix", "train", "widemix"), line
+        assert parse_args(words).training_script == "widemix", line
 
 
 def test_a_launchers_page_has_at_most_forty_lines():

@@ -16,10 +16,10 @@ import pytest
 
 from tests.conftest import ROOT
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import Exit, run_command
+from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
 from widemix.distributed.start_times import VARIABLE
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
 from widemix.launch.slurm import node as node_module
@@ -595,6 +595,6 @@ def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_a
     ports = {"train": 20015, "rendezvous": 20016}
     arguments = Namespace(addresses=["127.0.0.1"], ranks=4, restarts=2, logs=tmp_path, ports=ports)
     environ = {"SLURM_NODEID": "0", "SLURM_JOB_ID": "12005", "SLURM_STEP_NUM_NODES": "3"}
-    parsed = parse_args(torchrun_command(arguments, ["widemix.trainer"], environ, attempt=(1, 2)))
+    parsed = parse_args(torchrun_command(arguments, ["widemix"], environ, attempt=(1, 2)))
     assert (parsed.nnodes, parsed.max_restarts, parsed.rdzv_endpoint) == ("2", 0, "127.0.0.1:20016")
     assert (parsed.rdzv_id, parsed.rdzv_conf) == ("train-12005-0-1", "is_host=0,join_timeout=120")

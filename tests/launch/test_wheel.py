@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launch.wheel import renamed
 
+from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
-ROOT = Path(__file__).parents[2]
 # None of these may be imported: what a checkout has at its top, and what is optional.
 ABSENT = ("pipeline", "data_prep", "launch", "tests", "ffcv", "cv2")
 PROGRAM = """
@@ -23,28 +22,18 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("from widemix.data.order import Order", "from widemix.data.order import Order"),
-        ("    from pipeline import native", "    from widemix.pipeline import native"),
-        ("import widemix.cli", "import widemix.cli"),
-        ('command = ["-m", "widemix", "train", recipe]', 'command = ["-m", "widemix", "train", recipe]'),
-        ("from widemix.api.loader import Loader", "from widemix.api.loader import Loader"),
-        ("from widemix.launch.slurm import node", "from widemix.launch.slurm import node"),
-        ("self.pipeline.train(launch.mode, pipeline.queue)", "self.pipeline.train(launch.mode, pipeline.queue)"),
-        ("C in pipeline/native and launch/slurm", "C in pipeline/native and launch/slurm"),
-    ],
-)
-def test_modules_are_renamed_and_nothing_else(source: str, expected: str) -> None:
-    assert renamed(source, ROOT) == expected
-
-
 def test_it_prepares_and_trains_without_a_checkout_and_without_ffcv(tmp_path: Path) -> None:
     build = ["egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "installed"]
     setuptools = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", *build]
     subprocess.run(setuptools, cwd=ROOT, check=True)
     assert [path.name for path in (tmp_path / "installed").iterdir()] == ["widemix"]
+    installed = tmp_path / "installed/widemix"
+    code = {path.relative_to(ROOT / "pipeline") for path in (ROOT / "pipeline").rglob("*.py")}
+    for folder in ("data_prep", "launch"):
+        code |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")}
+    assert {path.relative_to(installed) for path in installed.rglob("*.py")} == code
+    recipes = {path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*.yaml")}
+    assert {path.relative_to(installed) for path in installed.rglob("*.yaml")} == recipes
 
     def widemix(*words: str) -> str:
         program = PROGRAM.format(absent=ABSENT, words=words)
@@ -62,6 +51,14 @@ def test_it_prepares_and_trains_without_a_checkout_and_without_ffcv(tmp_path: Pa
     steps = ("--train.max_steps", "2", "--train.global_batch", "32", "--log.tensorboard", "false")
     small = ("--model.depth", "1", "--data.workers", "1")
     assert "run: done, top-1" in widemix("train", "digits/rp_mixer", "--run-dir", "run", *steps, *small)
+
+
+def test_the_folder_of_a_checkout_is_not_imported_by_its_own_name() -> None:
+    done = subprocess.run([sys.executable, "-c", "import pipeline"], cwd=ROOT, capture_output=True, text=True)
+    assert (
+        done.stderr.splitlines()[-1]
+        == "ImportError: pipeline/ is the folder of the package widemix: `import widemix`"
+    )
 
 
 def test_shipped_recipes_are_found_by_name_unless_there_is_a_file(tmp_path: Path, monkeypatch) -> None:

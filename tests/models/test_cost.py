@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import widemix.models.timm_registry  # noqa: F401 - registers our names
+import widemix  # noqa: F401  puts our names into timm's registry
 from tests.models.test_mixer import SHAPE, VARIANTS
 from widemix.models.block_diagonal import GroupedLinear
 from widemix.models.cost import model_cost

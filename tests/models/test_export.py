@@ -21,6 +21,7 @@ from widemix.models.shallow.section import ShallowSection
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.text.section import TextMixerSection, TextTransformerSection
 from widemix.models.timm_model.section import TimmSection
+from widemix.models.timm_registry import default_cfgs
 from widemix.recipe.data import DataSection, TextDataSection
 
 PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
@@ -83,12 +84,12 @@ def test_a_published_network_keeps_its_name():
         trained = {"drop_path_rate"} & section.model_dump().keys()
         dropped = section.model_copy(update=dict.fromkeys(trained, 0.1))
         entry = timm.model_entrypoint(name)
-        found, arguments = dropped.timm_spec(side)
+        found, arguments = dropped.timm_spec(side, default_cfgs)
         if entry.__module__.startswith("timm."):  # plain Mixers: another class, with arguments of other names
             assert found == section.timm_architecture
         else:
             assert found == name
-            assert dropped.timm_spec(2 * side)[0] == section.timm_architecture
+            assert dropped.timm_spec(2 * side, default_cfgs)[0] == section.timm_architecture
         timm.create_model(found, device="meta", **arguments)
 
 

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 
-import widemix.models.timm_registry  # noqa: F401  adds our names to timm's
+import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.errors import InputError
 from widemix.models.permutation import commutation
 from widemix.models.registry import build_model

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 
-import widemix.models.timm_registry  # noqa: F401  adds our names to timm's
+import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp import sparse

@@ -7,7 +7,7 @@ import timm
 import torch
 from torch import nn
 
-import widemix.models.timm_registry  # noqa: F401  (puts the names into timm's registry)
+import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.errors import InputError
 
 SCRIPTS = "ignore:.*deprecated:FutureWarning"  # newer torch's, of torch.jit.script

@@ -10,7 +10,7 @@ import timm
 import torch
 from timm.optim import param_groups_layer_decay
 
-import widemix.models.timm_registry  # noqa: F401 - registers our names
+import widemix  # noqa: F401  puts our names into timm's registry
 from tests.optim.whole_registry import compare_with_timm
 from tests.sections import train_section
 from widemix.errors import InputError

@@ -7,7 +7,7 @@ import timm
 import torch
 from timm.optim import param_groups_weight_decay
 
-import widemix.models.timm_registry  # noqa: F401 - registers our names
+import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.groups import parameter_groups
 from widemix.optim.section import OptimSection

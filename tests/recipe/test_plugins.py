@@ -100,7 +100,7 @@ def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, di
 
     _, line = export_checkpoint(run, exported)
     assert line == loading_line(exported, ["my_plugin"])
-    assert line.startswith("import my_plugin, ")
+    assert line.startswith("import widemix, my_plugin, timm;")
     names: dict[str, torch.nn.Module] = {}
     exec(line, names)
     x = torch.randn(2, 3, 8, 8)

@@ -12,8 +12,7 @@ import pytest
 
 from tests.conftest import ROOT, SMALL, Command
 from tests.terminal import Terminal
-from widemix.command_line.commands import Exit
-from widemix.errors import RunError
+from widemix.errors import Exit, RunError
 from widemix.recipe import dump_recipe
 from widemix.run.lease import Leases
 from widemix.studies.runner import Runner

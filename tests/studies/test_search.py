@@ -9,8 +9,7 @@ import pytest
 from scipy.stats import qmc
 
 from tests.conftest import ROOT
-from widemix.command_line.commands import Exit
-from widemix.errors import InputError, RunError
+from widemix.errors import Exit, InputError, RunError
 from widemix.recipe import dump_recipe
 from widemix.studies.plan import make_plan
 from widemix.studies.protocol import Range, Search

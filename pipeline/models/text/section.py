@@ -90,13 +90,11 @@ class TextSection(ModelSection):
 
     @override
     @classmethod
-    def register_timm(cls) -> None:
-        """Put the family's name into timm's registry: without arguments, of the sizes of recipes/mnli/mixer.yaml."""
-        from widemix.models.timm_registry import add_text
-
+    def default_text(cls) -> Self:
+        """Of the sizes of recipes/mnli/mixer.yaml."""
         (kind,) = cls.kinds()
         sizes = {"vocabulary": 30522, "tokens": 128, "channels": 64, "depth": 2}
-        add_text(kind, cls.model_validate({"kind": kind, **sizes}))
+        return cls.model_validate({"kind": kind, **sizes})
 
 
 class TextMixerSection(TextSection):

@@ -1,5 +1,6 @@
 """Recipe section of timm's networks."""
 
+from collections.abc import Container
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -22,7 +23,7 @@ class TimmSection(ModelSection):
         return create_timm_model, {"name": self.name, "img_size": image_size, "drop_path_rate": self.drop_path}
 
     @override
-    def timm_spec(self, image_size: int) -> tuple[str, dict[str, Any]]:
+    def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
         from widemix.models.timm_model.network import takes_image_size
 
         size = {"img_size": image_size} if takes_image_size(self.name) else {}
@@ -30,8 +31,8 @@ class TimmSection(ModelSection):
 
     @override
     @classmethod
-    def register_timm(cls) -> None:
-        """Nothing: timm has these names."""
+    def timm_kinds(cls) -> tuple[str, ...]:
+        return ()  # timm has these names
 
     @override
     def first_layer(self) -> str | None:

@@ -1,0 +1,131 @@
+"""widemix train: on this machine's GPUs, or as one of the ranks that a launcher has started."""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from widemix.command_line.arguments import Parser, add_recipe_arguments
+from widemix.command_line.commands import check_least, load_from_arguments
+from widemix.distributed.launchers import export_torchrun_env
+from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
+from widemix.distributed.start_times import note_process
+from widemix.errors import Exit, InputError
+from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
+
+EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes
+widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
+widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
+
+
+def add_train(commands) -> None:
+    """Add `widemix train`."""
+    parser = commands.add_parser(
+        "train", help="train a recipe", description="Train a recipe, or continue a run.", examples=EXAMPLES
+    )
+    _add_arguments(parser)
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="number of processes to start on this machine, one for each GPU if it has GPUs (default: the number of "
+        "GPUs, or 1). On several nodes start `-m widemix train` with torchrun instead",
+    )
+    dry = "print the resolved recipe, its cost and its first batch, and write nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
+    parser.set_defaults(command=_train)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    if export_torchrun_env():
+        if arguments.dry_run:
+            raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
+        return _train_rank(arguments)
+    recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
+    check_least(arguments, 1, "ranks")
+    ranks = arguments.ranks or _count_gpus()
+    check_world(recipe, ranks)
+    recipe = match_folder(recipe)  # last, since it needs prepared data
+    if arguments.dry_run:
+        return _dry_run(recipe, arguments.recipe, ranks)
+    if ranks == 1:
+        return _train_rank(arguments)
+    from widemix.launch.local import launch
+
+    os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
+    command = ["-m", "widemix", "train", arguments.recipe, "--resume", arguments.resume]
+    if arguments.run_dir:
+        command += ["--run-dir", str(arguments.run_dir)]
+    command += [] if not arguments.verbosity else ["-q" if arguments.verbosity < 0 else "-v"]
+    return launch([*command, *(f"--{name}={value}" for name, value in arguments.overrides)], ranks)
+
+
+def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
+    """Print what a run would do: every key, the costs on as many A100s, and the first batch, read and augmented."""
+    import torch
+
+    from widemix.data.loader import TrainLoader
+    from widemix.distributed.topology import Topology
+    from widemix.estimate.hardware import Cluster
+    from widemix.estimate.report import estimate, show
+
+    print(dump_recipe(recipe))
+    show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
+    began = time.perf_counter()
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, Topology(0, ranks, 0, ranks, torch.device("cpu")))
+    with loader.batches(epoch=0) as batches:
+        batch = next(batches)
+    seconds = time.perf_counter() - began
+    shape = " x ".join(map(str, batch.inputs.shape))
+    print(
+        f"first batch of rank 0, in {seconds:.1f} s: {shape}, {batch.inputs.dtype}, values "
+        f"{batch.inputs.min().item():.3g} to {batch.inputs.max().item():.3g}; {loader.steps} steps an epoch"
+    )
+    print("nothing was written")
+    return Exit.DONE
+
+
+def _count_gpus() -> int:
+    """The number of GPUs, but at least 1."""
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _add_arguments(parser: Parser) -> None:
+    """Add the arguments that each rank gets too."""
+    add_recipe_arguments(parser)
+    parser.add_argument("--run-dir", type=Path, help="run folder (default: runs/<recipe>-<time>)")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|PATH",
+        help="auto: resume from the run folder's newest complete checkpoint; never: fail if the folder holds a run; "
+        "PATH: start a new run folder from that checkpoint or run (default: auto)",
+    )
+    loud = parser.add_mutually_exclusive_group()
+    quiet = "print only warnings and the last line"
+    loud.add_argument("-q", "--quiet", dest="verbosity", action="store_const", const=-1, default=0, help=quiet)
+    verbose = "print every line of metrics.jsonl"
+    loud.add_argument("-v", "--verbose", dest="verbosity", action="store_const", const=1, help=verbose)
+
+
+def _train_rank(arguments: argparse.Namespace) -> Exit:
+    """Train as one rank, with the variables of the launcher that started this process."""
+    export_torchrun_env()
+    note_process(restarted=has_rank_status())
+    remove_earlier_statuses()
+    write_rank_status(None)
+    recipe = load_from_arguments(arguments)
+    from widemix.trainer import train
+
+    return train(
+        recipe,
+        arguments.run_dir,
+        arguments.resume,
+        Path(arguments.recipe),
+        arguments.overrides,
+        arguments.verbosity,
+    )
