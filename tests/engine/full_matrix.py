@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from timm.optim import list_optimizers
 
 from tests.engine.matrix import ENGINES, FACTORS, NOT_TRIED, OPTIMIZERS, run_cell, said
 from tests.forks import Forks, group_of
@@ -38,9 +39,10 @@ RESTART = 200  # cells after which the ranks are started anew, as DeepSpeed keep
 
 
 def product() -> list[dict[str, str]]:
-    """Toys with every option and our optimizers; timm's optimizers on two toys; timm's networks."""
+    """Toys with every option and our optimizers; timm's optimizers, whether recipes take them or not, on four toys;
+    timm's networks."""
     cells = [dict(zip(FACTORS, values, strict=True)) for values in itertools.product(*FACTORS.values())]
-    names = tuple(f"{TIMM}{name}" for name in timm_optimizers())
+    names = tuple(f"{TIMM}{name}" for name in list_optimizers())
     of = {"engine": ENGINES, "precision": FACTORS["precision"]}
     for networks, optimizers in (
         (("plain", "scalar", "channels_last", "batch_norm"), names),
@@ -51,21 +53,6 @@ def product() -> list[dict[str, str]]:
     cells = [cell for cell in cells if not cell.items() >= NOT_TRIED]
     random.Random(0).shuffle(cells)
     return cells
-
-
-def timm_optimizers() -> list[str]:
-    """Those that recipes take."""
-    from timm.optim import list_optimizers
-
-    from widemix.optim.timm_optimizer import timm_spec
-
-    def taken(name: str) -> bool:
-        try:
-            return bool(timm_spec(name))
-        except ValueError:
-            return False
-
-    return [name for name in list_optimizers() if taken(name)]
 
 
 def run_rank(cells: Path, to: Path) -> None:
