@@ -9,7 +9,15 @@ from widemix.errors import InputError
 
 MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-MISSING = ("nan", "na", "n/a", "<na>", "null", "none", "inf", "-inf")  # how tables write that there is no value
+# Numbers as other programs write them: 0x1F, 1_000, 1,000, 2,0, 4L, 5%.
+NOTATION = re.compile(
+    r"[+-]?(0[xob][\da-f_]+|\d+([_,'\u2019 ]\d+)+([.,]\d*)?|\d[\d.,]*(e[+-]?\d+)?[l%])", re.IGNORECASE
+)
+SIGNS = str.maketrans("\u2212\uff0d\uff0b\uff0e", "--+.")  # a minus sign, and the wide forms of ASCII's
+# How tables write that there is no value, in lower case; not-a-number is never the name of a class.
+NAN = ("nan", "+nan", "-nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan")
+INFINITE = ("inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
+MISSING = (*NAN, *INFINITE, "na", "n/a", "#n/a", "#na", "<na>", "nat", "null", "nil", "none", "?", "-", "--", ".")
 
 
 def check_label(place: str, label: float, written: str = "") -> int:
@@ -17,7 +25,7 @@ def check_label(place: str, label: float, written: str = "") -> int:
 
     written: its text in the source, by default that of the number.
     """
-    shown = written or label
+    shown = written[:40] or label
     if label < 0:
         raise InputError(f"{place}: label {shown} is negative; labels begin at 0: remove what has no label")
     if label >= MAX_CLASSES:
@@ -30,9 +38,9 @@ def check_label(place: str, label: float, written: str = "") -> int:
 
 
 def check_names(where: object, names: Sequence[str]) -> None:
-    """Raise `InputError` for a class name that comes twice; print a line for names that differ only in case.
+    """Raise `InputError` for a class name that comes twice; print a line for names that only look different.
 
-    Names that look alike but are other Unicode characters (a letter and its accent, or both in one) are the same.
+    Names of which one has a letter and its accent as two characters, and the other as one, are the same.
     """
     _check_count(where, len(names))
     found: dict[str, int] = {}
@@ -43,9 +51,23 @@ def check_names(where: object, names: Sequence[str]) -> None:
             raise InputError(f"{where}: names the class {name!r} {how} (classes {first} and {number}); rename one")
     alike: dict[str, str] = {}
     for name in names:
-        first_name = alike.setdefault(name.casefold().strip(), name)
+        folded = _visible(unicodedata.normalize("NFKC", name)).casefold()
+        first_name = alike.setdefault(" ".join(folded.split()), name)
         if first_name != name:
-            print_status(f"warning: {where}: the classes {first_name!r} and {name!r} differ only in case or blanks")
+            print_status(
+                f"warning: {where}: the classes {first_name!r} and {name!r} differ only in case, blanks or forms of "
+                "characters"
+            )
+
+
+def _visible(text: str) -> str:
+    """The text without characters that nobody sees, such as byte order marks and joiners."""
+    return "".join(character for character in text if unicodedata.category(character) != "Cf")
+
+
+def _ascii_digits(text: str) -> str:
+    """The text with the digits and signs of ASCII in place of those of other scripts."""
+    return "".join(str(unicodedata.decimal(character, character)) for character in _visible(text).translate(SIGNS))
 
 
 def _check_count(where: object, classes: int) -> None:
@@ -66,26 +88,42 @@ def number_classes(
     for missing values.
     """
     _check_count(where, len(first))
-    numbers = [text for text in first if NUMBER.fullmatch(text)]
-    names = [text for text in first if not NUMBER.fullmatch(text)]
-    plain = all(text.isdecimal() for text in numbers)
+    digits = {text: _ascii_digits(text) for text in first}
+    numbers = [text for text in first if NUMBER.fullmatch(digits[text])]
+    names = [text for text in first if not NUMBER.fullmatch(digits[text])]
+    plain = all(digits[text].isdecimal() for text in numbers)
     for text in names:
-        if text.lower() == "nan" or (numbers and (not plain or text.lower() in MISSING)):
+        if text.lower() in NAN or (numbers and (not plain or text.lower() in MISSING)):
             what = f"no number, as {numbers[0]} is" if numbers else "no class name"
             raise InputError(f"{first[text]}: label {text!r} is {what}; remove what has no label")
+    _check_notation(first, names, digits)
+    for text in names:
+        if text.lower() in MISSING:
+            print_status(f"warning: {where}: the class {text!r} is named as tables write a missing value")
     if names and numbers:
         print_status(
             f"warning: {where}: the labels are both names such as {names[0]!r} and numbers such as {numbers[0]!r}; "
             "all are taken as names, and sorted as text"
         )
-    width = {len(text) for text in numbers}
-    if names or (plain and len(width) == 1 and width != {1} and any(text[0] == "0" for text in numbers)):
+    width = {len(digits[text]) for text in numbers}
+    if names or (plain and len(width) == 1 and width != {1} and any(digits[text][0] == "0" for text in numbers)):
         order = sorted(first)
         return tuple(order), {text: label for label, text in enumerate(order)}
-    label = {text: check_label(first[text], float(text), text) for text in numbers}
+    label = {text: check_label(first[text], float(digits[text]), text) for text in numbers}
     changed = next((text for text in numbers if text != str(label[text])), None)
     if changed is not None:
         print_status(f"{where}: labels such as {changed} are read as the number {label[changed]}")
     present = sorted(set(label.values())) if gaps else range(1 + max(label.values()))
     place = {number: index for index, number in enumerate(present)}
     return tuple(map(str, present)), {text: place[number] for text, number in label.items()}
+
+
+def _check_notation(first: Mapping[str, str], names: Sequence[str], digits: Mapping[str, str]) -> None:
+    """`InputError` where all texts are numbers, some of them in another notation; sorted as text they would be wrong."""
+    bare = {text: digits[text].strip("'\"()") for text in names}  # quotes that a table has twice
+    strange = [text for text in names if NOTATION.fullmatch(bare[text]) or NUMBER.fullmatch(bare[text])]
+    if strange and strange == names:
+        raise InputError(
+            f"{first[strange[0]]}: label {strange[0]!r:.40} is a number in a notation that is not read; write digits "
+            "alone, such as 31, or put a letter before what is a name"
+        )

@@ -1,6 +1,7 @@
 """Labels and class names of every source: numbers in numeric order, one limit, no class twice."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ def read_table(tmp_path, labels, column="label"):
         (["11", " 2 ", "10.", "+3", "0"], [11, 2, 10, 3, 0]),
         (["1e1", "2", "01"], [10, 2, 1]),
         (["5.000", "005"], [5, 5]),
+        (["\u0663", "\u0661\u0660", "2"], [3, 10, 2]),  # digits of Arabic
+        (["\uff11\uff10", "\uff0b2"], [10, 2]),  # wide ones
+        (["\ufeff2", "10\u200b", "-0"], [2, 10, 0]),  # characters that nobody sees
     ],
 )
 def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
@@ -50,6 +54,8 @@ def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
         (["A", "9", "10"], ["10", "9", "A"]),
         (["1.5.2", "v2", "none"], ["1.5.2", "none", "v2"]),
         (["True", "False"], ["False", "True"]),
+        (["3D", "2D", "10D"], ["10D", "2D", "3D"]),
+        (["1_a", "2,b"], ["1_a", "2,b"]),
         (["²", "½"], ["²", "½"]),
     ],
 )
@@ -68,6 +74,20 @@ def test_other_texts_are_names(tmp_path, labels, order, capsys):
         (["-1.0", "0.0"], "line 2: label -1.0 is negative"),
         (["0.0", "nan"], "line 3: label 'nan' is no number, as 0.0 is"),
         (["cat", "NaN"], "line 3: label 'NaN' is no class name"),
+        (["cat", "-NaN"], "line 3: label '-NaN' is no class name"),
+        *(
+            (["0", "1", text], f"line 4: label '{re.escape(text)}' is no number")
+            for text in ("#N/A", "NaT", "infinity", "?")
+        ),
+        *(
+            (
+                ["2", text, "10"],
+                f"line 3: label {text!r} is a number in a notation that is not read; write digits alone",
+            )
+            for text in ("0x1F", "1_000", "1,000", "2,5", "3L", "5%", "1\u2019000")
+        ),
+        (["'10'", "'2'"], "line 2: label \"'10'\" is a number in a notation"),
+        (["0", "\u22121"], "line 3: label \u22121 is negative"),
         (["0", "1", "NA"], "line 4: label 'NA' is no number, as 0 is"),
         (["0.0", "inf"], "line 3: label 'inf' is no number"),
         (["0", "-inf"], "line 3: label '-inf' is no number"),
@@ -109,6 +129,11 @@ def collect(tmp_path, labels):
         return dataset.classes, [sample.label for sample in dataset.splits["train"]]
 
 
+def test_a_class_named_as_a_missing_value_is_told(tmp_path, capsys):
+    assert read_table(tmp_path, ["US", "NA"])[0] == ("NA", "US")
+    assert "list.csv: the class 'NA' is named as tables write a missing value" in capsys.readouterr().err
+
+
 def test_labels_from_python(tmp_path):
     assert collect(tmp_path, [2, 0])[1] == [2, 0]
     assert collect(tmp_path, ["10", "2"]) == (tuple(map(str, range(11))), [10, 2])
@@ -123,10 +148,11 @@ def test_classes_of_one_name(tmp_path, capsys):
         check_names("x", ("crane", "duck", "crane"))
     with pytest.raises(InputError, match=r"x: names the class .* twice, in two Unicode forms"):
         check_names("x", ("caf\u00e9", "cafe\u0301"))
-    check_names("x", ("A", "a", "b", "b "))
+    pairs = (("A", "a"), ("b", "b "), ("c d", "c  d"), ("e", "e\u200b"), ("fi", "\ufb01"), ("G", "\uff27"))
+    check_names("x", sum(pairs, ()))
     warned = "".join(
-        f"warning: x: the classes {a} and {b} differ only in case or blanks\n"
-        for a, b in (("'A'", "'a'"), ("'b'", "'b '"))
+        f"warning: x: the classes {a!r} and {b!r} differ only in case, blanks or forms of characters\n"
+        for a, b in pairs
     )
     assert capsys.readouterr().err == warned
     with pytest.raises(InputError, match="x: has 1000001 classes, more than 1000000"):
