@@ -6,7 +6,6 @@ To predict is one of these: a class in the column `label`; any number of classes
 """
 
 import csv
-import json
 import math
 import os
 from array import array
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from widemix.data_prep.labels import number_classes
+from widemix.data_prep.labels import number_classes, parse_json
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
@@ -107,7 +106,7 @@ def _read_jsonl(origin: Path, file: Iterable[str]) -> _Table:
         if not text.strip():
             continue
         try:
-            row = json.loads(text)
+            row = parse_json(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{origin}: line {line} is not JSON ({error})") from None
         if not isinstance(row, dict) or "path" not in row:

@@ -1,8 +1,10 @@
 """Labels and class names of the sources: which are refused, and how labels that are texts are numbered."""
 
+import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from widemix.data_prep.progress import print_status
 from widemix.errors import InputError
@@ -58,6 +60,19 @@ def check_names(where: object, names: Sequence[str]) -> None:
                 f"warning: {where}: the classes {first_name!r} and {name!r} differ only in case, blanks or forms of "
                 "characters"
             )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError also for a key that comes twice, of which json keeps the last."""
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"has the key {next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
 
 
 def _visible(text: str) -> str:
@@ -119,7 +134,7 @@ def number_classes(
 
 
 def _check_notation(first: Mapping[str, str], names: Sequence[str], digits: Mapping[str, str]) -> None:
-    """`InputError` where all texts are numbers, some of them in another notation; sorted as text they would be wrong."""
+    """`InputError` where all texts are numbers, and some in another notation, whose order by text would be wrong."""
     bare = {text: digits[text].strip("'\"()") for text in names}  # quotes that a table has twice
     strange = [text for text in names if NOTATION.fullmatch(bare[text]) or NUMBER.fullmatch(bare[text])]
     if strange and strange == names:

@@ -1,7 +1,9 @@
 """The splits of datasets that are spread over many files, told by words in the files' paths."""
 
+import os
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from widemix.data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
@@ -53,9 +55,19 @@ def find_shards(origin: Path, suffix: str) -> dict[str, list[Path]]:
         name, named = unclear[0]
         splits = " and ".join(sorted(set(named)))
         print_status(f"warning: {origin}: the path of {name} names {splits}; it is read as {named[0]}")
-    if unnamed and len(shards) > 1:
+    if unnamed:
         print_status(f"warning: {origin}: {len(unnamed)} shards name no split, such as {unnamed[0]}; read as train")
+    _check_links([shard for paths in shards.values() for shard in paths])
     return {split: shards[split] for split in SPLIT_FOLDERS if split in shards}
+
+
+def _check_links(shards: Sequence[Path]) -> None:
+    """Raise `InputError` for a shard that is another one by a link: its samples would be read twice."""
+    found: dict[str, Path] = {}
+    for shard in shards:
+        first = found.setdefault(os.path.realpath(shard), shard)
+        if first != shard:
+            raise InputError(f"{shard}: is the same file as {first}, by a link; remove one of them")
 
 
 def read_names(path: Path) -> tuple[str, ...]:

@@ -1,15 +1,15 @@
 """WebDataset shards: plain tars in which the members `KEY.jpg` and `KEY.cls`, or `KEY.json`, are one sample."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import normpath
 
 import numpy as np
 
-from widemix.data_prep.labels import check_label
+from widemix.data_prep.labels import check_label, parse_json
 from widemix.data_prep.listing import HEAD, SUFFIXES, begins_as_image
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
 from widemix.data_prep.shards import find_shards, read_names
@@ -82,9 +82,10 @@ def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
         name = members.name(number)
         match = MEMBER.fullmatch(name)
         if match:
-            other = keys[match[1]].setdefault(match[2].lower(), number)
+            key = normpath(match[1])  # ./a is a
+            other = keys[key].setdefault(match[2].lower(), number)
             if other != number:
-                raise InputError(f"{tar}: {match[1]} has {members.name(other)} and then {name} again; remove one")
+                raise InputError(f"{tar}: {key} has {members.name(other)} and then {name} again; remove one")
     for key, parts in keys.items():
         images = [number for extension, number in parts.items() if f".{extension}" in SUFFIXES]
         if not images:
@@ -93,11 +94,10 @@ def _samples(tar: Path) -> Iterator[tuple[bytes, int, int, int]]:
         if len(images) != 1:
             there = ", ".join(f".{extension}" for extension in parts)
             raise InputError(f"{tar}: {key} has {len(images)} images, not one, among {there}{ENDS}")
-        labels = [extension for extension in ("cls", "json") if extension in parts]
-        if not labels:
-            raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json{ENDS}")
         image = images[0]
-        label = _label(tar, f"{key}.{labels[0]}", _read(tar, members, parts[labels[0]]))
+        label = _label(
+            tar, key, {kind: _read(tar, members, parts[kind]) for kind in ("cls", "json") if kind in parts}
+        )
         yield bytes(members.names[image]), label, int(members.offsets[image]), int(members.sizes[image])
 
 
@@ -107,13 +107,31 @@ def _read(tar: Path, members: Members, number: int, most: int = -1) -> bytes:
     return FileSlice(str(tar), int(members.offsets[number]), size if most < 0 else min(most, size)).read()
 
 
-def _label(tar: Path, name: str, text: bytes) -> int:
+def _label(tar: Path, key: str, texts: dict[str, bytes]) -> int:
+    """The label in the texts of KEY.cls and KEY.json; `InputError` where they have none, or two."""
+    if not texts:
+        raise InputError(f"{tar}: {key} has neither {key}.cls nor {key}.json{ENDS}")
+    labels = {kind: _read_label(tar, f"{key}.{kind}", text, len(texts) > 1) for kind, text in texts.items()}
+    found = {label for label in labels.values() if label is not None}
+    if len(found) > 1:
+        raise InputError(
+            f"{tar}: {key}.cls has the label {labels['cls']}, and {key}.json {labels['json']}; remove one"
+        )
+    return found.pop()
+
+
+def _read_label(tar: Path, name: str, text: bytes, may_lack: bool) -> int | None:
+    """The label in KEY.cls or KEY.json, of which the second may lack it where there is the first."""
     try:
-        label = json.loads(text)
-        label = label["label"] if name.endswith(".json") else label
+        label = parse_json(text)
+        if name.endswith(".json"):
+            if may_lack and isinstance(label, dict) and "label" not in label:
+                return None
+            label = label["label"]
         if type(label) not in (int, float):
             raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         wanted = '{"label": 3}' if name.endswith(".json") else "3"
-        raise InputError(f"{tar}: {name} holds no label such as {wanted}") from None
+        why = f": it {error}" if " twice" in str(error) else ""
+        raise InputError(f"{tar}: {name} holds no label such as {wanted}{why}") from None
     return check_label(f"{tar}: {name}", label)

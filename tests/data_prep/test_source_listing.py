@@ -203,6 +203,37 @@ def test_the_nearest_word_names_the_split(path, split):
     assert split_of(path) == split
 
 
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"a.jpg": b"", "./a.jpg": b""}, r"a has a\.jpg and then \./a\.jpg again"),
+        ({"x/a.cls": b"", "x//a.CLS": b""}, r"x/a has x/a\.cls and then x//a\.CLS again"),
+        ({"a.cls": b"0", "a.json": b'{"label": 1}'}, r"a\.cls has the label 0, and a\.json 1; remove one"),
+        ({"a.json": b'{"label": 1, "label": 2}'}, r"a\.json holds no label .*: it has the key 'label' twice"),
+        ({"a.cls": b"0", "a.json": b"[]"}, r"a\.json holds no label"),
+    ],
+)
+def test_samples_with_two_images_or_labels_are_refused(tmp_path, jpeg, members, words):
+    path = shard(tmp_path / "train.tar", {"b.jpg": jpeg(0), "b.cls": b"0", "b.json": b'{"width": 3}'})
+    assert len(webdataset.read(tmp_path).splits["train"]) == 1
+    shard(path, {"a.jpg": jpeg(0)} | members)
+    with pytest.raises(InputError, match=rf"train\.tar: {words}"):
+        webdataset.read(tmp_path)
+
+
+def test_a_shard_that_is_there_twice_by_a_link_is_refused(tmp_path, jpeg):
+    shard(tmp_path / "train/0.tar", {"x.jpg": jpeg(0), "x.cls": b"0"})
+    (tmp_path / "val").symlink_to("train")
+    with pytest.raises(InputError, match=r"val/0\.tar: is the same file as .*train/0\.tar, by a link"):
+        webdataset.read(tmp_path)
+
+
+def test_shards_without_a_split_are_told(tmp_path, capsys):
+    put(tmp_path, {"testing/0.tar": b"", "eval-0.tar": b""})
+    assert list(find_shards(tmp_path, ".tar")) == ["train"]
+    assert "2 shards name no split, such as eval-0.tar; read as train" in capsys.readouterr().err
+
+
 def test_doubtful_splits_are_told(tmp_path, capsys):
     put(tmp_path, {"test-bench/train-000.tar": b"", "test-bench/dev-000.tar": b"", "val/000.tar": b"", "0.tar": b""})
     shards = find_shards(tmp_path, ".tar")
