@@ -25,6 +25,7 @@ Value = TypeVar("Value")
 
 TELL_AFTER_S = 30.0  # until a rank that waits says for what; then again after twice as long
 RESOLVE_S = 30.0  # for a host name that has just been made to be known everywhere
+REFUSED_S = 5.0  # that torchrun's store, which is open before it starts ranks, may refuse a connection
 _SHOWN = 16  # ranks that are named one by one
 
 
@@ -87,7 +88,7 @@ class Rendezvous:
 
     def connect(self) -> dist.Store:
         """Return torchrun's own store, or that which rank 0 opens, as soon as it is open. To be called in `run`."""
-        own = self._rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        own = self._rank == 0 and not _has_agent_store()
         if own and not self._is_local():
             self.waits_for(f"an answer from itself at {self._place}, which is not this machine: is it left over?")
         elif not own:
@@ -171,13 +172,22 @@ class Rendezvous:
             self._pause()
 
     def _reach(self) -> None:
-        """Wait until something answers at MASTER_ADDR and MASTER_PORT."""
+        """Wait until something answers at MASTER_ADDR and MASTER_PORT.
+
+        Raises `RunError` where torchrun has been killed: before this rank asked to end with it.
+        """
         self._resolve()
+        began = time.monotonic()
         while True:
             try:
                 socket.create_connection((self._host, self._port), timeout=10).close()
                 return
             except OSError as error:
+                is_refused = isinstance(error, ConnectionRefusedError) and _has_agent_store()
+                if is_refused and time.monotonic() - began > REFUSED_S:
+                    raise RunError(
+                        f"{self._name}: torchrun has ended: its store at {self._place} is closed"
+                    ) from None
                 self.waits_for(
                     f"rank 0 at {self._place} ({error.strerror or error}); {how_to_train_alone(os.environ)}"
                 )
@@ -187,6 +197,11 @@ class Rendezvous:
         """Wait between two looks; ends the thread where the main one waits no more."""
         if wait and self._ended.wait(0.05):
             raise RunError("the rendezvous was ended")
+
+
+def _has_agent_store() -> bool:
+    """Whether torchrun started this rank, and shares its store with it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -103,6 +103,15 @@ def test_the_time_limit_ends_the_waiting_and_names_the_missing(places, rank):
         join(rank, timeout_s=1)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(places, monkeypatch, rank):
+    """The kernel's signal comes only to those that have asked for it: some seconds after their start."""
+    monkeypatch.setattr(rendezvous, "REFUSED_S", 0.1)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(RunError, match=rf"^rank {rank} of 2 on \S+: torchrun has ended: its store at MASTER_ADDR"):
+        join(rank)
+
+
 def attempt(store: dist.Store, ranks: Sequence[int], monkeypatch, world: int = WORLD) -> list[dist.Store]:
     """The stores that these ranks, each with its own thread, get from one another."""
     monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
