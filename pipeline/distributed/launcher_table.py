@@ -60,6 +60,15 @@ LAUNCHERS = (
         "mpiexec needs `-genv MASTER_ADDR HOST` (PALS: `--env MASTER_ADDR=HOST`), with the host of rank 0",
     ),
     Launcher(
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        ("HOROVOD_LOCAL_RANK",),
+        ("HOROVOD_LOCAL_SIZE",),
+        _JOBS,
+        "horovodrun passes on what its shell exports",
+    ),
+    Launcher(
         FLUX,
         "FLUX_TASK_RANK",
         "FLUX_JOB_SIZE",

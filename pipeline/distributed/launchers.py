@@ -22,8 +22,9 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _OWN_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's, on a single node
 
 
-# Set by launchers that do not say how many processes they start.
-_RANK_ALONE = {"PMIX_RANK": "prterun", "PALS_RANKID": "PALS", "ALPS_APP_PE": "aprun"}
+# Set by launchers that do not say how many processes they start; or by the others, whose size has been lost.
+_RANK_ALONE = {name: launcher.name for launcher in LAUNCHERS for name in (launcher.rank, *launcher.local_rank)}
+_RANK_ALONE |= {"PMIX_RANK": "prterun", "PALS_RANKID": "PALS", "ALPS_APP_PE": "aprun"}
 
 
 def export_torchrun_env(environ: MutableMapping[str, str] = os.environ) -> bool:
@@ -46,7 +47,7 @@ def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("RANK"):
         return {}
     found = list(_found(environ))
-    if not found and (name := next((name for name in _RANK_ALONE if environ.get(name)), None)):
+    if not found and (name := next((name for name in _RANK_ALONE if _is_rank(environ, name)), None)):
         raise LauncherError(
             f"{name}={environ[name]}: {_RANK_ALONE[name]} started this process, and no variable says how many there "
             f"are; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or unset {name} to train in this one alone"
@@ -68,6 +69,11 @@ def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
     address = environ.get("MASTER_ADDR") or _first_address(environ, launcher, several=local_size != world)
     port = environ.get("MASTER_PORT") or str(job_port(_job_number(environ, launcher)))
     return variables | {"MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def _is_rank(environ: Mapping[str, str], name: str) -> bool:
+    """Whether the variable says that this is a rank: Slurm's batch script, which is none, has SLURM_PROCID=0."""
+    return bool(environ.get(name)) and (environ[name] != "0" or _RANK_ALONE[name] != SRUN)
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
@@ -144,12 +150,17 @@ def _check_sizes(environ: Mapping[str, str]) -> None:
             f"WORLD_SIZE={size} is set, but RANK is not; start the ranks by torchrun or --ranks {size}, or unset "
             "WORLD_SIZE to train in this process alone"
         )
+    if environ.get("RANK") and not environ.get("WORLD_SIZE"):
+        raise LauncherError(
+            f"RANK={environ['RANK']} is set, but WORLD_SIZE is not; set it too, or unset RANK to train in this "
+            "process alone"
+        )
     for launcher in LAUNCHERS:
         names = [launcher.size] if launcher.name in (SRUN, FLUX) else [launcher.size, *launcher.local_size]
         if launcher.name == SRUN and not environ.get("SLURM_STEP_ID"):
             continue
         for name in names:
-            if (size := number(environ, name, 1)) > world:
+            if (size := number(environ, name, world)) > world:
                 join = f"set {launcher.rank} too"
                 if environ.get(launcher.rank):
                     join = f"start them by {launcher.name} alone" + ", without RANK" * bool(environ.get("RANK"))

@@ -6,6 +6,7 @@ from tests.conftest import ROOT
 from tests.distributed.test_launchers import SRUN
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.distributed.launcher_table import LAUNCHERS
 from widemix.distributed.launchers import export_torchrun_env, torchrun_env, without_launcher
 from widemix.distributed.topology import read_topology
 from widemix.errors import LauncherError
@@ -44,11 +45,14 @@ FLUX = {
 MVAPICH = {f"MV2_COMM_WORLD_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)} | {
     f"MV2_COMM_WORLD_LOCAL_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)
 }
+HOROVOD = {f"HOROVOD_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)} | {
+    f"HOROVOD_LOCAL_{name}": value for name, value in zip(("RANK", "SIZE"), "12", strict=True)
+}
 PMI2 = SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 PMI2 |= {"SLURM_STEP_TASKS_PER_NODE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "77.0"}
 
 
-@pytest.mark.parametrize("said", [HYDRA, INTEL, OPENMPI_5, PALS, JSRUN, FLUX, MVAPICH, PMI2])
+@pytest.mark.parametrize("said", [HYDRA, INTEL, OPENMPI_5, PALS, JSRUN, FLUX, MVAPICH, HOROVOD, PMI2])
 def test_every_launcher_is_read_like_torchrun(said):
     environ = dict(said)
     assert export_torchrun_env(environ)
@@ -94,6 +98,13 @@ STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RA
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "^SLURM_STEP_NUM_TASKS=4: srun started 4 processes"),
         ({"FLUX_JOB_SIZE": "3"}, "^FLUX_JOB_SIZE=3: flux run started 3 processes"),
         (GFORKER, "^mpiexec sets PMI_SIZE, but not MPI_LOCALRANKID or .*; set LOCAL_RANK and LOCAL_WORLD_SIZE"),
+        *(
+            ({name: "1"}, f"^{name}=1: .* started this process, and no variable says how many there are; set")
+            for launcher in LAUNCHERS
+            for name in (launcher.rank, *launcher.local_rank)
+        ),
+        ({"RANK": "0"}, "^RANK=0 is set, but WORLD_SIZE is not; set it too, or unset RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "do not fit: RANK 0 of WORLD_SIZE 0"),
         (
             {"PMIX_RANK": "1"},
             "^PMIX_RANK=1: prterun started this process, and no variable says how many there are; set",
@@ -119,7 +130,9 @@ def test_a_variable_that_says_there_are_more_processes_is_an_error_with_the_cure
         {"WORLD_SIZE": "1"},
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMIX_RANK": "0"},  # srun --pty bash
-        {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_NTASKS": "4"},  # a batch script
+        # A batch script.
+        {name: value for name, value in SRUN.items() if "STEP" not in name}
+        | {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     ],
 )
 def test_one_process_is_alone(said):

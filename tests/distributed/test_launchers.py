@@ -95,7 +95,7 @@ def test_torchruns_variables_take_precedence_over_those_of_the_launcher_around_i
     assert torchrun_env({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
     assert torchrun_env({}) == {}
     assert torchrun_env({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
-    batch = {name: value for name, value in SRUN.items() if "STEP" not in name}
+    batch = {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
     assert torchrun_env(batch) == {}  # a batch script without srun is one process
 
 
