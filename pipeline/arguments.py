@@ -109,10 +109,10 @@ def _check_entry(kind: type, entry: Any) -> Any:
 
 
 def _refuse_unknown(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
-    known = signature.parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
         return
-    for name in keywords.keys() - known.keys():
+    known = [name for name in signature.parameters if name != "self"]
+    for name in keywords.keys() - set(known):
         near = get_close_matches(name, known, 1)
         raise InputError(f"no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
 

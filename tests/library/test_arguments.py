@@ -156,6 +156,7 @@ def test_a_state_beyond_any_epoch_is_refused(digits: Path, state: dict[str, int]
     [
         (lambda: widemix.Loader(batchsize=8), "no argument 'batchsize'; did you mean batch_size"),  # type: ignore[call-arg]
         (lambda: widemix.prepare("digits", "out", qualty=90), "no argument 'qualty'; did you mean quality"),
+        (lambda: widemix.Loader("digits", zzz=1), "no argument 'zzz'; path, split, batch_size"),  # type: ignore[call-arg]
         (lambda: widemix.Loader("a\0b", "train", 8), r"path 'a\\x00b': has a NUL character"),
         (lambda: widemix.Loader("a" * 300, "train", 8), "path 'aaa.*: is too long for a file's name"),
         (lambda: widemix.prepare({5: []}, "out"), "split 5 is no name"),  # type: ignore[dict-item]
