@@ -23,13 +23,13 @@ from widemix.bench.timing import compute_clock
 from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
 from widemix.engine.kernels import choose_kernels, use_kernels
 from widemix.errors import InputError
+from widemix.estimate.measure import product_side
 from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
 
 PARTS = ("forward", "backward", "optimizer")
-_PEAK_SIDE = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product is the peak
 _PEAK_TRIES = 10
 
 
@@ -157,7 +157,7 @@ def _step(contestant: Contestant, inputs: torch.Tensor, targets: torch.Tensor, p
 def measure_peak(precision: str, device: torch.device) -> float:
     """FLOPs a second of the product of two square matrices, the best of some tries."""
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    side = _PEAK_SIDE[device.type]
+    side = product_side(dtype, device)
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     best = float("inf")
     for _ in range(_PEAK_TRIES):

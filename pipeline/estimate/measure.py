@@ -17,19 +17,37 @@ from widemix.recipe import Recipe
 from widemix.recipe.losses import LOSSES
 
 REPEATS = 3
+_MOST_S = 0.5  # of a product of two matrices on a CPU
 
 
 def measured_peaks(device: torch.device) -> Gpu:
     """Measure the peaks of this machine: a matrix product in bf16 and in fp32, and a copy larger than caches."""
-    side = 8192 if device.type == "cuda" else 2048
     peaks = []
     for dtype in (torch.bfloat16, torch.float32):
-        a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-        peaks.append(2 * side**3 / _shortest(lambda a=a, b=b: a @ b, device))  # type: ignore[misc]
+        side = product_side(dtype, device)
+        peaks.append(2 * side**3 / _product_seconds(side, dtype, device))
     source = torch.zeros(1 << 26, device=device)
     target = torch.empty_like(source)
     bandwidth = 2 * source.nbytes / _shortest(lambda: target.copy_(source), device)
     return Gpu(peaks[0], peaks[1], 0, bandwidth, 0)
+
+
+def product_side(dtype: torch.dtype, device: torch.device) -> int:
+    """Return the side of two square matrices that is large enough for their product to reach the device's peak.
+
+    On a CPU at most 2048, and less where a product takes long: without instructions for bf16 that would be a minute.
+    """
+    if device.type == "cuda":
+        return 8192
+    side = 256
+    while side < 2048 and 8 * _product_seconds(side, dtype, device) < _MOST_S:
+        side *= 2
+    return side
+
+
+def _product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return _shortest(lambda: a @ b, device)
 
 
 def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[float, int | None]:

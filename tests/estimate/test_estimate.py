@@ -11,6 +11,7 @@ from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.estimate import measure
 from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from widemix.estimate.network import fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
@@ -207,6 +208,15 @@ def test_the_tables_are_written_as_json_too(tmp_path):
     add_cost(commands.add_subparsers(required=True))
     assert run_command(commands, argv=["cost", "--named", "--json", str(file)]) == 0
     assert json.loads(file.read_text())["rows"] == named_rows()
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(lambda side: 1.0, 256), (lambda side: (side / 1024) ** 3 / 8, 1024)])
+def test_a_peak_is_measured_by_matrices_whose_product_takes_a_moment(monkeypatch, seconds, side):
+    """PyTorch's products in bf16 take a minute on a CPU without instructions for them."""
+    monkeypatch.setattr(measure, "_product_seconds", lambda side, *_: seconds(side))
+    assert measure.product_side(torch.bfloat16, torch.device("cpu")) == side
+    monkeypatch.setattr(measure, "_product_seconds", lambda *_: 0.0)
+    assert measure.product_side(torch.bfloat16, torch.device("cpu")) == 2048
 
 
 def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_whole_batch_measured():
