@@ -16,7 +16,8 @@ from widemix.timm_import import watch_timm
 if TYPE_CHECKING:
     __version__: str
     from widemix.api.loader import Loader
-    from widemix.api.runs import build_model, choose_kernels, evaluate, prepare, train
+    from widemix.api.prep import prepare
+    from widemix.api.runs import build_model, choose_kernels, evaluate, train
     from widemix.api.views import View
     from widemix.errors import InputError
     from widemix.recipe import Recipe, load_recipe
@@ -44,7 +45,7 @@ _HOMES = {
     "choose_kernels": "widemix.api.runs",
     "evaluate": "widemix.api.runs",
     "load_recipe": "widemix.recipe",
-    "prepare": "widemix.api.runs",
+    "prepare": "widemix.api.prep",
     "train": "widemix.api.runs",
 }
 

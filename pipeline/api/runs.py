@@ -1,70 +1,26 @@
-"""The commands `widemix prep`, `train` and `eval` as functions, and networks."""
+"""The commands `widemix train` and `eval` as functions, and networks."""
 
 import json
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field, InstanceOf, SkipValidation
+from pydantic import InstanceOf
 
 from widemix.arguments import FilePath, Size, build_section, check_arguments
-from widemix.data_prep.from_python import Pairs, collect
-from widemix.data_prep.prepare import prepare as prepare_folder
-from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.distributed.topology import read_topology, usual_defaults
 from widemix.engine.kernels import choose_kernels as select_kernels
 from widemix.engine.kernels import use_kernels
-from widemix.errors import Exit, InputError
+from widemix.errors import Exit
 from widemix.evaluation.assessment import evaluate_checkpoint
-from widemix.formats.manifest import Manifest
 from widemix.models import registry
 from widemix.models.mixer.network import Mixer
 from widemix.recipe import Recipe, fill_classes, load_recipe
 from widemix.recipe.train import EngineSection, TrainSection
-from widemix.section import Fraction
 from widemix.trainer import train as train_rank
 
 AnyRecipe = InstanceOf[Recipe] | FilePath
-
-
-@check_arguments
-def prepare(
-    source: Annotated[str | Pairs | Mapping[str, Pairs], SkipValidation],
-    to: FilePath,
-    origin: FilePath | None = None,
-    *,
-    processes: Annotated[int, Field(ge=1, le=4096)] | None = None,
-    force: bool = False,
-    extend: bool = False,
-    max_bad: Fraction = 0.01,
-    **settings: Any,
-) -> Manifest:
-    """Prepare a dataset in the folder `to`, once, and return its manifest; as `widemix prep`.
-
-    source: one that `widemix prep --help` lists, such as "imagenet" or "image-folder", read from the folder `origin`;
-    or pairs (image, label) of train, or {split: pairs}, without `origin`. An image is a path, or the bytes of a file;
-    a label is an integer from 0, or a class name; or a float or several numbers, the sample's targets, which
-    `targets="age,height"` names.
-    max_bad: share of a split's images that may be left out. extend: whether to take over what the source gained.
-    settings: fields of `widemix.data_prep.settings.PrepSettings`, such as `max_size=512`;
-    `shuffle` is on by default.
-    """
-    settings = {"shuffle": True} | settings
-    options: dict[str, Any] = {"processes": processes, "force": force, "extend": extend, "max_bad": max_bad}
-    chosen = PrepSettings(**settings)
-    if isinstance(source, str):
-        folder = None if origin is None else Path(origin)
-        return prepare_folder(source, folder, Path(to), chosen, **options)
-    if isinstance(source, bytes) or not isinstance(source, Iterable):
-        raise InputError(
-            f"source {source!r:.80}: must be the name of one, or pairs (image, label), or {{split: pairs}}"
-        )
-    if origin is not None:
-        raise InputError(f"origin {origin}: pairs are not read from a folder; leave it out")
-    with collect(source if isinstance(source, Mapping) else {"train": source}, Path(to), chosen.targets) as dataset:
-        return prepare_folder(dataset, None, Path(to), chosen, **options)
 
 
 @check_arguments

@@ -130,14 +130,18 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
 def _plan(arguments: argparse.Namespace) -> Exit:
     from widemix.run.lease import Leases
     from widemix.studies.cell import unique
-    from widemix.studies.status import requirements, state
+    from widemix.studies.status import state
 
     plan, folder = _trained(arguments)
     leases = Leases(folder)
     plan.add_finished(folder)
     trials, cells = plan.trials_to_run(), unique(plan.runs())
     states = {cell.name: state(cell, folder, leases, plan.table) for cell in (*trials, *cells)}
-    needs = requirements([*trials, *cells], arguments.gpu) if arguments.gpu else {}
+    needs = {}
+    if arguments.gpu:
+        from widemix.studies.requirements import requirements
+
+        needs = requirements([*trials, *cells], arguments.gpu)
     for cell in (*trials, *cells):
         need = needs.get(cell.name)
         hours = f"{need.hours:8.2f} h  " if need and need.hours is not None else "       ? h  " if need else ""

@@ -10,8 +10,8 @@ from typing import Any
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe, dump_recipe
+from widemix.run.events import describe_event
 from widemix.run.listing import RunSummary, metrics, read_json, summarise
-from widemix.run.log import describe_event
 from widemix.run.starts import read_starts
 
 IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}

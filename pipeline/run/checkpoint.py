@@ -3,7 +3,8 @@
 checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (full fp32 tensors by parameter name; with an
 EMA also ema/model.safetensors, in its own folder for tools that read whole folders), state.json (position and recipe)
 and COMPLETE, written last, with a BLAKE2b hash of each file. A checkpoint without COMPLETE is never read; in one that
-is found damaged COMPLETE is renamed to DAMAGED. `widemix.run.saving` writes checkpoints during training.
+is found damaged COMPLETE is renamed to DAMAGED. `widemix.run.saving` writes checkpoints during training. Only tensors
+need torch, which takes seconds to import: listing runs reads none.
 """
 
 import contextlib
@@ -12,16 +13,19 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from widemix.engine.state import State
 from widemix.errors import InputError
 from widemix.files import fsync_path
 from widemix.metrics import FIGURES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from widemix.engine.state import State
 
 COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -59,8 +63,12 @@ class Checkpoint:
     path: Path
     position: Position
 
-    def load(self, verify: bool = True) -> State:
+    def load(self, verify: bool = True) -> "State":
         """Read the tensors; `InputError` if a file is missing or, with `verify`, if its hash is wrong."""
+        from safetensors.torch import load_file
+
+        from widemix.engine.state import State
+
         if verify:
             self.verify()
         try:
@@ -117,7 +125,7 @@ def best(run_dir: Path, figure: str) -> Path | None:
     return max(candidates)[1] if candidates else None
 
 
-def save(run_dir: Path, state: State, position: Position, retention: RetentionPolicy) -> Path:
+def save(run_dir: Path, state: "State", position: Position, retention: RetentionPolicy) -> Path:
     """Write a checkpoint, on one rank, then remove those that `retention` no longer keeps; return its folder.
 
     Raises `OSError` and leaves nothing of the new checkpoint behind if it cannot be written.
@@ -160,15 +168,22 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _write_files(folder: Path, state: State, position: Position) -> list[str]:
+def save_tensors(tensors: "dict[str, Tensor]", path: Path) -> None:
+    """Write a .safetensors file."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, path)
+
+
+def _write_files(folder: Path, state: "State", position: Position) -> list[str]:
     """Write tensors and position; return the names of the files."""
-    save_file(state.model, folder / _MODEL)
-    save_file(state.optimizer, folder / _OPTIMIZER)
+    save_tensors(state.model, folder / _MODEL)
+    save_tensors(state.optimizer, folder / _OPTIMIZER)
     (folder / _STATE).write_text(position.model_dump_json(indent=1))
     names = [_MODEL, _OPTIMIZER, _STATE]
     if state.ema:
         (folder / _EMA).parent.mkdir()
-        save_file(state.ema, folder / _EMA)
+        save_tensors(state.ema, folder / _EMA)
         names.append(_EMA)
     for name in names:  # safetensors writes files that only their owner can read
         shutil.copymode(folder / _STATE, folder / name)

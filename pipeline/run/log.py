@@ -7,6 +7,7 @@ from typing import Any
 from widemix.distributed.topology import Topology
 from widemix.recipe import Recipe
 from widemix.recipe.train import LogSection
+from widemix.run.events import describe_event
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 from widemix.run.progress import Progress
 from widemix.run.run_dir import ResumeState
@@ -81,22 +82,3 @@ class RunLog:
 
     def _warn(self, text: str) -> None:
         self._progress.print(f"warning: {text}; training continues")
-
-
-def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as a sentence; `ValueError` if it is none of those that a run has."""
-    match event:
-        case {"event": "step_skipped", "step": step, "loss": loss, "grad_norm": norm}:
-            return f"step {step} was skipped: its loss is {loss}, its gradient norm {norm}"
-        case {"event": "loss_spike", "step": step, "loss": loss, "expected": mean}:
-            return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
-        case {"event": "save_failed", "step": step, "reason": reason}:
-            return f"no checkpoint was saved at step {step}: {reason}"
-        case {"event": "evaluation_failed", "step": step, **figures}:
-            bad = ", ".join(f"{name} {value}" for name, value in figures.items() if name != "split")
-            return f"the evaluation at step {step} failed: {bad}"
-        case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
-            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
-        case {"event": "diverged", "step": step, "reason": reason}:
-            return f"the run diverged at step {step}: {reason}"
-    raise ValueError(f"no such event: {event}")

@@ -1,26 +1,10 @@
-"""What is done of a study, and what the rest takes."""
+"""What is done of a study."""
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from widemix.estimate.hardware import Cluster
-from widemix.estimate.recipe_tables import header
-from widemix.estimate.report import estimate
-from widemix.models.cost import FLOAT, model_cost
-from widemix.recipe import Recipe
 from widemix.run.lease import Leases
 from widemix.studies.cell import Cell
 from widemix.studies.rows import Table, finished_row
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """What one cell takes: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
-
-    hours: float | None
-    bytes: int
 
 
 def state(cell: Cell, folder: Path, leases: Leases, table: Table) -> str:
@@ -32,32 +16,3 @@ def state(cell: Cell, folder: Path, leases: Leases, table: Table) -> str:
     if holder is not None and holder.alive:
         return f"running on {holder.host}"
     return "begun" if (folder / cell.name / "recipe.yaml").exists() else "open"
-
-
-def requirements(cells: Sequence[Cell], gpu: str) -> dict[str, Requirements]:
-    """Return what each cell takes, by its name: hours from a roofline, as `widemix cost` computes them."""
-    found: dict[str, Requirements] = {}
-    known: dict[str, Requirements] = {}  # cells that differ only in their seed take the same
-    for cell in cells:
-        values = cell.recipe.model_dump(mode="json")
-        values["train"]["seed"] = 0
-        alike = repr(values)
-        if alike not in known:
-            known[alike] = Requirements(_hours(cell, gpu), _checkpoint_bytes(cell.recipe))
-        found[cell.name] = known[alike]
-    return found
-
-
-def _hours(cell: Cell, gpu: str) -> float | None:
-    stated = re.search(r"--samples (\d+)", header(cell.path).get("cost", ""))
-    samples = int(stated[1]) if stated and not (Path(cell.recipe.data.path) / "manifest.json").exists() else None
-    rows = estimate(cell.recipe, Cluster(1, gpu), samples)
-    return next((row.value for row in rows if row.name == "hours"), None)
-
-
-def _checkpoint_bytes(recipe: Recipe) -> int:
-    """Bytes of the checkpoints that a run keeps: weights, optimizer states and average, in fp32."""
-    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    copies = 1 + recipe.optim.spec.states + (recipe.train.ema_decay is not None)
-    kept = recipe.train.keep_last + (recipe.train.keep_best is not None)
-    return FLOAT * cost.parameters * copies * kept

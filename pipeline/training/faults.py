@@ -62,7 +62,7 @@ class HealthMonitor:
         self._overflows = 0
 
     def check_steps(self, steps: Sequence[StepMetrics]) -> list[dict[str, Any]]:
-        """Return events (`widemix.run.log.describe_event`) of steps that failed or whose loss spiked.
+        """Return events (`widemix.run.events.describe_event`) of steps that failed or whose loss spiked.
 
         Raises `Diverged` when more than `faults.max_skipped_steps` in a row have failed.
         """

@@ -205,19 +205,19 @@ def within_save(first: int, last: int, action) -> None:
     save = checkpoint.save
 
     def faulty(run, state, position, retention):
-        save_file = checkpoint.save_file
+        save_tensors = checkpoint.save_tensors
 
         def half(tensors, path):
             path.write_bytes(b"half a file")
             action()
-            save_file(tensors, path)
+            save_tensors(tensors, path)
 
         if first <= position.step <= last:
-            checkpoint.save_file = half
+            checkpoint.save_tensors = half
         try:
             return save(run, state, position, retention)
         finally:
-            checkpoint.save_file = save_file
+            checkpoint.save_tensors = save_tensors
 
     checkpoint.save = faulty
 

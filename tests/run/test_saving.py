@@ -76,7 +76,7 @@ def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_su
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving if rank else checkpoint, "save_file", full)
+        patch.setattr(*((saving, "save_file") if rank else (checkpoint, "save_tensors")), full)
         failed = save(ranks, [0, 7, 15], 2)
     assert "No space left on device" in failed
     assert ("rank 1" in failed) == (rank == 1)
@@ -89,14 +89,14 @@ def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_su
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     (saver,) = savers(tmp_path, 1)
     writing, may_end = threading.Event(), threading.Event()
-    save_file = checkpoint.save_file
+    save_tensors = checkpoint.save_tensors
 
     def slow(*arguments):
         writing.set()
         assert may_end.wait(300)
-        save_file(*arguments)
+        save_tensors(*arguments)
 
-    monkeypatch.setattr(checkpoint, "save_file", slow)
+    monkeypatch.setattr(checkpoint, "save_tensors", slow)
     mine = parts(0, [0, 15])
     saver.begin(mine, position(1))  # returns
     assert writing.wait(300)

@@ -1,0 +1,22 @@
+"""What metrics.jsonl tells of a run beside its numbers: failed steps, rollbacks, divergence."""
+
+from typing import Any
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return an event as a sentence; `ValueError` if it is none of those that a run has."""
+    match event:
+        case {"event": "step_skipped", "step": step, "loss": loss, "grad_norm": norm}:
+            return f"step {step} was skipped: its loss is {loss}, its gradient norm {norm}"
+        case {"event": "loss_spike", "step": step, "loss": loss, "expected": mean}:
+            return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
+        case {"event": "save_failed", "step": step, "reason": reason}:
+            return f"no checkpoint was saved at step {step}: {reason}"
+        case {"event": "evaluation_failed", "step": step, **figures}:
+            bad = ", ".join(f"{name} {value}" for name, value in figures.items() if name != "split")
+            return f"the evaluation at step {step} failed: {bad}"
+        case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
+            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
+        case {"event": "diverged", "step": step, "reason": reason}:
+            return f"the run diverged at step {step}: {reason}"
+    raise ValueError(f"no such event: {event}")

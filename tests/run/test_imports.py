@@ -1,0 +1,40 @@
+"""What prepares data, and lists and reports runs, imports neither torch nor timm, which take seconds."""
+
+import json
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+from widemix.recipe import dump_recipe, load_recipe
+
+PROGRAM = """
+import contextlib, io, sys
+import widemix
+widemix.prepare, widemix.load_recipe
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+for words in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run_command(make_parser(), argv=words) == 0, words
+    heavy = {{"torch", "timm", "numba", "scipy", "matplotlib", "deepspeed", "torchvision"}} & sys.modules.keys()
+    assert not heavy, (words, heavy)
+"""
+
+
+def test_preparing_listing_and_planning_need_no_torch(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(dump_recipe(load_recipe(ROOT / "recipes/digits/mixer.yaml")))
+    (run / "environment.json").write_text("{}")
+    line = {"split": "train", "step": 1, "epoch": 0.1, "loss": 2.0, "lr": 0.1, "images_per_s": 9.0, "time": 1.0}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    commands = [
+        ["runs", str(tmp_path)],
+        ["runs", "diff", str(run), str(run)],
+        ["runs", "csv", str(tmp_path)],
+        ["report", str(run), "--to", str(tmp_path / "page.html")],
+        ["study", "plan", "figure7", "--to", str(tmp_path / "study")],
+    ]
+    program = PROGRAM.format(commands=commands)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
