@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     __version__: str
     from widemix.api.loader import Loader
     from widemix.api.prep import prepare
-    from widemix.api.runs import build_model, choose_kernels, evaluate, train
+    from widemix.api.runs import build_model, choose_memory_layout, evaluate, train
     from widemix.api.views import View
     from widemix.errors import InputError
     from widemix.recipe import Recipe, load_recipe
@@ -29,7 +29,7 @@ __all__ = [
     "View",
     "__version__",
     "build_model",
-    "choose_kernels",
+    "choose_memory_layout",
     "evaluate",
     "load_recipe",
     "prepare",
@@ -42,7 +42,8 @@ _HOMES = {
     "Recipe": "widemix.recipe",
     "View": "widemix.api.views",
     "build_model": "widemix.api.runs",
-    "choose_kernels": "widemix.api.runs",
+    "choose_kernels": "widemix.api.runs",  # the old name, for one release
+    "choose_memory_layout": "widemix.api.runs",
     "evaluate": "widemix.api.runs",
     "load_recipe": "widemix.recipe",
     "prepare": "widemix.api.prep",

@@ -58,7 +58,7 @@ def train(
     )
     from widemix.distributed.watchdog import Watchdog
     from widemix.engine import check_engine
-    from widemix.engine.kernels import set_kernels
+    from widemix.engine.memory_layout import set_memory_layout
     from widemix.estimate.utilisation import peak_share
     from widemix.evaluation.evaluate import evaluate_engine
     from widemix.run.checkpoint import RetentionPolicy
@@ -110,7 +110,7 @@ def train(
         rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
 
         module = _build_model(recipe, start, topology, note)
-        kernels = set_kernels(module, recipe.engine, recipe.train, topology)
+        memory_layout = set_memory_layout(module, recipe.engine, recipe.train, topology)
         engine = _build_engine(recipe, module, start, topology)
         times.end("network and checkpoint")
         profiler = _open_profiler(recipe, folder, schedule.last_step, topology, stack)
@@ -137,7 +137,7 @@ def train(
             peak_share(recipe, topology),
             profiler,
             mistakes,
-            StartRecord(folder, times, topology, recipe.train.compile, kernels),
+            StartRecord(folder, times, topology, recipe.train.compile, memory_layout),
         )
         loop = Loop(recipe, engine, schedule, evaluate, context, start)
         result = loop.fit(loader)

@@ -1,6 +1,7 @@
 """The commands `widemix train` and `eval` as functions, and networks."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from pydantic import InstanceOf
 from widemix.arguments import FilePath, Size, build_section, check_arguments
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.distributed.topology import read_topology, usual_defaults
-from widemix.engine.kernels import choose_kernels as select_kernels
-from widemix.engine.kernels import use_kernels
+from widemix.engine.memory_layout import choose_memory_layout as select_memory_layout
+from widemix.engine.memory_layout import use_memory_layout
 from widemix.errors import Exit
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.models import registry
@@ -34,23 +35,31 @@ def build_model(recipe: AnyRecipe) -> torch.nn.Module:
 
 
 @check_arguments
-def choose_kernels(model: torch.nn.Module, batch_size: Size, precision: str = "fp32", kernels: str = "auto") -> str:
-    """Let a Mixer in training compute its blocks in the faster way, for a loop of your own; returns which.
+def choose_memory_layout(
+    model: torch.nn.Module, batch_size: Size, precision: str = "fp32", memory_layout: str = "auto"
+) -> str:
+    """Let a Mixer in training compute its blocks in the faster memory layout, for a loop of your own; returns which.
 
     That is "plain", as they are written, or "batch_last", with the same weights and, but for rounding, numbers: as
-    `engine.kernels` in a recipe. "auto" times both on one block, on the model's device. A network that is no Mixer
-    stays as it is. Call it before DDP or FSDP wrap the model. For torch.compile, `torch.func` and hooks on layers the
-    blocks are computed as they are written; second derivatives need "plain".
+    `engine.memory_layout` in a recipe. "auto" times both on one block, on the model's device. A network that is no
+    Mixer stays as it is. Call it before DDP or FSDP wrap the model. For torch.compile, `torch.func` and hooks on
+    layers the blocks are computed as they are written; second derivatives need "plain".
     batch_size: that of each process.
     precision: "fp32", or the type of autocast, "bf16" or "fp16".
     """
-    engine = build_section(EngineSection, kernels=kernels)
+    engine = build_section(EngineSection, memory_layout=memory_layout)
     section = build_section(TrainSection, epochs=1, global_batch=batch_size, precision=precision)
     device = next((weights.device for weights in model.parameters()), torch.device("cpu"))
-    chosen = select_kernels(model, engine, section, batch_size, device)
+    chosen = select_memory_layout(model, engine, section, batch_size, device)
     if isinstance(model, Mixer):
-        use_kernels(model, chosen)
+        use_memory_layout(model, chosen)
     return chosen
+
+
+def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp32", kernels: str = "auto") -> str:
+    """The name of `choose_memory_layout` before, for one release."""
+    warnings.warn("widemix.choose_kernels is now called choose_memory_layout", DeprecationWarning, stacklevel=2)
+    return choose_memory_layout(model, batch_size, precision, kernels)
 
 
 @check_arguments

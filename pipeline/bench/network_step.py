@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from widemix.bench.operations import peak_memory, time_by_operation
 from widemix.bench.timing import compute_clock
 from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
-from widemix.engine.kernels import choose_kernels, use_kernels
+from widemix.engine.memory_layout import choose_memory_layout, use_memory_layout
 from widemix.errors import InputError
 from widemix.estimate.measure import product_side
 from widemix.models.mixer.network import Mixer
@@ -40,7 +40,7 @@ class Contestant:
     name: str
     network: nn.Module
     optimizer: torch.optim.Optimizer
-    kernels: str = "plain"
+    memory_layout: str = "plain"
     seconds: list[list[float]] = field(default_factory=list)  # of each part, in each step
     memory_gib: float | None = None  # peak of a step, with weights and optimizer state
     operations_ms: dict[str, float] = field(default_factory=dict)  # of a step, the longest first
@@ -63,8 +63,10 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         _step(contestants[0], inputs, targets, recipe.train.precision)
     for contestant in contestants:
         if isinstance(contestant.network, Mixer):
-            contestant.kernels = choose_kernels(contestant.network, recipe.engine, recipe.train, batch, device)
-            use_kernels(contestant.network, contestant.kernels)
+            contestant.memory_layout = choose_memory_layout(
+                contestant.network, recipe.engine, recipe.train, batch, device
+            )
+            use_memory_layout(contestant.network, contestant.memory_layout)
     for number in range(rounds + 1):
         for contestant in contestants:
             seconds = _step(contestant, inputs, targets, recipe.train.precision)
@@ -176,7 +178,7 @@ def _row(
     seconds = statistics.median(own)
     return {
         "name": contestant.name,
-        "kernels": contestant.kernels,
+        "memory_layout": contestant.memory_layout,
         "images_per_s" if device.type == "cuda" else "images_per_cpu_s": round(batch / seconds, 1),
         "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
         **{f"{part}_ms": round(1e3 * statistics.median(times), 3) for part, times in parts},

@@ -34,7 +34,7 @@ from widemix.distributed.topology import (
     share_cpus,
 )
 from widemix.engine import build_engine, check_engine, prepare
-from widemix.engine.kernels import set_kernels
+from widemix.engine.memory_layout import set_memory_layout
 from widemix.engine.precision import autocast
 from widemix.errors import InputError
 from widemix.models.registry import build_model
@@ -96,7 +96,7 @@ def _row(
     with loader.batches(0) as batches:
         kept = list(islice(batches, recipe.train.grad_accum_steps))
     plain, _ = _build(recipe, topology)
-    module, kernels = _build(recipe, topology)
+    module, memory_layout = _build(recipe, topology)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
     alone, together = _time_steps(
         _plain_step(recipe, plain, kept, topology), lambda: engine.step(kept, 0.0), steps, topology
@@ -115,7 +115,7 @@ def _row(
         **dict(zip(PARTS, mean[1:], strict=True)),
         "settings": settings,
         "engine": recipe.engine.kind,
-        "kernels": kernels,
+        "memory_layout": memory_layout,
         "device": torch.cuda.get_device_name(topology.device)
         if topology.device.type == "cuda"
         else platform.machine(),
@@ -128,7 +128,7 @@ def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)
     prepare(module, recipe.train, topology.device)
-    return module, set_kernels(module, recipe.engine, recipe.train, topology)
+    return module, set_memory_layout(module, recipe.engine, recipe.train, topology)
 
 
 def _plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topology: Topology) -> Callable[[], object]:

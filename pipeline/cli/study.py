@@ -10,6 +10,7 @@ from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.recipe import keys, suggest
 from widemix.recipe.files import find_study
+from widemix.recipe.renamed import current_name
 
 if TYPE_CHECKING:
     from widemix.studies.cell import Cell
@@ -201,7 +202,7 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
         return plan.study.search.model_copy(update=more)
     if low is None or high is None:
         raise InputError(f"{plan.path} has no section search: give --low and --high")
-    if name not in keys():
+    if current_name(name) not in keys():
         raise InputError(f"--key {name}: no such key{suggest(name, keys())}")
     if not low < high:
         raise InputError(f"--low {low:g}, --high {high:g}: the first must be smaller than the second")

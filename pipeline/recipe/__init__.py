@@ -7,6 +7,7 @@ from widemix.recipe.files import (
     dump_recipe,
     flat_recipe,
     load_recipe,
+    load_stored_recipe,
     parse_recipe,
     recipe_hash,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "flat_recipe",
     "keys",
     "load_recipe",
+    "load_stored_recipe",
     "match_folder",
     "parse_recipe",
     "recipe_hash",

@@ -8,32 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from widemix.recipe.key_table import families, keys
+from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
-
-# Keys that were renamed: the old name of each, and its name now.
-_RENAMED = {
-    "train.accumulation": "train.grad_accum_steps",
-    "train.checkpointing": "train.activation_checkpointing",
-    "train.save_every": "train.save_every_steps",
-    "train.keep": "train.keep_last",
-    "train.keep_every": "train.keep_every_steps",
-    "data.on_bad": "data.on_corrupt",
-    "data.batches_ahead": "data.prefetch_batches",
-    "data.ahead_mib": "data.prefetch_mib",
-    "data.memory": "data.memory_gib",
-    "data.window": "data.shuffle_window_mib",
-    "engine.timeout": "engine.timeout_s",
-    "engine.bucket_view": "engine.gradient_as_bucket_view",
-    "engine.bucket_mb": "engine.bucket_cap_mb",
-    "engine.overlap": "engine.overlap_comm",
-    "engine.offload": "engine.cpu_offload",
-    "faults.hang": "faults.hang_timeout_s",
-    "faults.skips": "faults.max_skipped_steps",
-    "faults.rollbacks": "faults.max_rollbacks",
-    "faults.spike": "faults.loss_spike_std",
-    "eval.every": "eval.every_epochs",
-    "eval.batch": "eval.batch_size",
-}
 
 
 def error_message(
@@ -97,8 +73,8 @@ def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
 
 def suggest(name: str, table: Iterable[str]) -> str:
     """Return the end of an error message: "; did you mean KEY?" with the nearest of the keys in `table`."""
-    if name in _RENAMED:
-        return f"; it was renamed to {_RENAMED[name]}"
+    if name in RENAMED:
+        return f"; it was renamed to {RENAMED[name]}"
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]

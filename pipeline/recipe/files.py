@@ -17,6 +17,7 @@ from widemix.models.families import KINDS
 from widemix.recipe.error_messages import error_message, suggest
 from widemix.recipe.key_table import SECTIONS, keys
 from widemix.recipe.plugins import import_plugins
+from widemix.recipe.renamed import current_name, rename_keys, warn_renamed
 from widemix.recipe.schema import Recipe
 from widemix.recipe.yaml_text import parse_yaml, read_yaml, yaml_error_message
 
@@ -43,14 +44,24 @@ def load_recipe(
 
     Raises `InputError`, in one line that names file or command line, key and cure.
     """
-    merged = _read(find_recipe(path), chain=())
-    import_plugins(merged, str(path))
-    origin = {name: str(path) for name in _leaves(merged)}
+    return _load(find_recipe(path), overrides, str(path))
+
+
+def load_stored_recipe(path: Path) -> Recipe:
+    """Return the recipe that a run keeps in its folder, in the spelling of the version that started it."""
+    return _load(path, (), str(path), stored=True)
+
+
+def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str, stored: bool = False) -> Recipe:
+    merged = _read(file, (), stored)
+    import_plugins(merged, path)
+    origin = dict.fromkeys(_leaves(merged), path)
     known = keys()
     for name, text in overrides:
-        _override(merged, name, text, known)
-        origin[name] = "the command line"
-    return parse_recipe(merged, origin, default_origin=str(path))
+        warn_renamed(name, "the command line")
+        _override(merged, current_name(name), text, known)
+        origin[current_name(name)] = "the command line"
+    return parse_recipe(merged, origin, default_origin=path)
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -80,6 +91,7 @@ def parse_recipe(
     default_origin: the same for keys that `origin` omits.
     """
     import_plugins(values, default_origin)
+    values = rename_keys(values, None)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -109,7 +121,7 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     return [name for name in _leaves(a | b) if _get(a, name) != _get(b, name)]
 
 
-def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
+def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str, Any]:
     if Path(os.path.realpath(path)) in chain:  # Path.resolve raises at a link to itself
         raise InputError(f"{path}: extends itself through {chain[-1]}")
     extends = f"{chain[-1]}: extends " if chain else ""
@@ -131,6 +143,7 @@ def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
     if "cells" in values:
         raise InputError(f"{path}: is a study, not a recipe; `widemix study run {path}` trains its cells")
+    values = rename_keys(values, None if stored else str(path))
     base = values.pop("extends", None)
     if base is None:
         return values

@@ -104,9 +104,9 @@ class EngineSection(Section):
     reduce_dtype: Literal["fp32", "bf16"] = key(
         "fp32", "dtype in which gradients are summed over ranks; with ZeRO also over micro-batches"
     )
-    kernels: Literal["auto", "plain", "batch_last"] = key(
+    memory_layout: Literal["auto", "plain", "batch_last"] = key(
         "auto",
-        "how Mixers compute their blocks in training: plain: as written; batch_last: with the images next to each "
+        "memory layout of the blocks of Mixers in training: plain: as written; batch_last: the images next to each "
         "other in memory, where permutations move whole rows; auto: the faster, timed at the start; plain if "
         "deterministic",
     )

@@ -235,9 +235,9 @@ def _starts(runs: Sequence[ReportedRun]) -> str:
         seconds = start["seconds"]
         shown = (formatted(seconds.get(part), ",.1f") for part in parts)
         total = formatted(sum(seconds.values()), ",.1f")
-        kernels = escape(str(start.get("kernels", "")))
-        rows.append((named(runs, number), kernels, f"{start['step']:,}", f"{start['ranks']}", total, *shown))
-    head = ("run", "engine.kernels", "step", "ranks", "all", *map(escape, parts))
+        memory_layout = escape(str(start.get("memory_layout", "")))
+        rows.append((named(runs, number), memory_layout, f"{start['step']:,}", f"{start['ranks']}", total, *shown))
+    head = ("run", "engine.memory_layout", "step", "ranks", "all", *map(escape, parts))
     return table(head, rows, numbers=range(2, len(head))) if rows else ""
 
 

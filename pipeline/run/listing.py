@@ -11,7 +11,7 @@ from typing import Any
 
 from widemix.errors import InputError
 from widemix.metrics import MEASURED, figure_cell
-from widemix.recipe import Recipe, differences, flat_recipe, load_recipe
+from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
 from widemix.run import checkpoint
 
 
@@ -54,7 +54,7 @@ def summarise(run: Path) -> RunSummary:
     """Read a run folder; `InputError` if its recipe cannot be read."""
     lines = metrics(run)
     trained = [line for line in lines if line.get("split") == "train"]
-    recipe = load_recipe(run / "recipe.yaml")
+    recipe = load_stored_recipe(run / "recipe.yaml")
     figure = MEASURED[recipe.data.targets][0]
     evaluated = [line.get(figure) for line in lines if line.get("split") == "eval"]
     done = read_json(run / "done.json")
@@ -99,7 +99,7 @@ def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:
     for run in (one, other):
         if not (run / "recipe.yaml").is_file():
             raise InputError(f"{run}: is not a run folder (it has no recipe.yaml)")
-    a, b = load_recipe(one / "recipe.yaml"), load_recipe(other / "recipe.yaml")
+    a, b = load_stored_recipe(one / "recipe.yaml"), load_stored_recipe(other / "recipe.yaml")
     values = [recipe.model_dump(mode="json") for recipe in (a, b)]
     return [(name, *(_value(dump, name) for dump in values)) for name in differences(a, b)]
 

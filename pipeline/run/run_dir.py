@@ -16,7 +16,15 @@ from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import data_hashes
 from widemix.models.registry import build_model
-from widemix.recipe import Recipe, differences, dump_recipe, load_recipe, parse_recipe, recipe_hash, run_differences
+from widemix.recipe import (
+    Recipe,
+    differences,
+    dump_recipe,
+    load_stored_recipe,
+    parse_recipe,
+    recipe_hash,
+    run_differences,
+)
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.environment import read_environment
@@ -191,7 +199,7 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
         raise InputError(
             f"{run_dir}: holds a run already; --resume {resume} needs a new folder, name it with --run-dir"
         )
-    before = load_recipe(stored)
+    before = load_stored_recipe(stored)
     changed = run_differences(before, recipe)
     if before.train.grad_accum_steps != recipe.train.grad_accum_steps and _has_batch_norms(recipe):
         changed.append("train.grad_accum_steps")  # the batch of a batch norm is a micro-batch

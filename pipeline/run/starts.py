@@ -19,9 +19,11 @@ NAME = "starts.jsonl"
 class StartRecord:
     """Writes the line of this start after its first step, on rank 0."""
 
-    def __init__(self, run_dir: Path, times: StartTimes, topology: "Topology", compiled: bool, kernels: str | None):
+    def __init__(
+        self, run_dir: Path, times: StartTimes, topology: "Topology", compiled: bool, memory_layout: str | None
+    ):
         self._path, self._topology = run_dir / NAME, topology
-        self._kernels = kernels
+        self._memory_layout = memory_layout
         self._last = "compiling and first step" if compiled else "first step"
         self._times: StartTimes | None = times
 
@@ -45,7 +47,7 @@ class StartRecord:
         logs = os.environ.get(STATUS_DIR_VARIABLE)
         line: dict[str, Any] = {"time": round(time.time(), 3), "step": step, "ranks": self._topology.world}
         line |= {"logs": Path(logs).name} if logs else {}
-        line |= {"kernels": self._kernels} if self._kernels else {}
+        line |= {"memory_layout": self._memory_layout} if self._memory_layout else {}
         with suppress(OSError), self._path.open("a") as file:  # a full disk does not stop the run
             file.write(json.dumps(line | {"seconds": times.seconds()}) + "\n")
 
@@ -54,10 +56,13 @@ def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     """Return the lines of starts.jsonl, without those that a full disk or a crash has torn.
 
     Keys: time (of the first step, s since 1970), step, ranks, seconds by part; logs, the folder that the launcher
-    keeps the ranks' status in, if there is one; and how a Mixer computed its blocks, kernels.
+    keeps the ranks' status in, if there is one; and the memory_layout of a Mixer's blocks.
     """
     path, found = run_dir / NAME, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValueError):
-            found.append(json.loads(line))
+        with suppress(ValueError, TypeError):
+            start = json.loads(line)
+            if "kernels" in start:  # its name before engine.memory_layout was called so
+                start["memory_layout"] = start.pop("kernels")
+            found.append(start)
     return found

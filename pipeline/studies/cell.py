@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.recipe import Recipe, experiment_hash, load_recipe, run_differences
+from widemix.recipe import Recipe, experiment_hash, load_recipe, load_stored_recipe, run_differences
 
 _LONGEST = 120  # characters of a folder's name before the hash
 
@@ -96,7 +96,7 @@ class Cell:
             return False
 
     def _is_own(self, run: Path) -> bool:
-        return not run_differences(load_recipe(run / "recipe.yaml"), self.recipe)
+        return not run_differences(load_stored_recipe(run / "recipe.yaml"), self.recipe)
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe
+from widemix.recipe.renamed import current_name
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from widemix.models.cost import ModelCost
@@ -74,7 +75,7 @@ def value_of(name: str, recipe: Recipe) -> float | str:
         return COMPUTED[name][1](recipe, cost)
     if name == "data.path":
         return Path(recipe.data.path).name
-    section, _, leaf = name.partition(".")
+    section, _, leaf = current_name(name).partition(".")
     value = getattr(recipe, section).model_dump().get(leaf)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from widemix.errors import InputError, command
 from widemix.recipe import keys, load_recipe, suggest
 from widemix.recipe.files import SHIPPED
+from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message
 from widemix.section import Section, key
 from widemix.studies.cell import Cell, yaml_text
@@ -76,7 +77,7 @@ class Figure(Section):
         """Each axis is a recipe key or a known quantity."""
         known = [*keys(), *COMPUTED, *MEASURED, "epoch"]
         for name in (self.x, *self.y):
-            if name not in known:
+            if current_name(name) not in known:
                 raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
         if self.x in MEASURED:
             raise ValueError(f"x: {self.x} is a result; x is a key of the recipe, epoch or a size of the network")
@@ -211,7 +212,9 @@ def _group_cells(path: Path, study: Study, number: int, overrides: Sequence[tupl
     group = study.cells[number]
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
-    if conflicts := [name for name, _ in overrides if name in varies]:
+    for name in (*study.set, *group.set, *varies):
+        warn_renamed(name, str(path))
+    if conflicts := [name for name, _ in overrides if current_name(name) in set(map(current_name, varies))]:
         raise InputError(f"--{conflicts[0]}: {path} varies it")
     constant = [(name, yaml_text(value)) for name, value in {**study.set, **group.set}.items()]
     shared = (*constant, *overrides)

@@ -62,7 +62,7 @@ def test_two_ranks_make_a_row_that_adds_up_next_to_that_of_one_rank(digits: Path
         assert row["images_per_s"] == pytest.approx(16 * ranks / row["step"])
         assert sum(row[part] for part in PARTS) >= 0.999 * row["step"]
         assert all(row[part] >= 0 for part in PARTS)
-    assert all(json.loads(path.read_text())["kernels"] in WAYS for path in (tmp_path / "scale").glob("*.json"))
+    assert all(json.loads(path.read_text())["memory_layout"] in WAYS for path in (tmp_path / "scale").glob("*.json"))
     assert rows[0]["efficiency"] == 1
     assert rows[1]["efficiency"] == pytest.approx(rows[1]["images_per_s"] / 2 / rows[0]["images_per_s"])
     assert (tmp_path / "scale" / "scale.png").read_bytes()[:4] == b"\x89PNG"

@@ -62,8 +62,8 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kernels", ["plain", "batch_last"])
-def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, kernels):
+@pytest.mark.parametrize("memory_layout", ["plain", "batch_last"])
+def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, memory_layout):
     """By a clock that goes on by a millisecond each time that it is read: the parts of a real step vary."""
     monkeypatch.setattr(network_step, "product_side", lambda *_: 512)
     assert measure_peak("fp32", torch.device("cpu")) > 1e9
@@ -76,11 +76,11 @@ def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, kernels):
     monkeypatch.setattr(operations, "torch_profiler", kept_profiler)
     monkeypatch.setattr(network_step, "compute_clock", lambda _: 1e-3 * next(reads))
     monkeypatch.setattr(network_step, "set_matmul_precision", precisions.append)
-    values = [("train.matmul_precision", "high"), ("engine.kernels", kernels)]
+    values = [("train.matmul_precision", "high"), ("engine.memory_layout", memory_layout)]
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", values)
     rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
     assert [row["name"] for row in rows] == ["normal", "rp", "timm eager"]
-    assert [row["kernels"] for row in rows] == [kernels, kernels, "plain"]
+    assert [row["memory_layout"] for row in rows] == [memory_layout, memory_layout, "plain"]
     flops = 4 * model_cost(recipe.model, 8, 10).training_flops
     for row, profiler in zip(rows, profilers, strict=True):
         assert row["memory_gib"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)

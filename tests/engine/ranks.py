@@ -21,7 +21,7 @@ from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology, mean_over_ranks, read_topology
 from widemix.engine import Engine, State, broadcasts_rank0_weights, build_engine, prepare
-from widemix.engine.kernels import set_kernels
+from widemix.engine.memory_layout import set_memory_layout
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.models.registry import build_model, build_on_meta
 from widemix.recipe import load_recipe
@@ -47,8 +47,8 @@ REPMLP = ROOT / "tests/engine/repmlp.yaml"
 def overrides_for(engine: str) -> list[tuple[str, str]]:
     kind, *more = engine.split()
     stage = [("engine.zero_stage", each) for each in more if each.isdecimal()]
-    kernels = [("engine.kernels", each) for each in more if not each.isdecimal()]
-    return [("engine.kind", kind), *stage, *kernels]
+    layouts = [("engine.memory_layout", each) for each in more if not each.isdecimal()]
+    return [("engine.kind", kind), *stage, *layouts]
 
 
 class Setting:
@@ -56,7 +56,7 @@ class Setting:
 
     def __init__(self, recipe: str | Path, data: Path, *overrides: tuple[str, str]):
         self.topology = read_topology()
-        fixed = [("data.path", str(data)), ("data.workers", "1"), ("engine.kernels", "plain")]
+        fixed = [("data.path", str(data)), ("data.workers", "1"), ("engine.memory_layout", "plain")]
         path = recipe if isinstance(recipe, Path) else ROOT / f"recipes/digits/{recipe}.yaml"
         self.recipe = load_recipe(path, [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
@@ -81,7 +81,7 @@ class Setting:
         module = self.model(build_on_meta if self.on_meta else build_model)
         prepare(module, self.recipe.train, self.topology.device)
         freeze(module, self.recipe.train.freeze)
-        set_kernels(module, self.recipe.engine, self.recipe.train, self.topology)
+        set_memory_layout(module, self.recipe.engine, self.recipe.train, self.topology)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
 
     def run(self, engine: Any, steps: range = range(STEPS)) -> list[float]:

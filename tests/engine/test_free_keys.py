@@ -14,7 +14,7 @@ CHANGES = [
     ("train.activation_checkpointing", "true"),
     ("train.ema_device", "cpu"),
     ("engine.kind", "fsdp"),
-    ("engine.kernels", "batch_last"),
+    ("engine.memory_layout", "batch_last"),
     ("engine.bucket_cap_mb", "1"),
     ("engine.gradient_as_bucket_view", "false"),
 ]

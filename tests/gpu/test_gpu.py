@@ -29,8 +29,8 @@ WAYS = {
     for precision in (TOLERANCE if engine != "deepspeed 0" else ["fp32"])
 }
 WAYS |= {
-    f"{kernels}, {precision}": ("--engine.kernels", kernels, "--train.precision", precision)
-    for kernels in ("plain", "batch_last")
+    f"{memory_layout}, {precision}": ("--engine.memory_layout", memory_layout, "--train.precision", precision)
+    for memory_layout in ("plain", "batch_last")
     for precision in TOLERANCE
 }
 WAYS |= {
@@ -73,7 +73,7 @@ def test_losses_are_those_of_the_cpu(way, train, tmp_path):
 
 def test_the_comparison_itself(train, tmp_path):
     """On a CPU: a way that computes the same is near, and another experiment is not."""
-    plain = curve(train, tmp_path, "plain", "--engine.kernels", "plain", cpu=True)
+    plain = curve(train, tmp_path, "plain", "--engine.memory_layout", "plain", cpu=True)
     other = curve(train, tmp_path, "other", *WAYS["batch_last, fp32"], cpu=True)
     assert_near(other, plain, TOLERANCE["fp32"])
     with pytest.raises(AssertionError):

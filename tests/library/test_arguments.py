@@ -62,10 +62,10 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], Mapping[str, Set[str]
     ),
     "load_recipe": (widemix.load_recipe, {"path": "digits/mixer"}, {"path": PATH, "overrides": {"empty"}}),
     "build_model": (widemix.build_model, {}, {"recipe": NONE}),
-    "choose_kernels": (
-        widemix.choose_kernels,
+    "choose_memory_layout": (
+        widemix.choose_memory_layout,
         {"model": torch.nn.Linear(2, 2), "batch_size": 8},
-        dict.fromkeys(("model", "batch_size", "precision", "kernels"), NONE),
+        dict.fromkeys(("model", "batch_size", "precision", "memory_layout"), NONE),
     ),
     "train": (
         widemix.train,

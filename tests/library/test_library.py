@@ -68,27 +68,33 @@ def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path) -> Non
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
 
 
-@pytest.mark.parametrize("kernels", ["auto", "plain", "batch_last"])
-def test_a_loop_of_ones_own_chooses_kernels(kernels: str) -> None:
+@pytest.mark.parametrize("memory_layout", ["auto", "plain", "batch_last"])
+def test_a_loop_of_ones_own_chooses_the_memory_layout(memory_layout: str) -> None:
     torch.manual_seed(0)
     model, x = widemix.build_model("digits/rp_mixer"), torch.randn(8, 3, 8, 8)
     expected = model(x)
-    chosen = widemix.choose_kernels(model, 8, kernels=kernels)
-    assert chosen == kernels or (kernels == "auto" and chosen in ("plain", "batch_last"))
+    chosen = widemix.choose_memory_layout(model, 8, memory_layout=memory_layout)
+    assert chosen == memory_layout or (memory_layout == "auto" and chosen in ("plain", "batch_last"))
     assert {block.batch_last for block in model.blocks} == {chosen == "batch_last"}  # type: ignore[attr-defined, union-attr]
     torch.testing.assert_close(model(x), expected)
 
 
+def test_the_old_name_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match=r"is now called choose_memory_layout$"):
+        assert widemix.choose_kernels(torch.nn.Linear(2, 2), 8, kernels="plain") == "plain"  # type: ignore[attr-defined]
+    assert "choose_kernels" not in widemix.__all__
+
+
 def test_networks_that_are_no_mixer_have_one_way() -> None:
-    assert widemix.choose_kernels(torch.nn.Linear(2, 2), 8, "bf16") == "plain"
+    assert widemix.choose_memory_layout(torch.nn.Linear(2, 2), 8, "bf16") == "plain"
     for arguments, said in (
         ((0,), "batch_size 0"),
         ((8, "int8"), "precision"),
-        ((8, "fp32", "fast"), "kernels"),
+        ((8, "fp32", "fast"), "memory_layout"),
         ((8, "fp32", "batch_last"), "the network is no Mixer of images"),
     ):
         with pytest.raises(widemix.InputError, match=said):
-            widemix.choose_kernels(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
+            widemix.choose_memory_layout(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
 
 
 def encoded(seed: int) -> bytes:

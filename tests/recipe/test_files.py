@@ -217,16 +217,6 @@ def test_a_wrong_recipe_never_imports_torch():
     assert answer.stderr == "error: --train.epoch: no such key; did you mean train.epochs?\n"
 
 
-def test_a_key_under_its_earlier_name_is_an_error_that_names_the_new_one(tmp_path):
-    for earlier, now in (("train.accumulation", "train.grad_accum_steps"), ("faults.hang", "faults.hang_timeout_s")):
-        with pytest.raises(InputError, match=rf"no such key; it was renamed to {now}$"):
-            load_recipe(ROOT / "recipes/digits/mixer.yaml", [(earlier, "2")])
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"extends: {ROOT / 'recipes/digits/mixer.yaml'}\ndata:\n  on_bad: replace\n")
-    with pytest.raises(InputError, match=r"unknown key data.on_bad; it was renamed to data.on_corrupt$"):
-        load_recipe(path)
-
-
 def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
     listed = []
     for section in SECTIONS:

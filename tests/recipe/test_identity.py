@@ -12,7 +12,7 @@ FREE = {
     "train": "max_steps profile save_every_steps save_minutes keep_last keep_best keep_every_steps grad_accum_steps "
     "activation_checkpointing compile deterministic ema_device",
     "engine": "kind zero_stage cpu_offload deepspeed_config sharding bucket_cap_mb gradient_as_bucket_view "
-    "static_graph kernels overlap_comm timeout_s",
+    "static_graph memory_layout overlap_comm timeout_s",
     "eval": "every_epochs every_minutes batch_size",
     "log": "every tensorboard wandb mlflow block_norms mistakes images",
     "faults": "max_skipped_steps max_rollbacks loss_spike_std hang_timeout_s",

@@ -76,7 +76,7 @@ def write_run(folder, name: str, seed: int, rows: int = 40):
     (run / "metrics.jsonl").write_text(text + '{"step": 41, "spl')  # killed while writing
     starts = [{"time": 1e9, "step": 1, "ranks": 2, "seconds": {EVIL: 2000.25, "first step": 1.5}}]
     second = {"time": 2e9, "step": 31, "ranks": 2, "seconds": {"imports": 3.0, "first step": 0.5}}
-    starts.append(second | {"kernels": f"batch_last{EVIL}"})
+    starts.append(second | {"memory_layout": f"batch_last{EVIL}"})
     (run / "starts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts[: 3 - seed]))
     Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run / "images/first_batch.png")
     counts = [[5, 1], [2, 7]]

@@ -61,7 +61,11 @@ def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypa
     for rank in (0, 1):
         topology = SimpleNamespace(is_main=rank == 0, world=2, device=torch.device("cpu"))
         record = StartRecord(
-            tmp_path, StartTimes({VARIABLE: "submitted=100;queue=103"}), topology, compiled=True, kernels="plain"
+            tmp_path,
+            StartTimes({VARIABLE: "submitted=100;queue=103"}),
+            topology,
+            compiled=True,
+            memory_layout="plain",
         )
         for step in (5, 6):
             record.got_batch()
@@ -76,13 +80,18 @@ def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypa
 
 def test_a_disk_that_is_full_does_not_stop_a_run(tmp_path):
     topology = SimpleNamespace(is_main=True, world=1, device=torch.device("cpu"))
-    StartRecord(tmp_path / "none", StartTimes({}), topology, compiled=False, kernels=None).stepped(1)
+    StartRecord(tmp_path / "none", StartTimes({}), topology, compiled=False, memory_layout=None).stepped(1)
     assert read_starts(tmp_path / "none") == []
 
 
 def test_lines_that_a_crash_has_torn_are_left_out(tmp_path):
     (tmp_path / "starts.jsonl").write_bytes(b'{"step": 1}\n\xff\xfe\n\0\0\0\0\n{"step"\n{"step": 2}\n')
     assert [start["step"] for start in read_starts(tmp_path)] == [1, 2]
+
+
+def test_the_layout_of_an_earlier_versions_start_is_read_under_its_new_name(tmp_path):
+    (tmp_path / "starts.jsonl").write_text('{"step": 1, "kernels": "plain"}\n3\n')
+    assert read_starts(tmp_path) == [{"step": 1, "memory_layout": "plain"}]
 
 
 def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):

@@ -4,5 +4,5 @@ A row is then one feature of all B images. Any permutation of the m = S*C featur
 nothing beside the LayerNorm that writes the rows and the sum that reads them. On GPUs both mixings are one large
 product, [D, d] with [d, n*B], without transposes, and the features have the shape [B, S, C] between blocks as ever,
 with other strides. On CPUs compiled code computes the whole block, a few images at a time. The weights are the same:
-`widemix.engine.kernels` chooses the way by time. Numbers agree to float rounding.
+`widemix.engine.memory_layout` chooses the layout by time. Numbers agree to float rounding.
 """

@@ -135,7 +135,7 @@ class MixerBlock(nn.Module):
         self.norm2 = norm()
         self.channel_skip = shape.permuted_skip(number, tokens, "channel")
         self.mlp_channels = shape.channel_mixing(number, tokens)
-        self.batch_last = False  # in training; set by widemix.engine.kernels
+        self.batch_last = False  # in training; set by widemix.engine.memory_layout
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""

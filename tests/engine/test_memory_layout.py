@@ -1,4 +1,4 @@
-"""Which way a Mixer's blocks are computed."""
+"""In which memory layout a Mixer's blocks are computed."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ import torch
 from tests.conftest import ROOT
 from tests.engine.ranks import Setting, overrides_for
 from widemix.distributed.topology import read_topology
-from widemix.engine import kernels
-from widemix.engine.kernels import choose_kernels, set_kernels, use_kernels
+from widemix.engine import memory_layout
+from widemix.engine.memory_layout import choose_memory_layout, set_memory_layout, use_memory_layout
 from widemix.errors import InputError
 from widemix.models.batch_last import block as batch_last
 from widemix.models.registry import build_model
@@ -32,25 +32,25 @@ def network(setting):
 
 def chosen(*overrides: tuple[str, str], name: str = "digits/rp_mixer", batch: int = 32) -> str:
     setting = recipe(*overrides, name=name)
-    return choose_kernels(network(setting), setting.engine, setting.train, batch, CPU)
+    return choose_memory_layout(network(setting), setting.engine, setting.train, batch, CPU)
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernels, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(memory_layout, "cache_folder", lambda: tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def timed(cache, monkeypatch):
-    """What was timed; the batch-last way takes half the time."""
+    """What was timed; batch_last takes half the time."""
     seen: list[tuple] = []
 
     def time_ratio(block, shape, *rest):
         seen.append(shape)
         return 0.5
 
-    monkeypatch.setattr(kernels, "_time_ratio", time_ratio)
+    monkeypatch.setattr(memory_layout, "_time_ratio", time_ratio)
     return seen
 
 
@@ -58,15 +58,15 @@ def test_the_faster_way_is_kept_on_disk_by_shape_and_precision(timed, cache):
     assert [chosen(), chosen(), chosen(batch=64), chosen(("train.precision", "bf16"))] == ["batch_last"] * 4
     assert timed == [(32, 16, 64), (64, 16, 64), (32, 16, 64)]
     (path, *_) = cache.iterdir()
-    path.write_text(json.dumps({"kernels": "no such way"}))
+    path.write_text(json.dumps({"memory_layout": "no such layout"}))
     assert {chosen(), chosen(batch=64), chosen(("train.precision", "bf16"))} == {"batch_last"}
     assert len(timed) == 4
 
 
 def test_where_the_home_cannot_be_written_the_process_keeps_the_answer(timed, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    monkeypatch.setattr(kernels, "cache_folder", cache_folder)
-    monkeypatch.setattr(kernels, "compiled", lambda: Path("library.so"))
+    monkeypatch.setattr(memory_layout, "cache_folder", cache_folder)
+    monkeypatch.setattr(memory_layout, "compiled", lambda: Path("library.so"))
     assert chosen() == chosen() == "batch_last"
     assert len(timed) == 1
 
@@ -79,14 +79,14 @@ def test_products_in_tf32_are_timed_by_themselves(timed, monkeypatch):
 
 
 def test_a_way_hardly_faster_is_not_taken(cache, monkeypatch):
-    monkeypatch.setattr(kernels, "_time_ratio", lambda *_: 0.99)
+    monkeypatch.setattr(memory_layout, "_time_ratio", lambda *_: 0.99)
     assert chosen() == "plain"
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"engine.kernels": "plain"},
+        {"engine.memory_layout": "plain"},
         {"train.deterministic": "true"},
         {"train.compile": "true"},
         {"engine.kind": "deepspeed", "engine.zero_stage": "3"},
@@ -110,7 +110,7 @@ def test_where_nothing_is_to_choose_nothing_is_timed(timed, overrides):
 )
 def test_what_cannot_be_computed_so_is_refused(overrides, name, words):
     with pytest.raises(InputError, match=words):
-        chosen(("engine.kernels", "batch_last"), *overrides.items(), name=name)
+        chosen(("engine.memory_layout", "batch_last"), *overrides.items(), name=name)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -118,7 +118,7 @@ def test_timing_a_block_leaves_the_network_as_it_was(cache, frozen):
     setting = recipe()
     module = network(setting).requires_grad_(not frozen)
     weights = [parameter.clone() for parameter in module.parameters()]
-    assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+    assert choose_memory_layout(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
     assert all(map(torch.equal, weights, module.parameters()))
     assert all(parameter.grad is None for parameter in module.parameters())
     assert not any(block.batch_last for block in module.blocks)
@@ -131,13 +131,13 @@ def test_gradients_are_timed_where_none_are_wanted(cache, context):
     setting = recipe()
     module = network(setting)
     with context():
-        assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+        assert choose_memory_layout(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
 
 
 def test_the_weights_may_be_bf16(cache):
     setting = recipe(("train.precision", "bf16"))
     module = network(setting).bfloat16()
-    assert choose_kernels(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
+    assert choose_memory_layout(module, setting.engine, setting.train, 8, CPU) in ("plain", "batch_last")
     (path,) = cache.iterdir()
     assert 0.01 < json.loads(path.read_text())["time_ratio"] < 100
 
@@ -172,14 +172,14 @@ def test_a_wrong_gradient_of_few_numbers_is_noticed_in_bf16(cache, monkeypatch):
 
 
 def test_all_blocks_follow(alone):
-    setting = recipe(("engine.kernels", "batch_last"))
+    setting = recipe(("engine.memory_layout", "batch_last"))
     module = network(setting)
-    assert set_kernels(module, setting.engine, setting.train, read_topology()) == "batch_last"
+    assert set_memory_layout(module, setting.engine, setting.train, read_topology()) == "batch_last"
     assert all(block.batch_last for block in module.blocks)
-    use_kernels(module, "plain")
+    use_memory_layout(module, "plain")
     assert not any(block.batch_last for block in module.blocks)
     other = recipe(name="cifar10/sw_mlp")
-    assert set_kernels(network(other), other.engine, other.train, read_topology()) is None
+    assert set_memory_layout(network(other), other.engine, other.train, read_topology()) is None
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"])
@@ -194,7 +194,7 @@ def test_the_hooks_of_engines_are_not_on_layers(alone, digits, monkeypatch, engi
 def test_tracers_see_the_blocks_as_they_are_written():
     setting = recipe()
     module = network(setting)
-    use_kernels(module, "batch_last")
+    use_memory_layout(module, "batch_last")
     x = torch.randn(2, 3, 8, 8)
     exported = torch.export.export(module, (x,))
     assert "layer_norm" in str(exported.graph)
@@ -205,9 +205,9 @@ def test_evaluation_is_the_same_to_the_bit_however_training_computes():
     module = network(recipe())
     x = torch.randn(5, 3, 8, 8)
     results = {}
-    for way in ("plain", "batch_last"):
-        use_kernels(module, way)
-        results[way] = [module.train(mode).forward_features(x) for mode in (True, False)]
+    for layout in ("plain", "batch_last"):
+        use_memory_layout(module, layout)
+        results[layout] = [module.train(mode).forward_features(x) for mode in (True, False)]
     (plain, expected), (other, found) = results.values()
     assert not torch.equal(other, plain)
     assert torch.equal(found, expected)

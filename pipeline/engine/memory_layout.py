@@ -1,8 +1,8 @@
-"""How a Mixer computes its blocks in training: as they are written, or with the batch last in memory: what is faster.
+"""The memory layout of a Mixer's blocks in training: plain, as they are written, or with the batch last.
 
-`auto` times both for one block of the network at the recipe's batch and precision, with its gradients, on rank 0. The
-answer is kept in the user's cache by device, versions and shapes. Numbers differ by rounding alone; those of an
-evaluation do not.
+`auto` takes the faster: it times both for one block of the network at the recipe's batch and precision, with its
+gradients, on rank 0. The answer is kept in the user's cache by device, versions and shapes. Numbers differ by
+rounding alone; those of an evaluation do not.
 """
 
 import copy
@@ -35,56 +35,58 @@ _ROUNDS = 9
 _SECONDS = 0.1  # at most for one pass of a block on a CPU: there the batch is cut down to fit
 _CHECKED = 64  # images whose results are compared
 _UNIT = 16  # images, of which the batch to time is a multiple then
-_WORTH = 0.98  # of the plain blocks' time, from which on the other way is taken
+_WORTH = 0.98  # of the plain blocks' time, from which on batch_last is taken
 _TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative: wrong kernels are farther off than rounding
 
 
-def set_kernels(module: nn.Module, engine: EngineSection, train: TrainSection, topology: Topology) -> str | None:
-    """Let a Mixer's blocks compute as `engine.kernels` says; returns how, None for other networks.
+def set_memory_layout(
+    module: nn.Module, engine: EngineSection, train: TrainSection, topology: Topology
+) -> str | None:
+    """Let a Mixer's blocks compute as `engine.memory_layout` says; returns the layout, None for other networks.
 
     Every rank calls it, with the module on its device, or but on rank 0 on the meta device. Raises `InputError` where
     `batch_last` is asked for and impossible.
     """
     batch = train.global_batch // topology.world // train.grad_accum_steps
-    chosen = on_main(topology, partial(choose_kernels, module, engine, train, batch, topology.device))
+    chosen = on_main(topology, partial(choose_memory_layout, module, engine, train, batch, topology.device))
     if not isinstance(module, Mixer):
         return None
-    use_kernels(module, chosen)
+    use_memory_layout(module, chosen)
     return chosen
 
 
-def choose_kernels(
+def choose_memory_layout(
     module: nn.Module, engine: EngineSection, train: TrainSection, batch: int, device: torch.device
 ) -> str:
-    """`plain` or `batch_last`, from `engine.kernels` and for batches of this size. Raises `InputError`."""
+    """`plain` or `batch_last`, from `engine.memory_layout` and for batches of this size. Raises `InputError`."""
     obstacle = _obstacle(module, engine, train)
-    if engine.kernels == "batch_last" and obstacle:
-        raise InputError(f"engine.kernels batch_last: {obstacle}; take auto or plain")
-    if engine.kernels != "auto":
-        return engine.kernels
+    if engine.memory_layout == "batch_last" and obstacle:
+        raise InputError(f"engine.memory_layout batch_last: {obstacle}; take auto or plain")
+    if engine.memory_layout != "auto":
+        return engine.memory_layout
     if obstacle or train.deterministic:
         return "plain"
     return _faster(cast(Mixer, module), batch, train.precision, device)
 
 
-def use_kernels(module: Mixer, kernels: str) -> None:
-    """Let the blocks compute this way."""
+def use_memory_layout(module: Mixer, memory_layout: str) -> None:
+    """Let the blocks compute in this layout."""
     for block in _blocks(module):
-        block.batch_last = kernels == "batch_last"
+        block.batch_last = memory_layout == "batch_last"
 
 
 def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> str:
-    """The way that takes less time on this device, on which the module is; from the cache if it was timed before."""
+    """The layout that takes less time on this device, on which the module is; from the cache if it was timed."""
     block = _blocks(module)[-1]
     tokens = module.stem.num_patches if module.shape.depth == 1 else module.shape.tokens or module.stem.num_patches
     shape = (batch, tokens, module.shape.channels)
-    path = cache_folder() / f"kernels-{_key(block, shape, precision, device)}.json"
+    path = cache_folder() / f"memory_layout-{_key(block, shape, precision, device)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["kernels"]])
+        return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["memory_layout"]])
     ratio = _time_ratio(block, shape, precision, device)
     chosen = "batch_last" if ratio < _WORTH else "plain"
     with suppress(OSError):
-        atomic_write(path, json.dumps({"kernels": chosen, "time_ratio": ratio}) + "\n")
+        atomic_write(path, json.dumps({"memory_layout": chosen, "time_ratio": ratio}) + "\n")
     return chosen
 
 
