@@ -4,16 +4,22 @@ timm imports Weights & Biases wherever it is installed, asked for or not. It tak
 killed leaves two folders of it in /tmp.
 """
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from importlib.machinery import PathFinder
+
+TYPE_CHECKING = False  # `typing` would be most of what `import widemix` takes
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+    Execute = Callable[[ModuleType], None]
 
 _USES_WANDB = "timm.utils.summary"  # the only module of timm's that imports it
 _REGISTRY = "widemix.models.timm_registry"
-Execute = Callable[[ModuleType], None]
 
 
 class _Later:
@@ -23,7 +29,7 @@ class _Later:
         return getattr(import_module("wandb"), name)
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
