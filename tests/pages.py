@@ -11,6 +11,7 @@ from widemix.command_line.arguments import Parser
 from widemix.errors import Exit
 from widemix.launch.slurm.cells import cross
 from widemix.recipe import load_recipe
+from widemix.recipe.files import find_study
 from widemix.studies.study import is_study, read_study, study_cells
 
 BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -49,7 +50,7 @@ def check(arguments: Namespace) -> Exit:
     """Its recipe or study is there, and has the keys that the command changes, with values that they take."""
     if not getattr(arguments, "recipe", None):
         return Exit.DONE
-    path = Path(arguments.recipe)
+    path = find_study(arguments.recipe)
     if path.is_file() and is_study(path):
         assert study_cells(path, read_study(path), arguments.overrides)
     elif getattr(arguments, "vary", None):

@@ -1,15 +1,16 @@
-"""Weights & Biases is imported when it is used, not because timm is."""
+"""What is imported when: Weights & Biases when it is used, not because timm is; and nothing heavy with widemix."""
 
 import os
 import subprocess
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
 from tests.conftest import ROOT
 
-pytest.importorskip("wandb")
+NEEDS_WANDB = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 KILLED = """
 import os, signal, sys
 import widemix.bench, widemix.trainer, widemix.analysis, widemix
@@ -30,12 +31,20 @@ def run(code: str, folder) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
 
 
+def test_widemix_alone_imports_next_to_nothing():
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import widemix; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"typing", "importlib.abc", "importlib.util", "inspect", "numpy", "torch"} & set(done.stdout.split())
+
+
+@NEEDS_WANDB
 def test_a_killed_process_that_used_timm_leaves_nothing_of_it(tmp_path):
     done = run(KILLED, tmp_path)
     assert done.returncode == -9, done.stderr
     assert not list(tmp_path.glob("*wandb*"))
 
 
+@NEEDS_WANDB
 def test_timm_has_it_when_it_uses_it(tmp_path):
     done = run(USED, tmp_path)
     assert done.stdout.split() == [version("wandb")] * 2, done.stderr

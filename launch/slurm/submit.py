@@ -18,6 +18,7 @@ from widemix.launch.slurm.commands import check_pyxis, queued, run, waits_for
 from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import Recipe, check_world, dump_recipe
+from widemix.recipe.files import find_study
 from widemix.studies.cell import Cell, unique
 from widemix.studies.study import is_study, read_study, study_cells
 
@@ -47,7 +48,7 @@ class Submission:
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `widemix submit`."""
     add = parser.add_argument
-    add("recipe", metavar="FILE.yaml", nargs="?", help="recipe or study file")
+    add("recipe", metavar="FILE.yaml", nargs="?", help="recipe or study: a file, or a shipped one's name")
     folder = "run folder, on a disk that all nodes share; of a study, the folder of the cells' run folders"
     add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
@@ -149,7 +150,7 @@ def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
     """Return the cells of the study file or of --vary; none of a recipe that is to be trained once."""
     if arguments.recipe is None:
         return []
-    path = Path(arguments.recipe)
+    path = find_study(arguments.recipe)
     if is_study(path):
         study = read_study(path)
         if not study.measured:
@@ -182,7 +183,7 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -
     """
     if arguments.container is None and arguments.container_image is None:
         return [sys.executable]
-    recipe = [Path(arguments.recipe).resolve().parent] if arguments.recipe else []
+    recipe = [find_study(arguments.recipe).resolve().parent] if arguments.recipe else []
     paths = [Path.cwd(), folder.parent, *recipe, *(path.resolve() for path in data)]
     folders = sorted({str(path) for path in paths})
     if bad := [folder for folder in (*folders, arguments.stage_to) if "," in folder or ":" in folder]:

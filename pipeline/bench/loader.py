@@ -88,7 +88,7 @@ def _contestants(links: Sequence[Path], folder: Path, decoders: dict[str, Contes
             contestants[name] = contestant(links)
         except (ImportError, RuntimeError) as error:  # SPDL's, without FFmpeg's libraries
             reason = str(error).partition(",")[0]
-            print(f"{name}: left out ({reason}); see pipeline/bench/README.md", file=sys.stderr)
+            print(f"{name}: left out ({reason}); pip install 'widemix[bench]'", file=sys.stderr)
     return contestants
 
 

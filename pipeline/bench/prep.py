@@ -85,7 +85,7 @@ def _peers(named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
     }
     for module, package in PEERS.items():
         if not importlib.util.find_spec(module):
-            print_status(f"{package} is not installed and left out; pipeline/bench/README.md says how to install it")
+            print_status(f"{package} is not installed and left out")
             del writers[module]
     return dict(writers.values())
 

@@ -23,7 +23,7 @@ def add_study(commands) -> None:
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
-        description="List, train and draw the runs of a study file, such as recipes/studies/figure7.yaml. "
+        description="List, train and draw the runs of a study file, such as figure7. "
         "Its runs are called cells. `widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)

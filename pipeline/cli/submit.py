@@ -9,7 +9,7 @@ def add_submit(commands) -> None:
         "submit",
         help="submit a recipe or a study to Slurm",
         examples="widemix submit imagenet/mixer_b16 --run-dir /nfs/a --nodes 8 --time 24:00:00\n"
-        "widemix submit recipes/studies/figure7.yaml --run-dir /nfs/b --at-once 8\n"
+        "widemix submit figure7 --run-dir /nfs/b --at-once 8\n"
         "widemix submit digits/mixer --run-dir /nfs/c --vary train.seed=0,1,2",
         usage="%(prog)s FILE.yaml --run-dir DIR [options] [--section.key VALUE]",
         description="Submit a recipe to Slurm by one sbatch command; a study, or a recipe with --vary, as an array "

@@ -196,7 +196,7 @@ def tune_garbage_collector() -> None:
 def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
     """Load the recipe that a command line names, with its overrides applied and its number of classes filled in."""
     if arguments.recipe is None:
-        raise InputError("give a recipe, such as recipes/digits/rp_mixer.yaml")
+        raise InputError("give a recipe, such as digits/rp_mixer")
     return fill_classes(load_recipe(arguments.recipe, arguments.overrides))
 
 

@@ -205,7 +205,8 @@ def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     if close:
         return f"; did you mean {close[0]}?"
     where = "" if path.parent.is_dir() else f" (there is no folder {path.parent} either)"
-    return f"{where}; recipes/README.md lists those that there are"
+    folders = sorted({name.partition("/")[0] for name in shipped})
+    return f"{where}; give a file, or a shipped one of {', '.join(folders)}, such as digits/rp_mixer"
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -146,6 +147,20 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     (tmp_path / "run" / "recipe.yaml").touch()
     assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
+
+
+def test_shipped_recipes_and_studies_are_submitted_by_name(digits, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "image.sif").touch()
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["--data.path", str(digits), "--run-dir", str(tmp_path / "run"), "--container", "image.sif", "--dry-run"]
+    for name, cells in (("digits/rp_mixer", 0), ("figure7-small", 6)):
+        assert run_command(parser, module.submit, [name, *words]) == 0, capsys.readouterr().err
+        command = shlex.split(capsys.readouterr().out.splitlines()[0])
+        bound = command[command.index("--bind") + 1].split(",")
+        assert all(Path(folder).is_dir() for folder in bound)
+        assert any(word.startswith("--array") for word in command) == (cells > 0)
 
 
 def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monkeypatch, capsys):

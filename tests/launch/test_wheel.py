@@ -1,6 +1,7 @@
 """What the wheel installs: one package, which prepares and trains outside any checkout and without FFCV."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,46 +12,57 @@ from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
-# None of these may be imported: what a checkout has at its top, and what is optional.
-ABSENT = ("pipeline", "data_prep", "launch", "tests", "ffcv", "cv2")
-PROGRAM = """
-import sys
-sys.modules.update(dict.fromkeys({absent}))
-from widemix.__main__ import main
-sys.argv = ["widemix", *{words}]
-main()
-"""
+# A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and
+# file names (`pipeline/engine`, `launch.png`) and modules of others (`ffcv.pipeline`).
+ONLY_HERE = re.compile(
+    r"(?<![\w./-])(?:(?:-m |from |(?<!\w )import )(?:pipeline|data_prep|launch)\b(?!/)"
+    r"|(?:pipeline|data_prep|launch)\.(?!py\b|md\b|png\b)[a-z_])"
+)
 
 
-def test_it_prepares_and_trains_without_a_checkout_and_without_ffcv(tmp_path: Path) -> None:
-    build = ["egg_info", "--egg-base", tmp_path, "build_py", "--build-lib", tmp_path / "installed"]
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The folder that the wheel's package is installed into."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["egg_info", "--egg-base", folder, "build_py", "--build-lib", folder / "installed"]
     setuptools = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", *build]
     subprocess.run(setuptools, cwd=ROOT, check=True)
-    assert [path.name for path in (tmp_path / "installed").iterdir()] == ["widemix"]
-    installed = tmp_path / "installed/widemix"
+    return folder / "installed"
+
+
+def test_it_has_the_code_the_recipes_and_nothing_else(installed: Path) -> None:
+    assert [path.name for path in installed.iterdir()] == ["widemix"]
+    package = installed / "widemix"
     code = {path.relative_to(ROOT / "pipeline") for path in (ROOT / "pipeline").rglob("*.py")}
     for folder in ("data_prep", "launch"):
         code |= {path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")}
-    assert {path.relative_to(installed) for path in installed.rglob("*.py")} == code
+    assert {path.relative_to(package) for path in package.rglob("*.py")} == code
     recipes = {path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*.yaml")}
-    assert {path.relative_to(installed) for path in installed.rglob("*.yaml")} == recipes
+    assert {path.relative_to(package) for path in package.rglob("*.yaml")} == recipes
 
-    def widemix(*words: str) -> str:
-        program = PROGRAM.format(absent=ABSENT, words=words)
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout + done.stderr
 
-    widemix("prep", "digits", "--per-class", "16")
-    steps = ("--train.max_steps", "2", "--train.global_batch", "32", "--log.tensorboard", "false")
-    small = ("--model.depth", "1", "--data.workers", "1")
-    assert "run: done, top-1" in widemix("train", "digits/rp_mixer", "--run-dir", "run", *steps, *small)
+def test_the_pages_can_be_followed_with_it_alone(installed: Path, tmp_path: Path) -> None:
+    """Without a checkout and without FFCV: see `tests/installed.py`."""
+    done = subprocess.run(
+        [sys.executable, "-P", ROOT / "tests/installed.py", ROOT],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nobody_is_told_names_that_only_the_folders_of_a_checkout_have() -> None:
+    folders = ("docs", "pipeline", "data_prep", "launch", "recipes", "examples")
+    files = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "mkdocs.yml", ROOT / "Makefile"]
+    files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    found = []
+    for path in files:
+        if path.suffix not in (".png", ".pyc") and path.name not in ("CHANGELOG.md", "requirements.lock"):
+            text = path.read_text()
+            found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in ONLY_HERE.finditer(text)]
+    assert found == []
 
 
 def test_the_folder_of_a_checkout_is_not_imported_by_its_own_name() -> None:
