@@ -118,7 +118,7 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
     note_process(restarted=has_rank_status())
     remove_earlier_statuses()
     write_rank_status(None)
-    recipe = load_from_arguments(arguments)
+    recipe = match_folder(load_from_arguments(arguments))  # what is wrong is told before torch is imported
     from widemix.trainer import train
 
     return train(

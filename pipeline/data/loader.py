@@ -61,7 +61,7 @@ class TrainLoader:
             augment.check_image_size(data.image_size)
         self.data, self.augment, self.train, self.topology = data, augment, train, topology
         self._pixels = pixel_permutation(data, topology.device)
-        self.micro_batch_size = train.global_batch // topology.world // train.grad_accum_steps
+        self.micro_batch_size = train.micro_batch_size(topology.world)
         self.steps = steps_per_epoch(len(self), train.global_batch, drop_last)
         if self.steps == 0:
             raise InputError(

@@ -29,7 +29,7 @@ def deepspeed_config(
     """
     config: dict[str, Any] = {
         "train_batch_size": train.global_batch,
-        "train_micro_batch_size_per_gpu": train.global_batch // topology.world // train.grad_accum_steps,
+        "train_micro_batch_size_per_gpu": train.micro_batch_size(topology.world),
         "gradient_accumulation_steps": train.grad_accum_steps,
         "gradient_clipping": optim.clip_grad or 0.0,
         "zero_optimization": _zero(engine),

@@ -47,7 +47,7 @@ def set_memory_layout(
     Every rank calls it, with the module on its device, or but on rank 0 on the meta device. Raises `InputError` where
     `batch_last` is asked for and impossible.
     """
-    batch = train.global_batch // topology.world // train.grad_accum_steps
+    batch = train.micro_batch_size(topology.world)
     chosen = on_main(topology, partial(choose_memory_layout, module, engine, train, batch, topology.device))
     if not isinstance(module, Mixer):
         return None

@@ -51,7 +51,7 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
     topology = Topology(0, world, 0, local_world, torch.device("cpu"))
     check_engine(recipe.engine, recipe.optim, train, topology)
     real = recipe.engine.kind == "deepspeed"
-    micro = 1 if real else train.global_batch // world // train.grad_accum_steps
+    micro = 1 if real else train.micro_batch_size(world)
     with _fake_group(world):
         mode: Any = nullcontext() if real else fake_mode()
         if real:

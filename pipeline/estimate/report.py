@@ -56,7 +56,7 @@ def estimate(
     check_world(recipe, cluster.gpus)
     rows = _model(recipe)
     train = recipe.train
-    micro = train.global_batch // cluster.gpus // train.grad_accum_steps
+    micro = train.micro_batch_size(cluster.gpus)
     group = recipe.augment.mix_group if recipe.augment.mixing else 1
     batch = f"{cluster.gpus} ranks x {train.grad_accum_steps} micro-batches of {micro}"
     mixed = f", mixed in groups of {group}" if group > 1 else ""

@@ -81,6 +81,10 @@ class TrainSection(Section):
     )
     keep_every_steps: Positive | None = key(None, "also keep the checkpoints of steps that this divides; null is off")
 
+    def micro_batch_size(self, world: int) -> int:
+        """Samples that each of `world` ranks computes at once."""
+        return self.global_batch // world // self.grad_accum_steps
+
 
 class EngineSection(Section):
     """The engine that runs a training step on many ranks, and its options."""

@@ -34,7 +34,7 @@ from widemix.training.profile import Profiler
 from widemix.training.schedule import Schedule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunContext:
     """Where the loop writes its metrics and checkpoints, and what may interrupt it."""
 

@@ -34,7 +34,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import widemix.engine
+import widemix.trainer
 from tests.forks import be_rank, be_widemix
 from widemix.data.loader import TrainLoader
 from widemix.run import checkpoint, run_dir
@@ -80,7 +80,7 @@ def half(_: int, __: int) -> None:
     from deepspeed.accelerator import get_accelerator
 
     type(get_accelerator()).is_fp16_supported = lambda _: True
-    widemix.engine.check_engine = lambda *_: None
+    widemix.trainer.check_engine = lambda *_: None
 
 
 def skipped_ranges(first: int, last: int) -> None:
