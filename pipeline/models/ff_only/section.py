@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 from widemix.models.section import Expansion, ModelSpec, PatchedSection
 from widemix.section import key
 
@@ -25,9 +25,23 @@ class FfOnlySection(PatchedSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.ff_only.cost import ff_only_costs
-
-        return ff_only_costs(self, image_size, num_classes)
+        channels = self.channels
+        patches = (image_size // self.patch_size) ** 2
+        tokens = patches + 1  # the class token
+        layers = [patch_layer(image_size, self.patch_size, self.channels)]
+        for _ in range(self.depth):
+            layers += mlp_layers(tokens, channels, round(self.expansion * channels), channels)
+            layers += mlp_layers(channels, tokens, round(self.expansion * tokens), tokens)
+        norms = [NormCost(tokens, channels), NormCost(channels, tokens)] * self.depth + [NormCost(tokens, channels)]
+        return NetworkCost(
+            [*layers, LayerCost(1, channels, num_classes, mixes=False)],
+            norms,
+            width=tokens * channels,
+            extra_parameters=channels + tokens * channels,
+            extra_saved=patches * channels,  # the head's input is a view of the last norm's output
+            tokens=tokens,
+            channels=channels,
+        )
 
     @override
     @classmethod

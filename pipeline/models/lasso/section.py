@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost
 from widemix.models.section import ModelSection, ModelSpec
 from widemix.section import Positive, key
 
@@ -30,9 +30,23 @@ class LassoSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.lasso.cost import lasso_costs
+        from widemix.models.lasso.network import HIDDEN, KERNEL, count_positions
 
-        return lasso_costs(self, image_size, num_classes)
+        positions, width = count_positions(image_size), HIDDEN * self.base_channels
+        first = positions * self.base_channels
+        if self.kind == "s_fc":
+            opening = LayerCost(1, 3 * image_size**2, first, bias=False, input_gradient=False)
+        else:
+            opening = LayerCost(
+                positions, 3 * KERNEL**2, self.base_channels, matrices=positions, bias=False, input_gradient=False
+            )
+        layers = [
+            opening,
+            LayerCost(1, first, width, bias=False),
+            LayerCost(1, width, num_classes, mixes=False),
+        ]
+        norms = [NormCost(1, first, statistics=0), NormCost(1, width, statistics=0)]
+        return NetworkCost(layers, norms, width=first, gamma=1.0)
 
     @override
     def summary(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
 from widemix.section import Depth, DropPath, Epsilon, Positive, key
 
@@ -141,9 +141,28 @@ class MixerSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.mixer.cost import mixer_costs
-
-        return mixer_costs(self, image_size, num_classes)
+        tokens, channels = self.tokens, self.channels
+        own_tokens = (image_size // self.patch_size) ** 2
+        token_hidden, channel_hidden = self.hidden_widths
+        layers = [patch_layer(image_size, self.patch_size, self.channels)]
+        norms = [NormCost(own_tokens, channels)] + [NormCost(tokens, channels)] * (2 * self.depth)
+        if self.project_tokens:
+            # The skip's input is saved already: by the norm before the token mixing, or by an unpermuted mixing.
+            permuted = self.permutation == "random" and self.permuted_mixings != "channel"
+            permuted = permuted and (self.permuted_blocks is None or 0 in self.permuted_blocks)
+            own_copy = self.norm == "none" and permuted
+            layers.append(LayerCost(channels, own_tokens, tokens, bias=False, mixes=False, saves_input=own_copy))
+            norms.append(NormCost(tokens, channels))
+        for block in range(self.depth):
+            inputs = own_tokens if block == 0 else tokens
+            layers += mlp_layers(channels, inputs, token_hidden, tokens, self.token_groups)
+            layers += mlp_layers(tokens, channels, channel_hidden, channels)
+        layers.append(LayerCost(1, channels, num_classes, mixes=False))
+        if self.norm == "none":
+            norms = []
+        # Not the gamma that gives Omega where the section states it: a first token mixing of S0 tokens shifts that.
+        gamma = 1.0 if self.kind == "s_mixer" else self.expansion
+        return NetworkCost(layers, norms, width=tokens * channels, gamma=gamma, tokens=tokens, channels=channels)
 
     @override
     def summary(self) -> str:

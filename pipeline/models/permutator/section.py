@@ -4,7 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 from widemix.models.section import Expansion, ModelSpec, PatchedSection, check_patches
 from widemix.section import key
 
@@ -32,9 +32,21 @@ class PermutatorSection(PatchedSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.permutator.cost import permutator_costs
-
-        return permutator_costs(self, image_size, num_classes)
+        channels, tokens = self.channels, (image_size // self.patch_size) ** 2
+        block = [LayerCost(tokens, channels, channels, bias=False)] * 3
+        block += [LayerCost(1, channels, channels // 4, mixes=False, activated=True)]
+        block += [LayerCost(1, channels // 4, 3 * channels, mixes=False), LayerCost(tokens, channels, channels)]
+        block += mlp_layers(tokens, channels, round(self.expansion * channels), channels)
+        stem = patch_layer(image_size, self.patch_size, self.channels)
+        head = LayerCost(1, channels, num_classes, mixes=False)
+        return NetworkCost(
+            [stem, *block * self.depth, head],
+            [NormCost(tokens, channels)] * (2 * self.depth + 1),
+            width=tokens * channels,
+            extra_saved=self.depth * (3 * tokens * channels + 3 * channels),  # the three branches and their weights
+            tokens=tokens,
+            channels=channels,
+        )
 
     @override
     @classmethod

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
 from widemix.models.section import Expansion, ModelSpec, PatchedSection
 from widemix.section import Positive, key
 
@@ -42,9 +42,36 @@ class RepMlpSection(PatchedSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.repmlp.cost import repmlp_costs
+        """Every layer of the training form, stem to head.
 
-        return repmlp_costs(self, image_size, num_classes)
+        The convolutions in parallel to the mixing do not count as connections: `RepMlp.fused` folds them into it.
+        """
+        channels, tokens, sets = self.channels, (image_size // self.patch_size) ** 2, self.share_sets
+        hidden = round(self.expansion * channels)
+        of_set = NormCost(channels * tokens // sets, sets, statistics=0)
+        block = [
+            LayerCost(1, channels, channels // 4, mixes=False),
+            LayerCost(1, channels // 4, channels, mixes=False),
+        ]
+        block += [LayerCost(channels, tokens, tokens, matrices=sets, bias=False)]
+        entries = channels * tokens
+        block += [
+            LayerCost(entries, side**2, 1, matrices=sets, bias=False, mixes=False, saves_input=False)
+            for side in self.kernels
+        ]
+        block += [LayerCost(tokens, channels, hidden, bias=False), LayerCost(tokens, hidden, channels, bias=False)]
+        norms = [of_set] * (1 + len(self.kernels))
+        norms += [NormCost(tokens, width, statistics=0) for width in (channels, channels, hidden, channels)]
+        stem = patch_layer(image_size, self.patch_size, self.channels)
+        head = LayerCost(1, channels, num_classes, mixes=False)
+        return NetworkCost(
+            [stem, *block * self.depth, head],
+            [*norms * self.depth, NormCost(tokens, channels)],
+            width=entries,
+            extra_saved=self.depth * (entries + channels + tokens * hidden),  # what gate and GELU multiply
+            tokens=tokens,
+            channels=channels,
+        )
 
     @override
     @classmethod

@@ -1,11 +1,12 @@
 """Recipe section of shallow MLPs of structured matrices."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost
 from widemix.models.section import ModelSection, ModelSpec
 from widemix.section import Positive, key
 
@@ -43,9 +44,12 @@ class ShallowSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.shallow.cost import shallow_costs
-
-        return shallow_costs(self, image_size, num_classes)
+        pixels, width = (1 if self.grayscale else 3) * image_size**2, self.width
+        first = _matrix(self.matrices, pixels, width)
+        first[0] = replace(first[0], input_gradient=False)
+        layers = [*first, *_matrix(self.matrices, width, width), LayerCost(1, width, num_classes, mixes=False)]
+        unread = 2 * image_size**2 if self.grayscale else 0  # the image is saved with all its channels
+        return NetworkCost(layers, [], width=width, gamma=1.0, extra_saved=unread)
 
     @override
     def summary(self) -> str:
@@ -67,6 +71,20 @@ class ShallowSection(ModelSection):
 
 def _is_prime(number: int) -> bool:
     return all(number % d for d in range(2, int(number**0.5) + 1))
+
+
+def _matrix(kind: str, inputs: int, outputs: int) -> list[LayerCost]:
+    """The factors of a matrix without bias."""
+    from widemix.models.shallow.network import split
+
+    if kind == "dense":
+        return [LayerCost(1, inputs, outputs, bias=False)]
+    (rows, columns), (out_rows, out_columns) = split(inputs), split(outputs)
+    shared = kind == "kronecker"
+    return [
+        LayerCost(rows, columns, out_columns, matrices=1 if shared else rows, bias=False),
+        LayerCost(out_columns, rows, out_rows, matrices=1 if shared else out_columns, bias=False),
+    ]
 
 
 SECTIONS = (ShallowSection,)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
 from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
 from widemix.section import Depth, Epsilon, Positive, key
 
@@ -93,9 +93,38 @@ class SwMlpSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.sw_mlp.cost import sw_mlp_costs
+        """Every layer, as a GPU multiplies it; the masks' nonzeros are drawn as the network draws them."""
+        import numpy as np
+        import torch
 
-        return sw_mlp_costs(self, image_size, num_classes)
+        from widemix.models.sw_mlp.sparse import multiplies_sparsely, row_counts
+
+        width, hidden = self.width, self.hidden_width
+        channels = self.patch_channels(image_size)
+        embedded = (image_size // self.patch_size) ** 2 * channels
+
+        def masked(block: int, number: int, inputs: int, outputs: int, **options: bool) -> LayerCost:
+            generator = np.random.default_rng((self.mask_seed, block, number))
+            nonzero = int(row_counts(outputs, inputs, self.density, generator).sum())
+            dense = not multiplies_sparsely(torch.device("cuda"), self.density, inputs * outputs)
+            return LayerCost(1, inputs, outputs, nonzero, multiplied_dense=dense, **options)
+
+        layers = [patch_layer(image_size, self.patch_size, channels)]
+        norms = []
+        if self.project_tokens:
+            # The norm saves its input.
+            layers.append(masked(0, 2, embedded, width, bias=False, mixes=False, saves_input=False))
+            norms.append(NormCost(1, width))
+        for block in range(self.depth):
+            inputs = width if block else embedded
+            norms.append(NormCost(1, inputs))
+            layers.append(masked(block, 0, inputs, hidden, activated=True))
+            if self.expansion is not None:
+                layers.append(masked(block, 1, hidden, width, activated=self.outer_activation))
+        tokens = width // channels if self.pool else 1
+        norms.append(NormCost(tokens, width // tokens))
+        layers.append(LayerCost(1, width // tokens, num_classes, mixes=False))
+        return NetworkCost(layers, norms, width=width, gamma=self.expansion or 1.0)
 
     @override
     def summary(self) -> str:

@@ -9,7 +9,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from widemix.errors import InputError
-from widemix.models.layer_costs import NetworkCost
+from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
 from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
 from widemix.section import Depth, DropPath, Positive, key
 
@@ -150,9 +150,19 @@ class TextMixerSection(TextSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.text.cost import text_mixer_costs
-
-        return text_mixer_costs(self, num_classes)
+        tokens, width = self.tokens, self.width
+        block = mlp_layers(width, tokens, hidden_width(self.expansion, tokens), tokens)
+        block += mlp_layers(tokens, width, hidden_width(self.expansion, width), width)
+        norms = [NormCost(tokens, width)] * (2 * self.depth + 1) if self.norm == "layer" else []
+        return NetworkCost(
+            [*block * self.depth, LayerCost(1, width, num_classes, mixes=False)],
+            norms,
+            width=tokens * width,
+            extra_parameters=self.vocabulary * width,
+            extra_saved=4 * tokens,  # 64-bit ids, the mask, weights of the mean
+            tokens=tokens,
+            channels=width,
+        )
 
     @override
     def summary(self) -> str:
@@ -201,9 +211,25 @@ class TextTransformerSection(TextSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.text.cost import text_transformer_costs
+        """Every layer, embedding to head, with PyTorch's flash attention.
 
-        return text_transformer_costs(self, num_classes)
+        The backward pass of that takes two and a half times the products of the forward pass.
+        """
+        tokens, width, depth = self.tokens, self.width, self.depth
+        block = [LayerCost(tokens, width, 3 * width), LayerCost(tokens, width, width)]
+        block += mlp_layers(tokens, width, hidden_width(self.expansion, width), width)
+        of_attention = 3 * tokens * width + 2 * self.heads * tokens  # queries, keys, values, log-sums, the mask
+        return NetworkCost(
+            [*block * depth, LayerCost(1, width, num_classes, mixes=False)],
+            [NormCost(tokens, width)] * (2 * depth + 1),
+            width=tokens * width,
+            extra_parameters=(self.vocabulary + tokens) * width,
+            extra_saved=3 * tokens + depth * of_attention,
+            extra_forward=4 * depth * tokens**2 * width,
+            extra_backward=10 * depth * tokens**2 * width,
+            tokens=tokens,
+            channels=width,
+        )
 
     @override
     def summary(self) -> str:
