@@ -16,6 +16,7 @@ LAYERS = [
         "widemix.cgroups",
         "widemix.processes",
         "widemix.section",
+        "widemix.tally",
         "widemix.timm_import",
         "widemix.torch_support",
     ],

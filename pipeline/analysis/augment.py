@@ -22,7 +22,7 @@ from widemix.formats.beton import open_beton
 from widemix.recipe import Recipe
 from widemix.recipe.data import DataSection
 from widemix.recipe.policy import parse_policy
-from widemix.run.progress import track
+from widemix.tally import track
 
 
 def draw_sheets(recipe: Recipe, folder: Path, images: int, seed: int) -> list[Path]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from widemix.errors import InputError
 from widemix.run import checkpoint
-from widemix.run.lease import hold
+from widemix.run.lock import hold
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 STYLE: Any = {

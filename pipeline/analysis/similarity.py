@@ -25,7 +25,7 @@ from widemix.evaluation.networks import Network
 from widemix.formats.manifest import read_manifest
 from widemix.models.cost import model_cost
 from widemix.recipe.data import AnyDataSection, DataSection
-from widemix.run.progress import Tally
+from widemix.tally import Tally
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _predictions(
         except InputError as error:
             return error
 
-    from widemix.run.progress import Tally
+    from widemix.tally import Tally
 
     tally = Tally("images predicted", len(names))
     with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads:

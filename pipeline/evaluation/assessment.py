@@ -28,7 +28,7 @@ from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import all_figures
-from widemix.run.progress import Tally
+from widemix.tally import Tally
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
 BATCH, TIMEOUT_S = 128, 1800  # where there is no recipe

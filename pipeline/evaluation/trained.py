@@ -13,7 +13,7 @@ from widemix.models.registry import build_model
 from widemix.recipe import Recipe, parse_recipe
 from widemix.recipe.data import DataSection
 from widemix.run import checkpoint
-from widemix.run.progress import announce
+from widemix.tally import announce
 from widemix.training.finetune import check_indices
 
 

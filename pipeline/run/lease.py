@@ -1,4 +1,4 @@
-"""Who writes to a run folder, by a lock or a lease; and leases: which process trains a cell of a study.
+"""Leases: which process trains a cell of a study.
 
 The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
 cell by creating the next file, which fails if another was faster (a link or `O_EXCL`, atomic on local disks, NFS,
@@ -12,24 +12,18 @@ import json
 import os
 import platform
 import re
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from widemix.errors import InputError
-from widemix.files import atomic_write, try_lock
+from widemix.files import atomic_write
 
 EXPIRY_S = 120.0  # without renewal
 RENEWAL_S = 15.0
-LOCK_WAIT_S = 150.0  # NFS frees the locks of a machine that died after 90 s, Lustre after 100 or so
-_FOLDER = "run"  # the name of the lease of a whole run folder
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Leases:
         if not self._create(path):
             return False
         if last is not None:  # unless it has been released and taken anew since it was looked at
-            still = _read(self._path(cell, last.generation))
+            still = read_record(self._path(cell, last.generation))
             if still.get("id") != last.id:
                 path.unlink()
                 return False
@@ -117,7 +111,7 @@ class Leases:
         if not generation:
             return None
         path = self._path(cell, generation)
-        record = _read(path)
+        record = read_record(path)
         try:
             age = self._now() - path.stat().st_mtime
         except FileNotFoundError:  # released in this moment
@@ -130,7 +124,7 @@ class Leases:
             "id": self._id,
             "host": platform.node(),
             "pid": os.getpid(),
-            "machine": _machine(),
+            "machine": machine_name(),
             "processes": [(pid, started) for pid in (os.getpid(), *others) if (started := _start_time(pid))],
             "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
@@ -154,85 +148,7 @@ class Leases:
         return now
 
 
-@contextmanager
-def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
-    """Hold a run folder, by a lock on its file .lock, or by a lease where the file system has no locks.
-
-    Raises `InputError` if another process writes there: at once if it is on this machine, else after `wait_s`, since
-    the lock of a machine that died, or was cut off and has still to notice it, is free some time later.
-    """
-    locked: bool | None = False
-
-    def take() -> bool:
-        nonlocal locked
-        locked = try_lock(file.fileno())
-        return locked is not False
-
-    def holder() -> tuple[str, bool]:
-        record = _read(folder / ".lock")
-        who = f"process {record.get('pid')} on {record.get('host')}" if record else "another process"
-        return who, record.get("machine") == _machine_and_name()
-
-    with (folder / ".lock").open("a+") as file:
-        _wait_for(folder, take, holder, wait_s)
-        if locked:
-            file.truncate(0)
-            json.dump({"host": platform.node(), "pid": os.getpid(), "machine": _machine_and_name()}, file)
-            file.flush()
-        with nullcontext() if locked else hold_lease(folder):
-            yield
-
-
-@contextmanager
-def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
-    """Hold a run folder, renewing its lease from a thread; raises `InputError` if another process keeps renewing it.
-
-    Waits until the lease of a process that died elsewhere has expired. If another process takes the folder since this
-    one was suspended for longer than that, this one ends at once.
-    """
-    leases = Leases(folder, expiry_s)
-
-    def holder() -> tuple[str, bool]:
-        found = leases.holder(_FOLDER)
-        return (f"process {found.pid} on {found.host}" if found else "another process"), False
-
-    _wait_for(folder, lambda: leases.take(_FOLDER), holder, 1.5 * expiry_s)
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not ended.wait(expiry_s * RENEWAL_S / EXPIRY_S):
-            if not leases.renew(_FOLDER):
-                print(f"error: {folder}: another run has taken it, since this one was suspended", file=sys.stderr)
-                sys.stderr.flush()
-                os._exit(1)  # a checkpoint of ours would be mixed with those of the other
-
-    thread = threading.Thread(target=renew, name="lease", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        leases.release(_FOLDER)
-
-
-def _wait_for(folder: Path, take: Callable[[], bool], holder: Callable[[], tuple[str, bool]], wait_s: float) -> None:
-    """Wait until `take` succeeds; `InputError` after `wait_s`, or at once where the holder needs no waiting for.
-
-    holder: who holds the folder, and whether waiting for them is in vain.
-    """
-    deadline, told = time.monotonic() + wait_s, False
-    while not take():
-        who, in_vain = holder()
-        if in_vain or time.monotonic() > deadline:
-            raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
-        if not told:
-            print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
-            told = True
-        time.sleep(min(1.0, wait_s / 15))
-
-
-def _read(path: Path) -> dict:
+def read_record(path: Path) -> dict:
     """The record of a lease; empty if it is gone, or its holder has not written it yet."""
     try:
         record = json.loads(path.read_text())
@@ -243,7 +159,7 @@ def _read(path: Path) -> dict:
 
 def _has_ended(record: dict) -> bool:
     """Whether the record's processes were on this machine, and all have ended."""
-    if record.get("machine") != _machine():
+    if record.get("machine") != machine_name():
         return False
     return all(_start_time(pid) != started for pid, started in record["processes"])
 
@@ -257,12 +173,7 @@ def _start_time(pid: int) -> float | None:
         return None
 
 
-def _machine() -> str:
+def machine_name() -> str:
     """A name of this boot of this machine and of the space of process numbers in it, which containers have alone."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _machine_and_name() -> str:
-    """The same, and its name: what has another name may have another network, and live on when that is cut."""
-    return f"{_machine()} {platform.node()}"

@@ -28,7 +28,7 @@ from widemix.recipe import (
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.environment import read_environment
-from widemix.run.lease import hold
+from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED
 
 _SKIPPED_RANGES = "skipped_ranges.json"

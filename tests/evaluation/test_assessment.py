@@ -76,7 +76,7 @@ def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
 
 
 def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("widemix.run.progress.Timer", Expired)
+    monkeypatch.setattr("widemix.tally.Timer", Expired)
     assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 0
     said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors"]
     assert capsys.readouterr().err.splitlines() == said

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 
 from widemix.analysis.figures import add_to_tensorboard, as_png, new_figure
 from widemix.recipe import load_recipe
-from widemix.run.lease import hold
+from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 
 RECIPE = load_recipe("digits/mixer")

@@ -1,0 +1,1 @@
+"""Batches for training and evaluation: order, decoding, augmentation, mixup, tokens."""

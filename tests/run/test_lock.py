@@ -1,0 +1,92 @@
+"""A run folder has one writer, by a lock or a lease."""
+
+import json
+import os
+import platform
+import threading
+import time
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from widemix.errors import InputError
+from widemix.run import lock
+from widemix.run.lease import Leases
+from widemix.run.lock import hold, hold_lease
+
+
+class Clock:
+    """Of those who wait for a folder: it stands still but for their sleep, before which `then` is called."""
+
+    def __init__(self, monkeypatch, then=lambda: None):
+        self.now, self._then = 0.0, then
+        parts = {"monotonic": lambda: self.now, "sleep": self._sleep, "strftime": time.strftime}
+        monkeypatch.setattr(lock, "time", SimpleNamespace(**parts))
+
+    def _sleep(self, seconds):
+        self._then()
+        self.now += seconds
+
+
+def test_a_run_folder_without_locks_has_one_writer(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+    with (
+        hold_lease(tmp_path),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
+        hold_lease(tmp_path),
+    ):
+        pass
+    assert clock.now > lock.EXPIRY_S / 2
+    assert not list(tmp_path.glob("leases/*"))
+
+
+def test_a_run_whose_machine_died_is_waited_for_and_taken_over(tmp_path, capsys, monkeypatch):
+    clock = Clock(monkeypatch)
+    assert Leases(tmp_path).take("run")
+    path = tmp_path / "leases/run.1"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another", "host": "n7"}))
+    written = path.stat().st_mtime
+    monkeypatch.setattr(Leases, "_now", lambda _: written + clock.now)
+    with hold_lease(tmp_path, expiry_s=60):
+        assert 60 <= clock.now < 70
+    assert "on n7; waiting until it is free" in capsys.readouterr().err
+
+
+def test_a_run_that_was_suspended_ends_when_another_has_its_folder(tmp_path, monkeypatch, capsys):
+    ended = threading.Event()
+    monkeypatch.setattr(lock.os, "_exit", lambda code: ended.set())
+    with hold_lease(tmp_path, expiry_s=0.4):
+        (tmp_path / "leases/run.2").write_text("{}")
+        assert ended.wait(300)
+    assert "another run has taken it" in capsys.readouterr().err
+
+
+def test_a_locked_run_folder_is_refused_at_once_on_its_own_machine(tmp_path):
+    began = time.monotonic()
+    with (
+        hold(tmp_path),
+        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
+        hold(tmp_path),
+    ):
+        pass
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_the_lock_of_another_machine_is_waited_for(tmp_path, capsys, monkeypatch, freed):
+    """A server frees the locks of a machine that died a minute or two later: a job requeued before must not end."""
+    with ExitStack() as elsewhere:
+        elsewhere.enter_context(hold(tmp_path))
+        path = tmp_path / ".lock"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another", "host": "n7"}))
+        if freed:
+            Clock(monkeypatch, then=elsewhere.close)
+            with hold(tmp_path, wait_s=60):
+                assert json.loads(path.read_text())["host"] == platform.node()
+        else:
+            clock = Clock(monkeypatch)
+            with pytest.raises(InputError, match=r"process \d+ on n7 is writing there"), hold(tmp_path, wait_s=60):
+                pass
+            assert clock.now > 60
+    assert "on n7; waiting until it is free" in capsys.readouterr().err

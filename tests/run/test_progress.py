@@ -1,0 +1,30 @@
+"""The lines that a run prints."""
+
+from widemix.run.progress import Progress
+
+LINE = {"split": "train", "loss": 1.0, "epoch": 1.0, "images_per_s": 100.0, "data_wait": 0.0}
+
+
+def test_the_remaining_time_is_counted_from_where_a_rollback_leads(capsys):
+    """Also to before the step at which this process began."""
+    progress, line = Progress(True, first_step=40, last_step=100), {"split": "train", "loss": 1.0, "epoch": 1.0}
+    line |= {"images_per_s": 100.0, "data_wait": 0.0}
+    progress.rewind(20)
+    progress.show(line | {"step": 40})
+    progress.show(line | {"step": 100})
+    said = capsys.readouterr().err
+    assert "step 100/100" in said
+    assert "-" not in said
+
+
+def test_quiet_leaves_the_warnings_and_verbose_says_every_line(capsys):
+    for verbosity, steps in ((-1, []), (0, [1, 9]), (1, [1, 2, 3, 9])):
+        progress = Progress(True, first_step=0, last_step=9, verbosity=verbosity)
+        for step in (1, 2, 3, 9):
+            progress.show(LINE | {"step": step})
+        progress.show({"split": "eval", "step": 9, "loss": 1.0, "top1": 2.0, "top5": 3.0})
+        progress.print("warning: it is late")
+        said = capsys.readouterr().err
+        assert [step for step in range(1, 10) if f"step {step}/9" in said] == steps
+        assert ("eval loss" in said) == (verbosity >= 0)
+        assert "warning: it is late" in said
