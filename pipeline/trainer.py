@@ -36,7 +36,6 @@ from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
 from widemix.metrics import main_figure
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
-from widemix.models.unused import unused_parameters
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
@@ -45,7 +44,7 @@ from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
 from widemix.training.faults import Rollback
-from widemix.training.finetune import UNUSED, freeze, load_init_weights
+from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters
 from widemix.training.loop import Loop, RunContext
 from widemix.training.mistakes import Mistakes
 from widemix.training.profile import Profiler

@@ -24,7 +24,7 @@ from widemix.bench.report import machine
 from widemix.bench.timing import Contestant, time_in_turns, wall_clock
 from widemix.data.batches import Batch
 from widemix.data.loader import TrainLoader, check_model
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import (
     Topology,
     mean_over_ranks,
@@ -35,7 +35,6 @@ from widemix.distributed.topology import (
 )
 from widemix.engine import build_engine, check_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
-from widemix.engine.precision import autocast
 from widemix.errors import InputError
 from widemix.models.registry import build_model
 from widemix.optim.build import build_optimizer, set_rate

@@ -15,12 +15,11 @@ from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_cou
 from widemix.data.images import AugmentedImages, Images
 from widemix.data.mixing import draw_mixture, soft_labels
 from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
-from widemix.data.paged import PagedOrder
+from widemix.data.paged import PagedOrder, request_ranges
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
 from widemix.data.precision import DTYPES
 from widemix.data.prefetch import Prefetch
 from widemix.data.random import NETWORK, key
-from widemix.data.readahead import request_ranges
 from widemix.data.split import PreparedFile
 from widemix.data.tokens import Tokens
 from widemix.data.views import View, Views

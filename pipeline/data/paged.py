@@ -9,6 +9,7 @@ and the next one is requested in the order of the file while it is used.
 
 import functools
 import math
+import os
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from widemix.data.order import shuffled, split_views
 from widemix.data.random import PAGE, WINDOW, key, uniform
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
+_PIECE = 128 << 10  # bytes; of a longer request Linux reads the beginning and forgets the rest
 LANES = 64  # at most: as many nodes can divide the reading among themselves
 
 
@@ -115,3 +117,13 @@ def _in_pages(positions, pages, page, count, begin):
         place = begin + pages[number] * page + positions[i] - number * page
         places[i] = place if place < count else place - count
     return places
+
+
+def request_ranges(file: int, ranges: np.ndarray) -> None:
+    """Let the kernel read these bytes, int64 [n, 2] of start and stop, into its page cache; returns at once.
+
+    `file` is the open descriptor that they are then read by: the file may be renamed meanwhile.
+    """
+    for start, stop in ranges.tolist():
+        for piece in range(start, stop, _PIECE):
+            os.posix_fadvise(file, piece, min(_PIECE, stop - piece), os.POSIX_FADV_WILLNEED)

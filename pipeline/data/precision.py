@@ -1,4 +1,4 @@
-"""The torch dtype of each `train.precision`, and what bf16 costs where the hardware has none."""
+"""Each `train.precision`: its torch dtype, computing in it, and what bf16 costs where the hardware has none."""
 
 import time
 
@@ -7,6 +7,11 @@ import torch
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BF16_CAPABILITY = 8, 0  # of the first GPUs with bf16, Ampere
 SLOW = 4.0  # from here on it is worth a word: with AVX-512 or AMX the figure is about 1
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """A context that computes in `dtype`; in float32 it changes nothing."""
+    return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)
 
 
 def bf16_slowdown(size: int = 256, rounds: int = 5) -> float:

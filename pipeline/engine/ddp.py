@@ -8,9 +8,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology
-from widemix.engine.precision import autocast
 from widemix.engine.torch_engine import TorchEngine
 from widemix.engine.torch_versions import without_buffer_sync
 from widemix.optim.section import OptimSection

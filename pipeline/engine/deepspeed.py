@@ -15,12 +15,11 @@ from torch import nn
 from typing_extensions import override
 
 from widemix.data.batches import Batch
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology
 from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from widemix.engine.layout import adapt_network
-from widemix.engine.precision import autocast
 from widemix.engine.state import State
 from widemix.engine.torch_versions import set_timeout
 from widemix.optim.build import build_optimizer

@@ -19,10 +19,9 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from typing_extensions import override
 
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology
 from widemix.engine.layout import adapt_network, separable_blocks
-from widemix.engine.precision import autocast
 from widemix.engine.torch_engine import TorchEngine
 from widemix.engine.torch_versions import set_timeout
 from widemix.errors import InputError

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from widemix.engine.precision import autocast
+from widemix.data.precision import autocast
 
 _MIXED_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)  # on CPUs autocast does not cast what these are given
 

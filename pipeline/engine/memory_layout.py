@@ -20,9 +20,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology, on_main
-from widemix.engine.precision import autocast
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.models.batch_last import by_c

@@ -5,10 +5,9 @@ from collections.abc import Callable
 
 import torch
 
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import read_topology
 from widemix.engine import prepare
-from widemix.engine.precision import autocast
 from widemix.estimate.fake import fake_inputs
 from widemix.estimate.hardware import Gpu
 from widemix.estimate.network import Pass

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from widemix.data.precision import DTYPES
-from widemix.engine.precision import autocast
+from widemix.data.precision import DTYPES, autocast
 from widemix.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
 from widemix.estimate.hardware import Gpu
 from widemix.recipe import Recipe

@@ -13,7 +13,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, check_model
-from widemix.data.precision import DTYPES
+from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import (
     process_group,
     read_topology,
@@ -21,7 +21,6 @@ from widemix.distributed.topology import (
     set_torch_threads,
     usual_defaults,
 )
-from widemix.engine.precision import autocast
 from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate
 from widemix.evaluation.networks import Network, load_network

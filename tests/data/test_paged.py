@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widemix.data.order import rank_slices
-from widemix.data.paged import PagedOrder
-from widemix.data.readahead import request_ranges
+from widemix.data.paged import PagedOrder, request_ranges
 
 COUNT, BATCH = 4000, 64
 

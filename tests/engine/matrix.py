@@ -33,12 +33,11 @@ from widemix.engine import State, broadcasts_rank0_weights, build_engine, check_
 from widemix.errors import InputError
 from widemix.models.export import export_model
 from widemix.models.registry import build_model, build_on_meta
-from widemix.models.unused import unused_parameters
 from widemix.optim.build import build_optimizer, set_rate
 from widemix.recipe import check_world, load_recipe
 from widemix.run import checkpoint
 from widemix.run.saving import assembled
-from widemix.training.finetune import UNUSED, freeze
+from widemix.training.finetune import UNUSED, freeze, unused_parameters
 
 Cell = Mapping[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]

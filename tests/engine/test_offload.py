@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import linear
 
 from widemix.data.batches import Batch
+from widemix.data.precision import autocast
 from widemix.distributed.topology import Topology
-from widemix.engine.precision import autocast
 from widemix.engine.torch_engine import TorchEngine
 from widemix.optim.section import OptimSection
 from widemix.recipe.train import TrainSection
