@@ -16,7 +16,6 @@ from widemix.engine.memory_layout import use_memory_layout
 from widemix.errors import Exit
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.models import registry
-from widemix.models.mixer.network import Mixer
 from widemix.recipe import Recipe, fill_classes, load_recipe
 from widemix.recipe.train import EngineSection, TrainSection
 from widemix.trainer import train as train_rank
@@ -51,8 +50,7 @@ def choose_memory_layout(
     section = build_section(TrainSection, epochs=1, global_batch=batch_size, precision=precision)
     device = next((weights.device for weights in model.parameters()), torch.device("cpu"))
     chosen = select_memory_layout(model, engine, section, batch_size, device)
-    if isinstance(model, Mixer):
-        use_memory_layout(model, chosen)
+    use_memory_layout(model, chosen)
     return chosen
 
 

@@ -15,7 +15,6 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import nn
@@ -25,8 +24,8 @@ from widemix.distributed.topology import Topology, on_main
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.models.batch_last import by_c
-from widemix.models.batch_last.block import arrange, fits
-from widemix.models.mixer.network import Mixer, MixerBlock
+from widemix.models.batch_last.block import arrange
+from widemix.models.batch_last.layers import Block, features_of
 from widemix.native.build import cache_folder, compiled
 from widemix.recipe.train import EngineSection, TrainSection
 
@@ -48,7 +47,7 @@ def set_memory_layout(
     """
     batch = train.micro_batch_size(topology.world)
     chosen = on_main(topology, partial(choose_memory_layout, module, engine, train, batch, topology.device))
-    if not isinstance(module, Mixer):
+    if not _blocks(module):
         return None
     use_memory_layout(module, chosen)
     return chosen
@@ -65,20 +64,18 @@ def choose_memory_layout(
         return engine.memory_layout
     if obstacle or train.deterministic:
         return "plain"
-    return _faster(cast(Mixer, module), batch, train.precision, device)
+    return _faster(_blocks(module)[-1], batch, train.precision, device)
 
 
-def use_memory_layout(module: Mixer, memory_layout: str) -> None:
+def use_memory_layout(module: nn.Module, memory_layout: str) -> None:
     """Let the blocks compute in this layout."""
     for block in _blocks(module):
         block.batch_last = memory_layout == "batch_last"
 
 
-def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> str:
+def _faster(block: Block, batch: int, precision: str, device: torch.device) -> str:
     """The layout that takes less time on this device, on which the module is; from the cache if it was timed."""
-    block = _blocks(module)[-1]
-    tokens = module.stem.num_patches if module.shape.depth == 1 else module.shape.tokens or module.stem.num_patches
-    shape = (batch, tokens, module.shape.channels)
+    shape = (batch, *features_of(block))
     path = cache_folder() / f"memory_layout-{_key(block, shape, precision, device)}.json"
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         return str({"plain": "plain", "batch_last": "batch_last"}[json.loads(path.read_text())["memory_layout"]])
@@ -90,7 +87,7 @@ def _faster(module: Mixer, batch: int, precision: str, device: torch.device) -> 
 
 
 @torch.inference_mode(False)  # the caller may be without gradients
-def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> float:
+def _time_ratio(block: Block, shape: Sequence[int], precision: str, device: torch.device) -> float:
     """The time of forward and backward with the batch last, over the plain block's; infinity if it fails or is wrong.
 
     The median over rounds in which both take turns, since other processes may use the machine too.
@@ -122,7 +119,7 @@ def _time_ratio(block: MixerBlock, shape: Sequence[int], precision: str, device:
     return statistics.median(ratios)
 
 
-def _images(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
+def _images(block: Block, x: torch.Tensor, precision: str) -> int:
     """How many of a batch x to time."""
     few = x[:_UNIT]
     _step(block, few, precision)
@@ -132,7 +129,7 @@ def _images(block: MixerBlock, x: torch.Tensor, precision: str) -> int:
     return min(len(x), max(1, units) * _UNIT)
 
 
-def _step(block: MixerBlock, x: torch.Tensor, precision: str) -> tuple[torch.Tensor, ...]:
+def _step(block: Block, x: torch.Tensor, precision: str) -> tuple[torch.Tensor, ...]:
     """Output of a forward pass, and from the backward pass the gradients by the input and each weight."""
     block.zero_grad()
     x = x.detach().requires_grad_()
@@ -154,7 +151,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _key(block: MixerBlock, shape: Sequence[int], precision: str, device: torch.device) -> str:
+def _key(block: Block, shape: Sequence[int], precision: str, device: torch.device) -> str:
     """Of all that the times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = (torch.__version__, version("widemix"))
@@ -173,16 +170,19 @@ def _cpu() -> str:
 
 def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> str | None:
     """Why the blocks can't be computed with the batch last."""
-    if not isinstance(module, Mixer):
+    blocks = _blocks(module)
+    if not blocks:
         return "the network is no Mixer of images"
     if train.compile:
         return "train.compile compiles the blocks as they are written"
     if engine.kind == "deepspeed" and engine.zero_stage == 3:
         return "engine.zero_stage 3 gathers weights where layers are called"
-    if not all(map(fits, _blocks(module))):
+    if not all(block.fits_batch_last() for block in blocks):
         return "groups of tokens and train.fp8 need the blocks as they are written"
     return None
 
 
-def _blocks(module: Mixer) -> list[MixerBlock]:
-    return cast(list[MixerBlock], list(module.blocks))
+def _blocks(module: nn.Module) -> list[Block]:
+    """The blocks whose layout can be chosen; none of a network that does not say that it has some."""
+    blocks: list[Block] = getattr(module, "layout_blocks", list)()
+    return blocks

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from widemix.models import permutation
-from widemix.models.batch_last.block import _places, arrange, fits
+from widemix.models.batch_last.block import _places, arrange
 from widemix.models.batch_last.operations import activate, add, norm
 from widemix.models.mixer.network import Mixer
 
@@ -36,7 +36,7 @@ def both_ways(shape: dict, dtype: torch.dtype) -> tuple[Mixer, Mixer]:
         nn.init.normal_(parameter, std=0.3)
     other = copy.deepcopy(plain)
     for block in other.blocks:
-        assert fits(block)
+        assert block.fits_batch_last()
         block.batch_last = True
     return plain, other
 
@@ -210,11 +210,11 @@ def test_functional_transforms_see_the_blocks_as_they_are_written():
 
 def test_what_it_does_not_compute():
     grouped = Mixer(img_size=8, patch_size=2, num_classes=3, **MLP, token_groups=2)
-    assert not any(map(fits, grouped.blocks))
+    assert not any(block.fits_batch_last() for block in grouped.blocks)
     other = Mixer(img_size=8, patch_size=2, num_classes=3, **(MLP | {"depth": 6}))
     other.blocks[0].norm1 = nn.LayerNorm(6, elementwise_affine=False)
     other.blocks[2].mlp_channels.fc2 = nn.Linear(9, 6, bias=False)
     other.blocks[3].norm2 = nn.Softmax(-1)  # without a weight
     other.blocks[4].mlp_tokens.permute_in = nn.Sequential(other.blocks[4].mlp_tokens.permute_in, nn.ChannelShuffle(2))
     other.blocks[5].skip = nn.ReLU()
-    assert [fits(block) for block in other.blocks] == [False, True, False, False, False, False]
+    assert [block.fits_batch_last() for block in other.blocks] == [False, True, False, False, False, False]

@@ -7,43 +7,30 @@ numbers of a row to D or d2, for n rows.
 """
 
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from widemix.models.batch_last import by_c
-from widemix.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
+from widemix.models.batch_last.layers import (
+    Block,
+    features_of,
+    index_of,
+    layers_of,
+    same_versions,
+    sound_index,
+    versions_of,
+)
 from widemix.models.batch_last.operations import activate, add, images_of, norm
-from widemix.models.drop_path import DropPath
-from widemix.models.permutation import Permute, Transpose, commutation, compose, identity
-from widemix.models.pk import Mixing, MixingLayer, MixingMlp, Square
+from widemix.models.permutation import Permute, commutation, compose, identity
+from widemix.models.pk import Mixing, MixingLayer, MixingMlp
 from widemix.models.reorder import inverse
 
-if TYPE_CHECKING:
-    from widemix.models.mixer.network import MixerBlock
 
-
-def fits(block: "MixerBlock") -> bool:
-    """Whether `forward` computes what the block does: no groups of tokens, no other layers."""
-    parts = list(block.modules())[1:]
-    skips = [getattr(skip, "fc", None) for skip in (block.skip, block.channel_skip)]  # products without a bias
-    layers = [part for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)) and part not in skips]
-    return set(map(type, parts)) <= _parts() and all(layer.bias is not None for layer in layers)
-
-
-@cache
-def _parts() -> set[type[nn.Module]]:
-    """What a block that fits is made of."""
-    from widemix.models.mixer.network import TokenSkip  # which imports this module
-
-    own = {TokenSkip, MixingLayer, MixingMlp, Permute, Transpose, DropPath, Square}
-    return own | {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU}
-
-
-def needs_eager_ops(block: "MixerBlock", x: Tensor) -> bool:
+def needs_eager_ops(block: Block, x: Tensor) -> bool:
     """Whether something wants to see PyTorch's operators on x, or the calls of the block's layers."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return True
@@ -56,14 +43,14 @@ def needs_eager_ops(block: "MixerBlock", x: Tensor) -> bool:
     return False
 
 
-def forward(block: "MixerBlock", x: Tensor) -> Tensor:
+def forward(block: Block, x: Tensor) -> Tensor:
     """[B, S0, C] -> [B, S, C]; x is copied unless it lies in memory as `arrange` has it, and so does the result.
 
     Raises ValueError for another S0 or C than the block's.
     """
     batch, tokens, channels = x.shape
-    own = [layers_of(mixing)[0].in_features for mixing in (block.mlp_tokens, block.mlp_channels)]
-    if own != [tokens, channels]:
+    own = features_of(block)
+    if own != (tokens, channels):
         raise ValueError(f"features [B, {tokens}, {channels}] for a block of [B, {own[0]}, {own[1]}]")
     if by_c.takes(block, x):
         return by_c.forward(block, x)
@@ -73,7 +60,7 @@ def forward(block: "MixerBlock", x: Tensor) -> Tensor:
     return images_of(x, channels)
 
 
-def arrange(block: "MixerBlock", x: Tensor) -> Tensor:
+def arrange(block: Block, x: Tensor) -> Tensor:
     """x [B, S, C] in memory as the block before this one gives it: [S, C, B] but for the compiled code."""
     return x.contiguous() if by_c.takes(block, x) else x.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 

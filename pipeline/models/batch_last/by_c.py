@@ -9,22 +9,19 @@ import functools
 from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from widemix.models.batch_last.layers import index_of, layers_of, same_versions, sound_index, versions_of
+from widemix.models.batch_last.layers import Block, index_of, layers_of, same_versions, sound_index, versions_of
 from widemix.models.drop_path import DropPath
 from widemix.models.permutation import Permute
 from widemix.models.pk import Mixing, Square
 from widemix.native import BuildError
 from widemix.native.library import open_library
-
-if TYPE_CHECKING:
-    from widemix.models.mixer.network import MixerBlock
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _WORTH = 32_768  # numbers from which on more threads than one pay
@@ -53,16 +50,16 @@ class _Plan:
     settings: list[Any]  # kinds of permutations and activations, and epsilons
 
 
-_plans: WeakKeyDictionary[nn.Module, _Plan] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[Block, _Plan] = WeakKeyDictionary()
 
 
-def takes(block: "MixerBlock", x: Tensor) -> bool:
-    """Whether the compiled code computes this block, one of those that `fits`, of such features."""
+def takes(block: Block, x: Tensor) -> bool:
+    """Whether the compiled code computes this block, one of those that fit, of such features."""
     known = x.device.type == "cpu" and x.dtype in _DTYPES and None not in map(_activation, _mixings(block))
     return known and _library() is not None
 
 
-def forward(block: "MixerBlock", x: Tensor) -> Tensor:
+def forward(block: Block, x: Tensor) -> Tensor:
     """[B, S0, C] -> [B, S, C]. Raises ValueError for an index that is no permutation."""
     scales = [part.scale(x) if isinstance(part, DropPath) else None for part in (block.drop_path1, block.drop_path2)]
     parameters = _parameters(block)
@@ -96,7 +93,7 @@ class _Block(torch.autograd.Function):
         return dx, *4 * [None], *(None if grad is None else grad.to(each.dtype) for grad, each in pairs)
 
 
-def _mixings(block: "MixerBlock") -> tuple[Mixing, Mixing]:
+def _mixings(block: Block) -> tuple[Mixing, Mixing]:
     return block.mlp_tokens, block.mlp_channels
 
 
@@ -107,7 +104,7 @@ def _activation(mixing: Mixing) -> int | None:
     return 2 if isinstance(mixing.act, Square) else None
 
 
-def _parameters(block: "MixerBlock") -> list[Tensor | None]:
+def _parameters(block: Block) -> list[Tensor | None]:
     """Of both mixings, None where one is missing."""
     found: list[Tensor | None] = []
     parts = ((block.norm1, block.skip), (block.norm2, block.channel_skip))
@@ -122,7 +119,7 @@ def _parameters(block: "MixerBlock") -> list[Tensor | None]:
     return found
 
 
-def _plan_of(block: "MixerBlock", parameters: Sequence[Tensor | None]) -> _Plan:
+def _plan_of(block: Block, parameters: Sequence[Tensor | None]) -> _Plan:
     """It is kept until the permutations or sizes are others."""
     first, second = (
         (each.permute_in, getattr(each, "permute_hidden", None), each.permute_out) for each in _mixings(block)
@@ -143,7 +140,7 @@ def _plan_of(block: "MixerBlock", parameters: Sequence[Tensor | None]) -> _Plan:
 
 
 def _compute_plan(
-    block: "MixerBlock", of: list[tuple[Tensor, int]], sizes: list[torch.Size | None], settings: list[Any]
+    block: Block, of: list[tuple[Tensor, int]], sizes: list[torch.Size | None], settings: list[Any]
 ) -> _Plan:
     shapes, kept = (_Shape * 2)(), []
     channels = layers_of(block.mlp_channels)[0].in_features

@@ -1,6 +1,7 @@
-"""The layers of a mixing and its permutations, as the ways to compute blocks read them."""
+"""A block, the layers of its mixings and their permutations, as the ways to compute blocks read them."""
 
-from typing import cast
+from collections.abc import Iterator
+from typing import Protocol, Self, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +11,43 @@ from widemix.models.permutation import Permute, Transpose, commutation, identity
 from widemix.models.pk import Mixing, MixingLayer
 
 _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
+
+
+class _Module(Protocol):
+    """What is asked of a torch module, from which a protocol can't be derived."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def train(self) -> Self: ...
+    def float(self) -> Self: ...
+    def zero_grad(self) -> None: ...
+
+
+class Block(_Module, Protocol):
+    """U = skip(X) + drop_path1(mlp_tokens(norm1(X))), Y = channel_skip(U) + drop_path2(mlp_channels(norm2(U))).
+
+    A module that computes this, in training with the batch last in memory where `batch_last` is true.
+    """
+
+    skip: nn.Module
+    norm1: nn.Module
+    mlp_tokens: Mixing
+    drop_path1: nn.Module
+    channel_skip: nn.Module
+    norm2: nn.Module
+    mlp_channels: Mixing
+    drop_path2: nn.Module
+    batch_last: bool
+
+    def fits_batch_last(self) -> bool:
+        """Whether it can be computed so."""
+
+
+def features_of(block: Block) -> tuple[int, int]:
+    """S0 and C of the features [B, S0, C] that a block takes."""
+    tokens, channels = (layers_of(mixing)[0].in_features for mixing in (block.mlp_tokens, block.mlp_channels))
+    return tokens, channels
 
 
 def layers_of(mixing: Mixing) -> tuple[nn.Linear, nn.Linear]:

@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from widemix.errors import InputError
 from widemix.models import permutation
 from widemix.models.batch_last import block as batch_last
-from widemix.models.drop_path import drop_path
+from widemix.models.drop_path import DropPath, drop_path
 from widemix.models.init import init_weights
 from widemix.models.norms import LayerNorm
-from widemix.models.permutation import Permute
+from widemix.models.permutation import Permute, Transpose
 from widemix.models.pk import (
     Mixing,
+    MixingLayer,
+    MixingMlp,
     Permutations,
+    Square,
     channel_permutations,
     mixing,
     random_permutations,
@@ -137,6 +140,13 @@ class MixerBlock(nn.Module):
         self.mlp_channels = shape.channel_mixing(number, tokens)
         self.batch_last = False  # in training; set by widemix.engine.memory_layout
 
+    def fits_batch_last(self) -> bool:
+        """Whether `batch_last.forward` computes what this block does: no groups of tokens, no other layers."""
+        parts = list(self.modules())[1:]
+        skips = [getattr(skip, "fc", None) for skip in (self.skip, self.channel_skip)]  # products without a bias
+        layers = [part for part in parts if isinstance(part, (nn.Linear, nn.LayerNorm)) and part not in skips]
+        return set(map(type, parts)) <= _PARTS and all(layer.bias is not None for layer in layers)
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, S0, C] -> [B, S, C]."""
         if not torch.jit.is_scripting():  # noqa: SIM102 (alone, so that TorchScript skips what follows)
@@ -144,6 +154,11 @@ class MixerBlock(nn.Module):
                 return batch_last.forward(self, x)
         x = self.skip(x) + self.drop_path1(self.mlp_tokens(self.norm1(x)))
         return self.channel_skip(x) + self.drop_path2(self.mlp_channels(self.norm2(x)))
+
+
+# What a block that can be computed with the batch last is made of.
+_PARTS = {TokenSkip, MixingLayer, MixingMlp, Permute, Transpose, DropPath, Square}
+_PARTS |= {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU}
 
 
 def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:
@@ -195,6 +210,10 @@ class Mixer(MlpMixer):
         `nlhb` is timm's: a head bias of -log(classes).
         """
         init_weights(self, self.head, -math.log(self.num_classes) if nlhb else 0.0)
+
+    def layout_blocks(self) -> list[MixerBlock]:
+        """The blocks whose memory layout in training can be chosen: those that also compute with the batch last."""
+        return cast(list[MixerBlock], list(self.blocks))
 
     def forward_intermediates(
         self,
