@@ -15,21 +15,21 @@ os.environ.setdefault("SUBMITIT_PREEMPT_SIGNAL", "USR1")  # on which a run saves
 
 
 def train(recipe: str, run_dir: str) -> dict[str, Any] | None:
-    """One rank; returns the run's figures on rank 0, None if a signal stopped it."""
+    """One rank; returns the run's metrics on rank 0, None if a signal stopped it."""
     submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
     return widemix.train(recipe, run_dir)
 
 
 def run(recipe: str, run_dir: str, ranks: int = 4, nodes: int = 1, partition: str = "") -> dict[str, Any]:
-    """Submit jobs, one after the other, until the run is complete; return its figures."""
+    """Submit jobs, one after the other, until the run is complete; return its metrics."""
     executor = submitit.AutoExecutor(folder=f"{run_dir}-submitit", cluster="slurm" if partition else "local")
     executor.update_parameters(nodes=nodes, tasks_per_node=ranks, timeout_min=24 * 60)
     if partition:
         executor.update_parameters(slurm_partition=partition, slurm_gpus_per_node=ranks, slurm_exclusive=True)
     while True:
-        figures = executor.submit(train, recipe, run_dir).results()[0]
-        if figures is not None:
-            return figures
+        metrics = executor.submit(train, recipe, run_dir).results()[0]
+        if metrics is not None:
+            return metrics
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of an evaluation, by what is predicted, and how they are printed."""
+"""The metrics of an evaluation, by what is predicted, and how they are printed."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -7,11 +7,11 @@ from widemix.arguments import Name, check_arguments
 from widemix.errors import InputError
 
 if TYPE_CHECKING:
-    from torchmetrics import Metric
+    import torchmetrics
 
 
-class Figure(NamedTuple):
-    """A figure of an evaluation.
+class Metric(NamedTuple):
+    """A metric of an evaluation.
 
     build: of a registered one: given the number of outputs N, returns the torchmetrics.Metric whose value it is,
         computed by all ranks together. Its `update` gets logits float32 [B, N] and labels int64 [B] where
@@ -22,57 +22,57 @@ class Figure(NamedTuple):
     title: str
     form: str  # of its value, for `format`; with PERCENT the value is 100 times the metric's
     higher: bool  # whether higher is better
-    build: "Callable[[int], Metric] | None" = None
+    build: "Callable[[int], torchmetrics.Metric] | None" = None
 
 
 PERCENT = "{:.2f} %"
-FIGURES = {
-    "top1": Figure("top-1", PERCENT, True),
-    "top5": Figure("top-5", PERCENT, True),
-    "map": Figure("mAP", PERCENT, True),
-    "mae": Figure("MAE", "{:.4g}", False),
-    "r2": Figure("R2", "{:.4f}", True),
-    "loss": Figure("loss", "{:.4f}", False),
+METRICS = {
+    "top1": Metric("top-1", PERCENT, True),
+    "top5": Metric("top-5", PERCENT, True),
+    "map": Metric("mAP", PERCENT, True),
+    "mae": Metric("MAE", "{:.4g}", False),
+    "r2": Metric("R2", "{:.4f}", True),
+    "loss": Metric("loss", "{:.4f}", False),
 }
 # Those of each kind of `data.targets`, the most telling first; each has the loss too.
 MEASURED = {"class": ("top1", "top5"), "multilabel": ("map",), "regression": ("mae", "r2")}
 
 
 @check_arguments
-def register_figure(
-    name: Name, figure: Figure, targets: Literal["class", "multilabel", "regression"] = "class"
+def register_metric(
+    name: Name, metric: Metric, targets: Literal["class", "multilabel", "regression"] = "class"
 ) -> None:
-    """Add a figure to all evaluations of a kind of `data.targets`; `InputError` if the name is taken."""
-    if figure.build is None:
-        raise InputError("figure: has no build, the function that makes its metric")
-    if name in FIGURES:
-        raise InputError(f"figure {name} is already registered")
-    loss = FIGURES.pop("loss")
-    FIGURES.update({name: figure, "loss": loss})  # which is named last
+    """Add a metric to all evaluations of a kind of `data.targets`; `InputError` if the name is taken."""
+    if metric.build is None:
+        raise InputError("metric: has no build, the function that makes its metric")
+    if name in METRICS:
+        raise InputError(f"metric {name} is already registered")
+    loss = METRICS.pop("loss")
+    METRICS.update({name: metric, "loss": loss})  # which is named last
     MEASURED[targets] += (name,)
 
 
-def show_figure(name: str, value: float) -> str:
-    """A figure with its title, such as `top-1 91.20 %`."""
-    return f"{FIGURES[name].title} {FIGURES[name].form.format(value)}"
+def show_metric(name: str, value: float) -> str:
+    """A metric with its title, such as `top-1 91.20 %`."""
+    return f"{METRICS[name].title} {METRICS[name].form.format(value)}"
 
 
-def figure_heading(name: str) -> str:
-    """The heading of a column of such figures, with their unit."""
-    return FIGURES[name].title + (" %" if FIGURES[name].form == PERCENT else "")
+def metric_heading(name: str) -> str:
+    """The heading of a column of such metrics, with their unit."""
+    return METRICS[name].title + (" %" if METRICS[name].form == PERCENT else "")
 
 
-def figure_cell(name: str, value: float) -> str:
-    """A figure below its heading, without a unit."""
-    return FIGURES[name].form.removesuffix(" %").format(value)
+def metric_cell(name: str, value: float) -> str:
+    """A metric below its heading, without a unit."""
+    return METRICS[name].form.removesuffix(" %").format(value)
 
 
-def main_figure(figures: Mapping[str, Any]) -> str:
-    """The most telling of an evaluation's figures, with its title."""
-    name = next(name for name in FIGURES if name in figures)
-    return show_figure(name, figures[name])
+def main_metric(metrics: Mapping[str, Any]) -> str:
+    """The most telling of an evaluation's metrics, with its title."""
+    name = next(name for name in METRICS if name in metrics)
+    return show_metric(name, metrics[name])
 
 
-def all_figures(figures: Mapping[str, Any]) -> str:
-    """All of an evaluation's figures with their titles, the loss last."""
-    return ", ".join(show_figure(name, figures[name]) for name in FIGURES if name in figures)
+def all_metrics(metrics: Mapping[str, Any]) -> str:
+    """All of an evaluation's metrics with their titles, the loss last."""
+    return ", ".join(show_metric(name, metrics[name]) for name in METRICS if name in metrics)

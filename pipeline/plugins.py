@@ -1,9 +1,12 @@
 """What a plug-in needs: a module that a recipe names in `plugins`; it registers its parts when it is imported."""
 
+import warnings
+from typing import Any
+
 from widemix.data.augment.registry import LINEAR, SIGNED, Law, register_operation
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
 from widemix.data_prep.sources import register_source
-from widemix.metrics import PERCENT, Figure, register_figure
+from widemix.metrics import PERCENT, Metric, register_metric
 from widemix.models.families import register as register_family
 from widemix.models.section import ModelSection
 from widemix.optim.registry import OptimizerSpec
@@ -12,23 +15,32 @@ from widemix.recipe.losses import LossSpec
 from widemix.recipe.losses import register as register_loss
 from widemix.section import key
 
+_RENAMED = {"Figure": "Metric", "register_figure": "register_metric"}  # old names, read for one release
+
 __all__ = [
     "LINEAR",
     "PERCENT",
     "SIGNED",
     "Dataset",
-    "Figure",
     "FileSlice",
     "Law",
     "LossSpec",
+    "Metric",
     "ModelSection",
     "OptimizerSpec",
     "Sample",
     "key",
     "register_family",
-    "register_figure",
     "register_loss",
+    "register_metric",
     "register_operation",
     "register_optimizer",
     "register_source",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warnings.warn(f"widemix.plugins.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

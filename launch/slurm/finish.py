@@ -14,7 +14,7 @@ from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
 from widemix.errors import Exit
 from widemix.files import atomic_write
-from widemix.metrics import main_figure
+from widemix.metrics import main_metric
 from widemix.run.starts import read_starts
 
 # In the folder of logs, one name a line:
@@ -169,7 +169,7 @@ def _finish(arguments: argparse.Namespace) -> Exit:
         print(f"{logs / 'summary.json'}: not written ({error.strerror})", flush=True)
     print(f"{logs.name}: {'; '.join(verdict.lines)}")
     print(f"{logs.name}: step {step}, {minutes:.1f} min on {', '.join(hosts) or 'no node'}", end="")
-    print(f", {main_figure(result)}" if result else "", flush=True)
+    print(f", {main_metric(result)}" if result else "", flush=True)
     if first_step:
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in first_step.items())
         print(f"{logs.name}: first step after {sum(first_step.values()):.1f} s: {parts}", flush=True)

@@ -33,7 +33,7 @@ def draw_confusion(assessment: Assessment, details: Details):
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set(xlabel="predicted class", ylabel="true class")
-    axes.set_title(f"{label(assessment.network)}: top-1 {assessment.figures['top1']:.2f} %")
+    axes.set_title(f"{label(assessment.network)}: top-1 {assessment.metrics['top1']:.2f} %")
     figure.colorbar(image, ax=axes, label="share of the true class, %", shrink=0.8)
     return figure
 

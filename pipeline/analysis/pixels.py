@@ -78,8 +78,8 @@ def pixel_scores(
         network.data.pixel_order,
         section.pixel_patch,
         found["original"].samples,
-        {order: each.figures["top1"] for order, each in found.items()},
-        {order: each.figures["loss"] for order, each in found.items()},
+        {order: each.metrics["top1"] for order, each in found.items()},
+        {order: each.metrics["loss"] for order, each in found.items()},
     )
 
 

@@ -63,17 +63,17 @@ def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp
 @check_arguments
 @usual_defaults()
 def train(recipe: AnyRecipe, run_dir: FilePath, *, resume: str = "auto") -> dict[str, Any] | None:
-    """Train a recipe in this process and return the figures of done.json; as `widemix train --ranks 1`.
+    """Train a recipe in this process and return the metrics of done.json; as `widemix train --ranks 1`.
 
-    In processes that a launcher started, such as torchrun, every rank calls it, and those above 0 get no figures: {}.
+    In processes that a launcher started, such as torchrun, every rank calls it, and those above 0 get no metrics: {}.
     A run in `run_dir` is continued. None if a signal stopped it: the same call continues it.
     """
     export_torchrun_env()
     name = Path("recipe.yaml") if isinstance(recipe, Recipe) else Path(recipe)
     if train_rank(_load(recipe), Path(run_dir), resume, name) == Exit.REQUEUE:
         return None
-    figures: dict[str, Any] = json.loads((Path(run_dir) / "done.json").read_text()) if read_topology().is_main else {}
-    return figures
+    metrics: dict[str, Any] = json.loads((Path(run_dir) / "done.json").read_text()) if read_topology().is_main else {}
+    return metrics
 
 
 @check_arguments

@@ -112,7 +112,7 @@ def _save(
     alone += [step(), step()]
     dist.barrier()
     clock, began = time.time(), time.perf_counter()
-    position = Position(step=number, data_step=number, seconds=0, scalars=engine.scalars(), figures={}, recipe={})
+    position = Position(step=number, data_step=number, seconds=0, scalars=engine.scalars(), metrics={}, recipe={})
     saver.begin(engine.local_shards(), position)
     stall = time.perf_counter() - began
     slower, writing = 0.0, torch.ones(1)

@@ -11,17 +11,17 @@ from widemix.files import write_output
 
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:
-    """Print the rows, each a name and its figures; write `{"machine", "rows"}` to `file` unless it is None.
+    """Print the rows, each a name and its numbers; write `{"machine", "rows"}` to `file` unless it is None.
 
-    A figure that has parts is printed below the table, with the share of each.
+    A number that has parts is printed below the table, with the share of each.
     """
     description = machine(*versions)
     print(description)
     parts = [name for name, value in rows[0].items() if isinstance(value, dict)]
-    figures = [name for name in rows[0] if name != "name" and name not in parts]
-    print("  ".join(f"{name:>18}" for name in figures))
+    columns = [name for name in rows[0] if name != "name" and name not in parts]
+    print("  ".join(f"{name:>18}" for name in columns))
     for row in rows:
-        shown = [_shown(row[name]) for name in figures]
+        shown = [_shown(row[name]) for name in columns]
         print("  ".join(f"{value:>18}" for value in shown) + f"  {row['name']}")
     for name in parts:
         for row in rows:

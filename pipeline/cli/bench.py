@@ -12,7 +12,7 @@ from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 
 # Modules of widemix.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
-# whose versions are printed with the figures.
+# whose versions are printed with the numbers.
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
@@ -56,7 +56,7 @@ def add_bench(commands) -> None:
             metavar="N",
             help="rounds, in each of which all are timed once (default: 7)",
         )
-        add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+        add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
         if name in SIZED:
             add(
                 "--samples",
@@ -97,7 +97,7 @@ def add_inference(benches) -> None:
     precision = "precision of the forward pass (default: fp32)"
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=precision)
     add_ema(bench)
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     bench.set_defaults(command=_inference)
 
 
@@ -139,7 +139,7 @@ def add_scale(benches) -> None:
     add("--ranks", type=int, default=1, metavar="N", help="number of ranks to start on this machine (default: 1)")
     cpus = "CPUs of each rank, the same for any number of ranks (default: an equal share of the node's)"
     add("--cpus", type=int, metavar="N", help=cpus)
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     bench.set_defaults(command=_scale)
 
 

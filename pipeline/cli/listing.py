@@ -85,17 +85,17 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iter
 
 
 def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
-    """The table with its head: a column for each kind of figure, and the keys in which the runs differ."""
-    from widemix.metrics import figure_heading
+    """The table with its head: a column for each kind of metric, and the keys in which the runs differ."""
+    from widemix.metrics import metric_heading
     from widemix.run.listing import differing_keys
     from widemix.studies.cell import yaml_text
 
     keys = differing_keys([run.recipe for run in found])
-    figures = list(dict.fromkeys(run.figure for run in found))
-    headings = map(figure_heading, figures)
+    metrics = list(dict.fromkeys(run.metric for run in found))
+    headings = map(metric_heading, metrics)
     rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", "run", "differs in")]
     for number, run in enumerate(found):
-        shown = [run.cell(name) or "-" for name in figures]
+        shown = [run.cell(name) or "-" for name in metrics]
         numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
         shown += ["-" if value is None else format(value, form) for value, form in numbers]
         own = [(name, values[number]) for name, values in keys if values[number] is not ...]

@@ -37,7 +37,7 @@ def add_cost(commands) -> None:
     )
     add("--rehearse", action="store_true", help=rehearse)
     add("--measure", action="store_true", help="also time a pass on this machine, and compare it with its roofline")
-    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     add = parser.add_section("tables", "tables of many networks or recipes, instead of one recipe").add_argument
     add("--named", action="store_true", help="print the cost of all networks that have a name")
     omega = "print Mixers of this mean connectivity: pairs of channels C and tokens S"

@@ -20,7 +20,7 @@ def add_eval(commands) -> None:
         help="evaluate a network",
         examples="widemix eval runs/a --details --to figures\n"
         "widemix eval runs/a/checkpoints/00000330 --data datasets/other --split test\n"
-        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --json figures.json",
+        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --json metrics.json",
         description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
         "an export, timm:NAME or hf:OWNER/NAME. Classes of the data are matched with the network's by name.",
     )
@@ -30,7 +30,7 @@ def add_eval(commands) -> None:
     details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
     add("--details", action="store_true", help=details)
     add_outputs(
-        parser, "draw confusion.png and reliability.png there (with --details)", "also write the figures to this file"
+        parser, "draw confusion.png and reliability.png there (with --details)", "also write the metrics to this file"
     )
     real = (
         "also print the accuracy by ReaL labels, of real.json (Beyer et al. 2020); for ImageNet's validation images"
@@ -65,7 +65,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") != "0":
         return Exit.DONE
     print(result.sentence())
-    numbers = {key: value for key, value in vars(result).items() if key not in ("figures", "details")}
+    numbers = {key: value for key, value in vars(result).items() if key not in ("metrics", "details")}
     figures = {}
     if result.details:
         from widemix.analysis.evaluation import draw_confusion, draw_reliability
@@ -80,7 +80,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             "confusion.png": lambda: draw_confusion(result, details),
             "reliability.png": lambda: draw_reliability(result, details),
         }
-    finite = {name: value if math.isfinite(value) else None for name, value in result.figures.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
     return write_outputs(arguments, finite | numbers, figures)
 
 

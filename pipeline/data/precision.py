@@ -6,7 +6,7 @@ import torch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BF16_CAPABILITY = 8, 0  # of the first GPUs with bf16, Ampere
-SLOW = 4.0  # from here on it is worth a word: with AVX-512 or AMX the figure is about 1
+SLOW = 4.0  # from here on it is worth a word: with AVX-512 or AMX the ratio is about 1
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

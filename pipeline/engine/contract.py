@@ -29,9 +29,9 @@ from widemix.recipe.train import TrainSection
 
 @dataclass(frozen=True)
 class StepResult:
-    """Figures of one optimizer step, scalars on the device.
+    """Metrics of one optimizer step, scalars on the device.
 
-    A figure is read only when it is logged, so that a step never waits for the device.
+    A metric is read only when it is logged, so that a step never waits for the device.
     """
 
     loss: torch.Tensor  # mean over the samples of this rank
@@ -199,7 +199,7 @@ class Engine(ABC):
         """Update the module's own weights after a change of the optimizer tensors. Every rank calls it."""
 
     def weights(self) -> dict[str, AbstractContextManager]:
-        """The weights to evaluate, by the prefix of their figures: contexts in which `module` has them.
+        """The weights to evaluate, by the prefix of their metrics: contexts in which `module` has them.
 
         "" are the trained weights, or the optimizer's own average where it has one; "ema_" the EMA. Every rank enters
         them together.

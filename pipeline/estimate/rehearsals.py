@@ -14,14 +14,14 @@ from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.processes import end_with_parent
 
-_FIGURES = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hours", "rehearsed in", "on CPUs for")
-HEAD = f"| recipe | {' | '.join(_FIGURES)} |\n|---|{'---:|' * len(_FIGURES)}"
+_COLUMNS = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hours", "rehearsed in", "on CPUs for")
+HEAD = f"| recipe | {' | '.join(_COLUMNS)} |\n|---|{'---:|' * len(_COLUMNS)}"
 
 
 def rehearsal_rows(
     folder: Path, cluster: Cluster, overrides: Sequence[tuple[str, str]] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row a recipe, with these keys, as soon as it is complete: its figures by name, or "error".
+    """Yield one row a recipe, with these keys, as soon as it is complete: its numbers by name, or "error".
 
     "seconds" and "CPU seconds" are those of the whole command, with the start of Python and torch.
     """

@@ -33,7 +33,7 @@ IMAGES_PER_CPU = 1610
 
 
 class Row(NamedTuple):
-    """A row of the table: a figure, its text with the unit, and a remark."""
+    """A row of the table: a quantity, its text with the unit, and a remark."""
 
     name: str
     value: float

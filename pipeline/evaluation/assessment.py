@@ -45,24 +45,24 @@ class Details:
 
 @dataclass(frozen=True)
 class Assessment:
-    """Figures of a network on a split. `step` is None for a network that is not a checkpoint."""
+    """Metrics of a network on a split. `step` is None for a network that is not a checkpoint."""
 
     network: str
     data: str
     split: str
     samples: int
     step: int | None
-    figures: dict[str, float]  # as `evaluate` gives them; of ReaL real_top1 and real_samples
+    metrics: dict[str, float]  # as `evaluate` gives them; of ReaL real_top1 and real_samples
     classes: list[str]
     details: Details | None = None
 
     def sentence(self) -> str:
-        """Return the figures as a sentence."""
-        figures, step = self.figures, "" if self.step is None else f" at step {self.step}"
-        accuracy = all_figures(figures)
-        if "real_top1" in figures:
+        """Return the metrics as a sentence."""
+        metrics, step = self.metrics, "" if self.step is None else f" at step {self.step}"
+        accuracy = all_metrics(metrics)
+        if "real_top1" in metrics:
             accuracy += (
-                f", ReaL top-1 {figures['real_top1']:.2f} % of {figures['real_samples']:.0f} samples with labels"
+                f", ReaL top-1 {metrics['real_top1']:.2f} % of {metrics['real_samples']:.0f} samples with labels"
             )
         return f"{self.network}{step} on {self.samples} samples of split {self.split!r} of {self.data}: {accuracy}"
 
@@ -185,7 +185,7 @@ def assess_network(
         if network.section:
             check_model(network.section, loader)
         device = topology.device
-        metrics = [MulticlassConfusionMatrix(number).to(device), Calibration().to(device)] if details else []
+        detail_metrics = [MulticlassConfusionMatrix(number).to(device), Calibration().to(device)] if details else []
         names = list(read_manifest(Path(folder)).classes)
         by_sample = []
         if real:
@@ -196,27 +196,27 @@ def assess_network(
 
         def observe(logits: Tensor, batch: Batch) -> None:
             tally.add(topology.world * len(batch))
-            for metric in metrics:
+            for metric in detail_metrics:
                 metric.update(logits, batch.targets)
             for metric in by_sample:
                 metric.update(logits, batch.samples)
 
-        figures = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
-        found = _details(*(metric.compute().cpu() for metric in metrics)) if details else None
+        metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
+        found = _details(*(metric.compute().cpu() for metric in detail_metrics)) if details else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()
-            figures |= {"real_top1": 100 * correct / counted, "real_samples": counted}
-    return Assessment(network.name, folder, section.eval_split, len(loader), network.step, figures, names, found)
+            metrics |= {"real_top1": 100 * correct / counted, "real_samples": counted}
+    return Assessment(network.name, folder, section.eval_split, len(loader), network.step, metrics, names, found)
 
 
 def evaluate_checkpoint(
     path: Path, data: Path | None, split: str | None, batch: int | None, ema: bool = False
 ) -> dict[str, float]:
-    """Return the figures of `evaluate` of a checkpoint over a whole split.
+    """Return the metrics of `evaluate` of a checkpoint over a whole split.
 
     Prepared folder, split and batch size are by default those of its recipe. Every rank calls it.
     """
-    return assess(str(path), data, split, batch, ema).figures
+    return assess(str(path), data, split, batch, ema).metrics
 
 
 def _details(confusion: Tensor, bins: Tensor) -> Details:

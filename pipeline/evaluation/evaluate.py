@@ -19,7 +19,7 @@ from widemix.engine import Engine
 from widemix.errors import InputError
 from widemix.evaluation.macro_means import R2, AveragePrecision, MacroMean
 from widemix.formats.manifest import read_manifest
-from widemix.metrics import FIGURES, MEASURED, PERCENT
+from widemix.metrics import MEASURED, METRICS, PERCENT
 
 NAMED = 10  # columns without a value that a line names
 Observe = Callable[[torch.Tensor, Batch], None]
@@ -36,7 +36,7 @@ def evaluate_engine(
     beat: Callable[[], None] = lambda: None,
     observe: Observe = _ignore,
 ) -> dict[str, float]:
-    """Return the figures of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
+    """Return the metrics of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
 
     Every rank calls it; `beat` is called after each batch, and `observe` as in `evaluate`, of the trained weights.
     """
@@ -44,8 +44,8 @@ def evaluate_engine(
     for prefix, weights in engine.weights().items():
         with weights:
             seen = _ignore if prefix else observe
-            figures = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
-        result |= {f"{prefix}{name}": value for name, value in figures.items()}
+            metrics = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
+        result |= {f"{prefix}{name}": value for name, value in metrics.items()}
     return result
 
 
@@ -59,7 +59,7 @@ def evaluate(
     beat: Callable[[], None] = lambda: None,
     observe: Observe = _ignore,
 ) -> dict[str, float]:
-    """Return the figures of the whole split, the same on every rank, by `data.targets`:
+    """Return the metrics of the whole split, the same on every rank, by `data.targets`:
 
     - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
     - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean of the average
@@ -67,14 +67,14 @@ def evaluate(
     - regression: loss (mean squared error), mae and r2: means over targets, r2's over those that vary.
 
     And those that plug-ins registered for it. A line names the classes or targets that a mean is without; where it is
-    without all of them the figure is left out. Every rank calls it. `precision` is the autocast context of the
+    without all of them the metric is left out. Every rank calls it. `precision` is the autocast context of the
     forward pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the
     batch. One sample whose loss is not finite makes the mean so too.
     """
     device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
     metrics = _metrics(kind, classes, len(loader))
-    metrics |= {name: build(classes) for name in MEASURED[kind] if (build := FIGURES[name].build)}
+    metrics |= {name: build(classes) for name in MEASURED[kind] if (build := METRICS[name].build)}
     metrics = {name: metric.to(device) for name, metric in metrics.items()}
     was_training = module.training
     module.eval()
@@ -95,14 +95,14 @@ def evaluate(
         if undefined and loader.topology.is_main:
             _name_undefined(name, undefined, classes, Path(loader.data.path), loader.data.eval_split)
         if len(undefined) < classes:
-            result[name] = value * (100 if FIGURES[name].form == PERCENT else 1)
+            result[name] = value * (100 if METRICS[name].form == PERCENT else 1)
     return result
 
 
 @functools.cache  # once, not after each epoch
 def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder: Path, split: str) -> None:
     known = read_manifest(folder).classes
-    title, counted, none = FIGURES[name].title, *_REASONS[name]
+    title, counted, none = METRICS[name].title, *_REASONS[name]
     if len(undefined) == columns:
         text = f"{none}: it has no {title}"
     else:
@@ -124,7 +124,7 @@ def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
     return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2(outputs)}
 
 
-# By figure: the columns that have a value, and that none has.
+# By metric: the columns that have a value, and that none has.
 _REASONS = {"map": ("classes that occur", "no class occurs"), "r2": ("targets that vary", "no target varies")}
 
 

@@ -1,7 +1,7 @@
-"""Figures that are a mean over columns: over classes for average precision, over targets for R2.
+"""Metrics that are a mean over columns: over classes for average precision, over targets for R2.
 
 A class that no sample has, or a target that is the same for all samples, has no such value. It is left out of the
-mean: counted as 0, the best predictor there can be would not reach the best figure.
+mean: counted as 0, the best predictor there can be would not reach the best metric.
 """
 
 import torch

@@ -7,7 +7,7 @@ from blake3 import blake3
 
 from widemix.errors import InputError
 from widemix.formats.manifest import NAME, read_manifest
-from widemix.metrics import FIGURES, MEASURED
+from widemix.metrics import MEASURED, METRICS
 from widemix.recipe import Recipe, dump_recipe
 from widemix.run.checkpoint import Checkpoint
 
@@ -43,12 +43,12 @@ def _curve(origin: Checkpoint, recipe: Recipe, prefix: str) -> str:
     rows = [line for line in lines if line["split"] == "eval" and line["step"] <= origin.position.step]
     if not rows:
         return "None."
-    head = f"| step | {' | '.join(FIGURES[name].title for name in names)} |\n|---:|{'---:|' * len(names)}"
+    head = f"| step | {' | '.join(METRICS[name].title for name in names)} |\n|---:|{'---:|' * len(names)}"
     return "\n".join([head, *(_row(line, names, prefix) for line in rows)])
 
 
 def _row(line: dict[str, float], names: list[str], prefix: str) -> str:
-    values = (FIGURES[name].form.format(line.get(f"{prefix}{name}", float("nan"))) for name in names)
+    values = (METRICS[name].form.format(line.get(f"{prefix}{name}", float("nan"))) for name in names)
     return f"| {line['step']} | {' | '.join(values)} |"
 
 

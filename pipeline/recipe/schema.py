@@ -218,12 +218,12 @@ def _hangs_are_found(recipe: Recipe) -> None:
 
 
 def _best_is_measured(recipe: Recipe) -> None:
-    figure, targets = recipe.train.keep_best or "", recipe.data.targets
-    if figure.startswith("ema_") and recipe.train.ema_decay is None:
-        raise ValueError(f"train.keep_best {figure} needs train.ema_decay")
-    if figure and figure.removeprefix("ema_") not in (*MEASURED[targets], "loss"):
+    metric, targets = recipe.train.keep_best or "", recipe.data.targets
+    if metric.startswith("ema_") and recipe.train.ema_decay is None:
+        raise ValueError(f"train.keep_best {metric} needs train.ema_decay")
+    if metric and metric.removeprefix("ema_") not in (*MEASURED[targets], "loss"):
         raise ValueError(
-            f"train.keep_best {figure} is not measured with data.targets {targets}; take "
+            f"train.keep_best {metric} is not measured with data.targets {targets}; take "
             f"{', '.join(MEASURED[targets])} or loss"
         )
 

@@ -9,13 +9,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from widemix.metrics import FIGURES, figure_heading, show_figure
+from widemix.metrics import METRICS, metric_heading, show_metric
 from widemix.report.chart import MOST, Series, line_chart
 from widemix.report.parts import chip, formatted, named, section, table
-from widemix.report.run import ReportedRun, is_figure
+from widemix.report.run import ReportedRun, is_number
 from widemix.run.listing import differing_keys
 
-# What is drawn, in this order: (split, name in metrics.jsonl) -> title. Other figures follow by their own names.
+# What is plotted, in this order: (split, name in metrics.jsonl) -> title. Other metrics follow by their own names.
 CHARTS = {
     ("train", "loss"): "Training loss",
     ("eval", "loss"): "Evaluation loss",
@@ -33,7 +33,7 @@ CHARTS = {
     ("train", "memory_gib"): "Peak memory of rank 0, GiB",
     ("train", "replaced"): "Corrupt samples replaced",
 }
-NOT_FIGURES = ("step", "epoch", "split", "time")
+NOT_METRICS = ("step", "epoch", "split", "time")
 BLOCKS = "grad_norm/"  # the gradient norms of blocks begin so
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))  # from so many seconds on: unit
 NAMED_CLASSES, MOST_CONFUSED = 30, 20
@@ -70,8 +70,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
 
 
 def _summary(runs: Sequence[ReportedRun]) -> str:
-    figures = list(dict.fromkeys(run.summary.figure for run in runs))
-    shown = map(figure_heading, figures)
+    metrics = list(dict.fromkeys(run.summary.metric for run in runs))
+    shown = map(metric_heading, metrics)
     head = ("run", "state", *shown, "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
     rows = []
     for number, run in enumerate(runs):
@@ -83,7 +83,7 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
                 "done"
                 if summary.state == "done"
                 else f'<span class="state">not done, last line {summary.state}</span>',
-                *(summary.cell(name) or "–" for name in figures),
+                *(summary.cell(name) or "–" for name in metrics),
                 f"{summary.step:,}",
                 f"{formatted(epoch, '.1f').removesuffix('.0')} of {run.recipe.train.epochs}",
                 formatted(summary.images_per_s, ",.0f"),
@@ -93,7 +93,7 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
                 escape(str(environment.get("commit") or "–")[:10]),
             )
         )
-    return table(head, rows, numbers=range(2, 6 + len(figures)))
+    return table(head, rows, numbers=range(2, 6 + len(metrics)))
 
 
 def _differences(runs: Sequence[ReportedRun]) -> str:
@@ -112,7 +112,7 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
     """All charts, each by epoch, by step and, where the lines have their time, by time."""
     keys = list(CHARTS)
     for run in runs:
-        keys += [(s, n) for s in ("train", "eval") for line in run.of(s) for n in line if n not in NOT_FIGURES]
+        keys += [(s, n) for s in ("train", "eval") for line in run.of(s) for n in line if n not in NOT_METRICS]
     axes = _axes(runs)
     charts = []
     for split, name in dict.fromkeys(key for key in keys if not key[1].startswith(BLOCKS)):
@@ -162,9 +162,9 @@ class _Axis:
     unit: float = 1
 
     def points(self, lines: list[dict[str, Any]], name: str, began: float | None) -> list[tuple[float, float]]:
-        """The points of a figure; `began` is the time of the run's first line."""
+        """The points of a metric; `began` is the time of the run's first line."""
         first = began or 0 if self.name == "time" else 0
-        known = [line for line in lines if is_figure(line.get(name)) and is_figure(line.get(self.name))]
+        known = [line for line in lines if is_number(line.get(name)) and is_number(line.get(self.name))]
         return sorted(((line[self.name] - first) / self.unit, line[name]) for line in known)
 
     def chart(self, title: str, series: list[Series]) -> str:
@@ -190,14 +190,14 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
     parts = []
     for number, run in enumerate(runs):
         lines = run.of("eval")
-        names = [name for name in dict.fromkeys(n for line in lines for n in line) if name not in NOT_FIGURES]
+        names = [name for name in dict.fromkeys(n for line in lines for n in line) if name not in NOT_METRICS]
         if not lines:
             continue
         rows = [
-            (f"{line['step']:,}", f"{line.get('epoch', 0):.4g}", *(_figure(name, line.get(name)) for name in names))
+            (f"{line['step']:,}", f"{line.get('epoch', 0):.4g}", *(_metric(name, line.get(name)) for name in names))
             for line in lines
         ]
-        titles = [figure_heading(name) if name in FIGURES else escape(name) for name in names]
+        titles = [metric_heading(name) if name in METRICS else escape(name) for name in names]
         shown = table(("step", "epoch", *titles), rows, numbers=range(len(names) + 2))
         last = ", ".join(_said(name, lines[-1].get(name)) for name in names)
         summary = f"{named(runs, number)}: {len(lines)} evaluation{'s' * (len(lines) > 1)}; the last: {last}"
@@ -207,12 +207,12 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
 
 def _said(name: str, value: Any) -> str:
     return (
-        show_figure(name, value) if name in FIGURES and is_figure(value) else f"{escape(name)} {_figure(name, value)}"
+        show_metric(name, value) if name in METRICS and is_number(value) else f"{escape(name)} {_metric(name, value)}"
     )
 
 
-def _figure(name: str, value: Any) -> str:
-    if not is_figure(value):
+def _metric(name: str, value: Any) -> str:
+    if not is_number(value):
         return "–"
     return f"{value:.2f}" if name.endswith(("top1", "top5", "map")) else f"{value:.4f}"
 

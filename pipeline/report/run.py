@@ -95,6 +95,6 @@ def short_paths(paths: Sequence[Path]) -> list[str]:
     return [os.path.relpath(path, shared) for path in whole]
 
 
-def is_figure(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a value of a line can be drawn."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

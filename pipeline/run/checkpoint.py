@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from widemix.errors import InputError
 from widemix.files import fsync_path
-from widemix.metrics import FIGURES
+from widemix.metrics import METRICS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,11 +49,19 @@ class Position(BaseModel):
     data_step: int  # steps of the data order consumed or skipped: more than `step` after a rollback
     seconds: float  # of training so far, restarts included
     scalars: dict[str, float]  # numbers of the engine's state, such as the loss scale
-    figures: dict[str, float]  # results of the evaluation at this step; empty if there was none
+    metrics: dict[str, float]  # results of the evaluation at this step; empty if there was none
     recipe: dict[str, Any]
     evaluation_due: bool = False  # at this step, but the run was asked to stop
     unlogged: UnloggedSteps = UnloggedSteps()
     data: dict[str, str] = {}  # hashes of the prepared files, see `data_hashes`
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_earlier_names(cls, values: Any) -> Any:
+        """What versions before the metrics were called so have written."""
+        if isinstance(values, dict) and "figures" in values:
+            values = {"metrics" if name == "figures" else name: value for name, value in values.items()}
+        return values
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """Which checkpoints to keep: the newest ones, the one with the best figure, and those of every n-th step."""
+    """Which checkpoints to keep: the newest ones, the one with the best metric, and those of every n-th step."""
 
     newest: int
-    best: str | None = None  # a figure of the evaluation, with the prefix ema_ that of the averaged weights
+    best: str | None = None  # a metric of the evaluation, with the prefix ema_ that of the averaged weights
     every: int | None = None  # keep the checkpoints of steps that this divides
 
     def expired(self, run_dir: Path) -> list[Path]:
@@ -112,16 +120,16 @@ class RetentionPolicy:
         return [path for path in complete if path not in kept]
 
 
-def best(run_dir: Path, figure: str) -> Path | None:
-    """Return the complete checkpoint with the best figure, the newer of equals; None if none was evaluated."""
+def best(run_dir: Path, metric: str) -> Path | None:
+    """Return the complete checkpoint with the best metric, the newer of equals; None if none was evaluated."""
     candidates = []
     for path in complete_checkpoints(run_dir):
         try:
-            value = read(path).position.figures.get(figure)
+            value = read(path).position.metrics.get(metric)
         except InputError:  # damaged: the next start warns of it
             continue
         if value is not None:
-            candidates.append((value if FIGURES[figure.removeprefix("ema_")].higher else -value, path))
+            candidates.append((value if METRICS[metric.removeprefix("ema_")].higher else -value, path))
     return max(candidates)[1] if candidates else None
 
 

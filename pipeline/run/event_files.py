@@ -93,7 +93,7 @@ def _kept(paths: list[Path], dropped: Dropped) -> dict[tuple[str, int], bytes]:
             if event.session_log.status == SessionLog.START:
                 found = {place: known for place, known in found.items() if known[0] < event.step}
             for tag in [value.tag for value in event.summary.value][:1]:
-                if not tag.startswith(BY_EPOCH):  # those follow the other figures of their line
+                if not tag.startswith(BY_EPOCH):  # those follow the other metrics of their line
                     line = event.step
                 found.pop((tag, event.step), None)
                 found[tag, event.step] = line, record

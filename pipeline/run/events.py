@@ -12,8 +12,8 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
         case {"event": "save_failed", "step": step, "reason": reason}:
             return f"no checkpoint was saved at step {step}: {reason}"
-        case {"event": "evaluation_failed", "step": step, **figures}:
-            bad = ", ".join(f"{name} {value}" for name, value in figures.items() if name != "split")
+        case {"event": "evaluation_failed", "step": step, **metrics}:
+            bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if name != "split")
             return f"the evaluation at step {step} failed: {bad}"
         case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
             return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"

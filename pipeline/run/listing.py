@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
-from widemix.metrics import MEASURED, figure_cell
+from widemix.metrics import MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
 from widemix.run import checkpoint
 
@@ -19,7 +19,7 @@ from widemix.run import checkpoint
 class RunSummary:
     """A run folder in a line. `value`, `images_per_s` and `hours` are None where the run has none yet.
 
-    state: done, or the time since the last line of metrics.jsonl. figure: the name of the most telling one for what
+    state: done, or the time since the last line of metrics.jsonl. metric: the name of the most telling one for what
     is predicted, such as top1; value: that of the last evaluation. images_per_s: the median of its lines. hours: of a
     run that is not done, those at its newest checkpoint.
     """
@@ -28,14 +28,14 @@ class RunSummary:
     recipe: Recipe
     state: str
     step: int
-    figure: str
+    metric: str
     value: float | None
     images_per_s: float | None
     hours: float | None
 
-    def cell(self, figure: str) -> str:
-        """The value as text, in a column of such figures; empty where there is none."""
-        return "" if figure != self.figure or self.value is None else figure_cell(figure, self.value)
+    def cell(self, metric: str) -> str:
+        """The value as text, in a column of such metrics; empty where there is none."""
+        return "" if metric != self.metric or self.value is None else metric_cell(metric, self.value)
 
 
 def find_runs(folders: Iterable[Path]) -> Iterator[Path]:
@@ -55,8 +55,8 @@ def summarise(run: Path) -> RunSummary:
     lines = metrics(run)
     trained = [line for line in lines if line.get("split") == "train"]
     recipe = load_stored_recipe(run / "recipe.yaml")
-    figure = MEASURED[recipe.data.targets][0]
-    evaluated = [line.get(figure) for line in lines if line.get("split") == "eval"]
+    metric = MEASURED[recipe.data.targets][0]
+    evaluated = [line.get(metric) for line in lines if line.get("split") == "eval"]
     done = read_json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
@@ -65,8 +65,8 @@ def summarise(run: Path) -> RunSummary:
         recipe=recipe,
         state="done" if done else _age(run / "metrics.jsonl"),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
-        figure=figure,
-        value=done.get(figure) if done else evaluated[-1] if evaluated else None,
+        metric=metric,
+        value=done.get(metric) if done else evaluated[-1] if evaluated else None,
         images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
         hours=None if seconds is None else seconds / 3600,
     )

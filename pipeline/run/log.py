@@ -1,4 +1,4 @@
-"""Where the figures of a run go: metrics.jsonl, TensorBoard and the screen."""
+"""Where the metrics of a run go: metrics.jsonl, TensorBoard and the screen."""
 
 import time
 from collections.abc import Sequence

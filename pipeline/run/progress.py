@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from widemix.metrics import FIGURES, main_figure, show_figure
+from widemix.metrics import METRICS, main_metric, show_metric
 
 _INTERVAL = 5.0  # seconds between lines without a terminal
 
@@ -45,8 +45,8 @@ class Progress:
         if self._verbosity < 0:
             return
         if line["split"] == "eval":
-            self._accuracy = f"  {main_figure(line)}"
-            shown = [show_figure(name, line[name]) for name in FIGURES if name in line and name != "loss"]
+            self._accuracy = f"  {main_metric(line)}"
+            shown = [show_metric(name, line[name]) for name in METRICS if name in line and name != "loss"]
             self.print("  ".join([f"step {line['step']}", f"eval loss {line['loss']:.4f}", *shown]))
             return
         text = (

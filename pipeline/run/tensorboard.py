@@ -11,10 +11,10 @@ from torch.utils.tensorboard.summary import hparams
 
 from widemix.recipe import Recipe, dump_recipe, flat_recipe
 from widemix.run.event_files import BY_EPOCH, Dropped, EventFile
-from widemix.run.trackers import figures_of
+from widemix.run.trackers import metrics_of
 
 OVER_EPOCHS = {"train/loss": "train_loss", "eval/loss": "eval_loss", "eval/top1": "eval_top1"}
-# TensorBoard's table of runs sorts figures by name, and accuracy is to come before them.
+# TensorBoard's table of runs sorts metrics by name, and accuracy is to come before them.
 LOSSES = {"train/loss": "loss/train", "eval/loss": "loss/eval", "eval/ema_loss": "loss/eval_ema"}
 
 _DESCRIPTION = ("recipe/", "environment/", "custom_scalars__config__", "_hparams_/")  # of `add_description`
@@ -48,12 +48,12 @@ class Board:
         self._places = self._writer.events.places
 
     def add_line(self, line: dict[str, Any]) -> None:
-        """Draw the figures of a line by its step and its time; losses and accuracy also by hundredths of an epoch.
+        """Draw the metrics of a line by its step and its time; losses and accuracy also by hundredths of an epoch.
 
         Of several lines in a hundredth the first counts.
         """
         step, at = line["step"], line.get("time")
-        for name, value in figures_of(line).items():
+        for name, value in metrics_of(line).items():
             self._writer.add_scalar(LOSSES.get(name, name), value, step, at)
             if name in OVER_EPOCHS and "epoch" in line:
                 tag, place = f"{BY_EPOCH}{OVER_EPOCHS[name]}", round(100 * line["epoch"])

@@ -21,7 +21,7 @@ from widemix.files import atomic_write
 from widemix.recipe import Recipe, flat_recipe
 from widemix.recipe.train import LogSection
 
-NOT_FIGURES = ("step", "epoch", "split", "time")
+NOT_METRICS = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"
 _OPEN_S, _CLOSE_S = 30.0, 20.0  # how long a run waits for a server: Slurm kills a job 30 s after its time limit
 _RETRY_S = 5.0
@@ -29,7 +29,7 @@ _AT_ONCE = 1000  # metrics that MLflow takes in a request
 
 
 class Tracker(Protocol):
-    """Where the figures of a run are sent, besides its folder. `id` is the run's there."""
+    """Where the metrics of a run are sent, besides its folder. `id` is the run's there."""
 
     id: str
 
@@ -37,19 +37,19 @@ class Tracker(Protocol):
         """Open the run, anew or, where its id is `known`, again."""
 
     def add_line(self, line: dict[str, Any]) -> None:
-        """Send the figures of a line."""
+        """Send the metrics of a line."""
 
     def close(self, failed: bool) -> str | None:
         """Send what is left, and end the run. Returns what could not be sent, if anything."""
 
 
-def figures_of(line: dict[str, Any]) -> dict[str, float]:
-    """The figures of a line of metrics.jsonl, such as train/loss; none of an event."""
+def metrics_of(line: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a line of metrics.jsonl, such as train/loss; none of an event."""
     known = line.items() if line["split"] != "event" else ()
     return {
         f"{line['split']}/{name}": value
         for name, value in known
-        if name not in NOT_FIGURES and isinstance(value, (int, float))
+        if name not in NOT_METRICS and isinstance(value, (int, float))
     }
 
 
@@ -73,8 +73,8 @@ class _WandB:
         self.id = self._run.id
 
     def add_line(self, line: dict[str, Any]) -> None:
-        if figures := figures_of(line):
-            self._run.log({**figures, "step": line["step"], "epoch": line.get("epoch")})
+        if metrics := metrics_of(line):
+            self._run.log({**metrics, "step": line["step"], "epoch": line.get("epoch")})
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))  # prints itself what it could not send
@@ -136,7 +136,7 @@ class _MLflow:
             while not self._lines.empty():
                 lines.append(self._lines.get())
             status = lines.pop() if isinstance(lines[-1], str) else None
-            metrics = [metric for line in lines for metric in _metrics_of(line)]
+            metrics = [metric for line in lines for metric in _mlflow_metrics(line)]
             for place in range(0, len(metrics), _AT_ONCE):
                 self._insist(partial(self._client.log_batch, self.id, metrics[place : place + _AT_ONCE]))
         self._insist(partial(self._client.set_terminated, self.id, status))
@@ -157,11 +157,11 @@ class _MLflow:
         return f"log.mlflow: the last lines were not sent ({self._reason})" if self._thread.is_alive() else None
 
 
-def _metrics_of(line: dict[str, Any]) -> list[Any]:
+def _mlflow_metrics(line: dict[str, Any]) -> list[Any]:
     from mlflow.entities import Metric
 
     at = round(1000 * line.get("time", time.time()))
-    return [Metric(name, value, at, line["step"]) for name, value in figures_of(line).items()]
+    return [Metric(name, value, at, line["step"]) for name, value in metrics_of(line).items()]
 
 
 def _reason(error: Exception) -> str:

@@ -54,7 +54,7 @@ class Loop:
     """Trains from the step of `resume` to the schedule's last. Every rank has one, and all take the same decisions.
 
     `step` counts optimizer steps; `data_step` counts steps of the data order, which a rollback skips some of.
-    `evaluate` returns the figures of the evaluation split, on every rank.
+    `evaluate` returns the metrics of the evaluation split, on every rank.
     """
 
     def __init__(
@@ -202,30 +202,30 @@ class Loop:
             self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gib": memory})
 
     def _evaluate_and_log(self) -> None:
-        """Evaluate, and write the line; figures that are not finite are an event, and null in the result."""
-        figures = self._evaluate()
+        """Evaluate, and write the line; metrics that are not finite are an event, and null in the result."""
+        metrics = self._evaluate()
         if self.context.mistakes:
             self.context.mistakes.write(self.step)
-        self._result = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        self._result = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._evaluation_due = False
-        bad = {name: str(value) for name, value in figures.items() if not math.isfinite(value)}
+        bad = {name: str(value) for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
             self.context.log.report_event({"step": self.step, "split": "event", "event": "evaluation_failed", **bad})
         else:
-            self._write({**figures, "split": "eval"})
+            self._write({**metrics, "split": "eval"})
 
     def _write(self, values: dict[str, Any]) -> None:
         epoch = round(self.step / self.schedule.steps_per_epoch, 4)
         self.context.log.write({"step": self.step, "epoch": epoch, **values})
 
-    def _save(self, figures: dict[str, Any] | None) -> None:
+    def _save(self, metrics: dict[str, Any] | None) -> None:
         """Start saving a copy of the state."""
         position = Position(
             step=self.step,
             data_step=self.data_step,
             seconds=time.perf_counter() - self._began,
             scalars=self.engine.scalars(),
-            figures={name: value for name, value in (figures or {}).items() if value is not None},
+            metrics={name: value for name, value in (metrics or {}).items() if value is not None},
             evaluation_due=self._evaluation_due,
             unlogged=self._interval.steps,
             data=self._data,

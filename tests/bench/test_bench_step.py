@@ -135,6 +135,6 @@ def test_a_steps_time_is_that_of_its_operations(capsys):
     assert "aten::mm" in times
     assert 10 < len(listed) <= 12
     assert listed == sorted(listed, reverse=True)
-    report([{"name": "a", "figure": 1, "operations_ms": {"aten::mm": 3.0, "aten::sin": 1.0}}], ("torch",), None)
+    report([{"name": "a", "metric": 1, "operations_ms": {"aten::mm": 3.0, "aten::sin": 1.0}}], ("torch",), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3:] == ["operations_ms of a:", f"{'3':>18}   75%  aten::mm", f"{'1':>18}   25%  aten::sin"]

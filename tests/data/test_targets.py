@@ -302,8 +302,8 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, mu
     loader, number = Pairs(recipe(folder, kind).data, targets), len(targets[0])
     for _ in range(2):
         found = evaluate(torch.nn.Linear(192, number), nullcontext(), loader, number)
-    figure = {"regression": "r2", "multilabel": "map"}[kind]
-    assert (figure in found) == ("mean" in line)
+    metric = {"regression": "r2", "multilabel": "map"}[kind]
+    assert (metric in found) == ("mean" in line)
     assert not any(np.isnan(value) for value in found.values())
     assert capsys.readouterr().err == f"{folder}: split 'val': {line}\n"  # once
 

@@ -1,4 +1,4 @@
-"""Images, targets, labels and figures whatever torch's default type and device are, which a program may have set."""
+"""Images, targets, labels and metrics whatever torch's default type and device are, which a program may have set."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -313,10 +313,10 @@ def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launch
 def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digits, undisturbed, tmp_path):
     weights = load_file(undisturbed / f"checkpoints/{LAST:08d}/model.safetensors")
     assert "head.weight" in weights
-    figures = tmp_path / "figures.json"
-    code, output = Command("eval", undisturbed, "--json", figures).wait()
+    metrics = tmp_path / "metrics.json"
+    code, output = Command("eval", undisturbed, "--json", metrics).wait()
     assert code == 0, output
-    found, done = json.loads(figures.read_text()), json.loads((undisturbed / "done.json").read_text())
+    found, done = json.loads(metrics.read_text()), json.loads((undisturbed / "done.json").read_text())
     for name in ("loss", "top1", "top5"):
         assert done[name] == pytest.approx(found[name], rel=1e-5)
     assert (found["samples"], found["step"]) == (360, LAST)

@@ -63,7 +63,7 @@ def pytest_generate_tests(metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def expected(digits):
-    """By optimizer: the plain loop's losses, and the figures of its weights and of timm's average of them."""
+    """By optimizer: the plain loop's losses, and the metrics of its weights and of timm's average of them."""
     return {name: plain_run(digits, name) for name in OPTIMIZERS}
 
 
@@ -85,14 +85,14 @@ def plain_run(digits: Path, name: str) -> tuple[list[float], dict[str, float]]:
     schedule = build_schedule(recipe.schedule, recipe.optim.lr, STEPS_PER_EPOCH, EPOCHS)
     ema = ModelEmaV3(model, decay=0.9)
     losses = plain_loop(model, batches(), [schedule(step) for step in range(LAST)], optim=recipe.optim, ema=ema)
-    figures = {}
+    metrics = {}
     with EvalLoader(recipe.data, 360, alone).batches() as loaded, torch.no_grad():
         (batch,) = loaded
         for prefix, network in (("", model), ("ema_", ema.module)):
             logits = network.eval()(batch.inputs)
-            figures[f"{prefix}loss"] = cross_entropy(logits, batch.targets).item()
-            figures[f"{prefix}top1"] = 100 * (logits.argmax(1) == batch.targets).double().mean().item()
-    return losses, figures
+            metrics[f"{prefix}loss"] = cross_entropy(logits, batch.targets).item()
+            metrics[f"{prefix}top1"] = 100 * (logits.argmax(1) == batch.targets).double().mean().item()
+    return losses, metrics
 
 
 def test_a_run_in_any_world_has_the_losses_of_the_plain_loop(train, expected, tmp_path, world):
@@ -104,10 +104,10 @@ def test_a_run_in_any_world_has_the_losses_of_the_plain_loop(train, expected, tm
         how += ["--train.grad_accum_steps", f"{accumulation}", "--train.max_steps", f"{stop}"]
         code, output = train("run", *options, "--optim.name", optimizer, *how, world=ranks).wait()
         assert code == 0, output
-    losses, figures = expected[optimizer]
+    losses, metrics = expected[optimizer]
     lines = train_lines(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, LAST + 1))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
     done = json.loads((tmp_path / "run/done.json").read_text())
-    for name, value in figures.items():
+    for name, value in metrics.items():
         assert done[name] == pytest.approx(value, rel=1e-4 if "loss" in name else 0, abs=0.3), name

@@ -106,7 +106,7 @@ EMA = [("train.ema_decay", "0.8"), ("train.ema_warmup", "true")]
 def chain(data: Path) -> dict[str, Any]:
     """Steps on one engine after the other, each from the state of the one before: losses, and the last one's state.
 
-    And its figures on 1437 images in batches of 359, whose last is a single image on rank 0 and none on rank 1.
+    And its metrics on 1437 images in batches of 359, whose last is a single image on rank 0 and none on rank 1.
     """
     losses: list[float] = []
     state, engine, setting = None, None, None
@@ -118,8 +118,8 @@ def chain(data: Path) -> dict[str, Any]:
         first = number * STEPS // len(CHAIN)
         losses += setting.run(engine, range(first, (number + 1) * STEPS // len(CHAIN)))
         state = _everywhere(engine.state())
-    figures = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.topology), setting.data.num_classes)
-    return {"losses": losses, "model": state.model, "ema": state.ema, "figures": figures}
+    metrics = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.topology), setting.data.num_classes)
+    return {"losses": losses, "model": state.model, "ema": state.ema, "metrics": metrics}
 
 
 SCHEDULE_FREE = [("optim.name", "schedule_free"), ("schedule.name", "constant"), ("schedule.min_lr", "0")]
@@ -280,7 +280,7 @@ def shards(data: Path) -> dict[str, Any]:
 
 
 def drawn_and_normed(data: Path) -> dict[str, Any]:
-    """Of RepMLP with stochastic depth, by engine: losses, figures on the test split, and the norm of the weights.
+    """Of RepMLP with stochastic depth, by engine: losses, metrics on the test split, and the norm of the weights.
 
     In two micro-batches, over each of which batch norms take their statistics; "ddp whole" has one.
     """
@@ -291,10 +291,10 @@ def drawn_and_normed(data: Path) -> dict[str, Any]:
         setting = Setting(REPMLP, data, *overrides_for(engine_name), accumulation)
         engine = setting.engine()
         losses = setting.run(engine)
-        figures = evaluate_engine(engine, EvalLoader(setting.data, 90, setting.topology), setting.data.num_classes)
+        metrics = evaluate_engine(engine, EvalLoader(setting.data, 90, setting.topology), setting.data.num_classes)
         results[name] = {
             "losses": losses,
-            "figures": figures,
+            "metrics": metrics,
             "norm": engine.weight_norm(),
             "model": engine.state().model,
         }

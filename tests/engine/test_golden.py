@@ -67,9 +67,9 @@ def test_two_ranks_draw_and_normalise_what_one_does(ranks, drawn_on_one, engine)
     """Stochastic depth belongs to the samples, and batch norms take the micro-batch of all ranks."""
     one, two = drawn_on_one[engine if engine == "ddp whole" else "ddp"], ranks(2, "drawn_and_normed")[engine]
     assert two["losses"] == pytest.approx(one["losses"], rel=2e-5)
-    assert two["figures"]["loss"] == pytest.approx(one["figures"]["loss"], rel=2e-5)
+    assert two["metrics"]["loss"] == pytest.approx(one["metrics"]["loss"], rel=2e-5)
     # Ten steps from the start an image's classes are near a tie: one in 360 may change sides.
-    assert two["figures"] == pytest.approx(one["figures"], abs=100 / 360 + 1e-3)
+    assert two["metrics"] == pytest.approx(one["metrics"], abs=100 / 360 + 1e-3)
     assert drawn_on_one[engine]["losses"] == pytest.approx(one["losses"], rel=2e-5)
     assert drawn_on_one["ddp whole"]["losses"] != pytest.approx(drawn_on_one["ddp"]["losses"], rel=5e-5)
 

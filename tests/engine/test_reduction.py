@@ -1,4 +1,4 @@
-"""In which precision gradients are summed, over ranks and micro-batches: figures that bf16 would lose."""
+"""In which precision gradients are summed, over ranks and micro-batches: numbers that bf16 would lose."""
 
 import pytest
 

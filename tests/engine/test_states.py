@@ -30,16 +30,16 @@ def plain(setting: Setting):
 def expected(alone, digits):
     setting = Setting("mixer", digits, ("data.eval_split", "train"))
     losses, model, ema = plain(setting)
-    figures = {}
+    metrics = {}
     with EvalLoader(setting.data, 1437, setting.topology).batches() as batches, torch.no_grad():
         (batch,) = batches
         for prefix, network in (("", model), ("ema_", ema)):
             logits = network.eval()(batch.inputs)
             hit = logits.topk(5).indices == batch.targets[:, None]
-            figures[f"{prefix}loss"] = cross_entropy(logits, batch.targets).item()
-            figures[f"{prefix}top1"] = 100 * hit[:, 0].double().mean().item()
-            figures[f"{prefix}top5"] = 100 * hit.any(dim=1).double().mean().item()
-    return {"losses": losses, "model": model.state_dict(), "ema": ema.state_dict(), "figures": figures}
+            metrics[f"{prefix}loss"] = cross_entropy(logits, batch.targets).item()
+            metrics[f"{prefix}top1"] = 100 * hit[:, 0].double().mean().item()
+            metrics[f"{prefix}top5"] = 100 * hit.any(dim=1).double().mean().item()
+    return {"losses": losses, "model": model.state_dict(), "ema": ema.state_dict(), "metrics": metrics}
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -53,10 +53,10 @@ def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected
             if name.endswith("mlp_tokens.fc2.bias"):
                 continue  # has no gradient but rounding, which Adam makes large
             torch.testing.assert_close(found[weights][name], value, rtol=1e-4, atol=2e-5, msg=name)
-    assert found["figures"].keys() == expected["figures"].keys()
-    for name, value in expected["figures"].items():
-        assert found["figures"][name] == pytest.approx(value, rel=1e-4 if "loss" in name else 0, abs=0.07)
-    assert found["figures"]["ema_loss"] != pytest.approx(found["figures"]["loss"], rel=1e-2)
+    assert found["metrics"].keys() == expected["metrics"].keys()
+    for name, value in expected["metrics"].items():
+        assert found["metrics"][name] == pytest.approx(value, rel=1e-4 if "loss" in name else 0, abs=0.07)
+    assert found["metrics"]["ema_loss"] != pytest.approx(found["metrics"]["loss"], rel=1e-2)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])

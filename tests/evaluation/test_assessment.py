@@ -65,10 +65,10 @@ def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
     of_run = assess(str(run), details=True)
     assert (of_run.step, of_run.samples, of_run.split) == (3, 360, "test")
     assert np.sum(of_run.details.confusion) == 360
-    assert np.trace(of_run.details.confusion) / 3.6 == pytest.approx(of_run.figures["top1"])
+    assert np.trace(of_run.details.confusion) / 3.6 == pytest.approx(of_run.metrics["top1"])
     export_checkpoint(run, tmp_path / "export")
     of_export = assess(str(tmp_path / "export"), digits, "test")
-    assert of_export.figures == pytest.approx(of_run.figures)
+    assert of_export.metrics == pytest.approx(of_run.metrics)
     assert of_export.step is None
     assert load_network(str(tmp_path / "export")).classes == tuple(of_run.classes)
     with pytest.raises(InputError, match="give a prepared folder with --data"):
@@ -181,8 +181,8 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
     for image, own in enumerate(labels):
         path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
         correct += predictor.logits([np.asarray(Image.open(path))]).argmax() in own
-    assert found.figures["real_samples"] == 10
-    assert found.figures["real_top1"] == pytest.approx(10 * correct)
+    assert found.metrics["real_samples"] == 10
+    assert found.metrics["real_top1"] == pytest.approx(10 * correct)
     assert 0 < correct < 10
     assert f"ReaL top-1 {10 * correct:.2f} % of 10 samples with labels" in found.sentence()
     for text, error_message in (

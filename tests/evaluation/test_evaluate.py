@@ -1,4 +1,4 @@
-"""Evaluation against the figures of one batch, and with figures that are not numbers."""
+"""Evaluation against the metrics of one batch, and with metrics that are not numbers."""
 
 import json
 from contextlib import nullcontext

@@ -108,7 +108,7 @@ class Disturbed:
 
 
 def assert_same_steps(run: Path, clean: Path, last: int, tolerance: float) -> None:
-    """Each step up to the last is there once, with the figures of the undisturbed run."""
+    """Each step up to the last is there once, with the metrics of the undisturbed run."""
     found, expected = train_lines(run), train_lines(clean)
     assert [line["step"] for line in found] == [line["step"] for line in expected] == list(range(1, last + 1))
     for ours, theirs in zip(found, expected, strict=True):

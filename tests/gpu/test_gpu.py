@@ -100,12 +100,12 @@ def test_a_run_goes_on_on_the_other_device(first, train, tmp_path):
 @GPU
 def test_a_run_is_evaluated_alike_on_both_devices(train, tmp_path):
     curve(train, tmp_path, "run")
-    figures = []
+    metrics = []
     for env in (None, CPU_ALONE):
-        code, output = Command("eval", tmp_path / "run", "--json", tmp_path / "figures.json", env=env).wait()
+        code, output = Command("eval", tmp_path / "run", "--json", tmp_path / "metrics.json", env=env).wait()
         assert code == 0, output
-        figures.append(json.loads((tmp_path / "figures.json").read_text()))
-    assert figures[0]["loss"] == pytest.approx(figures[1]["loss"], rel=1e-3)
+        metrics.append(json.loads((tmp_path / "metrics.json").read_text()))
+    assert metrics[0]["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-3)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -32,6 +32,6 @@ def run(folder: Path) -> dict[str, float]:
     recipe: Recipe = widemix.load_recipe("digits/mixer", [("train.epochs", str(len(manifest.classes)))])
     network = widemix.build_model(recipe)
     epoch(loaders(folder)[0], network, 0)
-    figures = widemix.train(recipe, folder / "run", resume="auto")
-    print(widemix.__version__, figures, recipe.train.epochs + 1)
+    metrics = widemix.train(recipe, folder / "run", resume="auto")
+    print(widemix.__version__, metrics, recipe.train.epochs + 1)
     return widemix.evaluate(folder / "run", ema=True)

@@ -67,8 +67,8 @@ def recipe(digits: Path, tmp_path: Path) -> str:
 
 
 def test_submitit_starts_two_ranks(recipe: str, tmp_path: Path) -> None:
-    figures = example("submitit_job", "submitit")["run"](recipe, str(tmp_path / "run"), ranks=2)
-    assert figures == json.loads((tmp_path / "run/done.json").read_text())
+    metrics = example("submitit_job", "submitit")["run"](recipe, str(tmp_path / "run"), ranks=2)
+    assert metrics == json.loads((tmp_path / "run/done.json").read_text())
     assert json.loads((tmp_path / "run/environment.json").read_text())["ranks"] == 2
 
 

@@ -6,7 +6,7 @@ from tests.conftest import ROOT
 from widemix.recipe import experiment_hash, load_recipe, run_differences
 from widemix.recipe.key_table import families, keys
 
-# Keys that change no number of the training but by rounding, nor any figure of an evaluation: a run may change them.
+# Keys that change no number of the training but by rounding, nor any metric of an evaluation: a run may change them.
 FREE = {
     "data": "path workers checksums prefetch_batches prefetch_mib on_corrupt",
     "train": "max_steps profile save_every_steps save_minutes keep_last keep_best keep_every_steps grad_accum_steps "

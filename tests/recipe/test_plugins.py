@@ -9,7 +9,8 @@ import torch
 
 import widemix
 from tests.conftest import train_lines
-from widemix import metrics as figures
+from widemix import metrics
+from widemix import plugins as public
 from widemix.cli.parser import make_parser
 from widemix.data.augment.registry import OPERATIONS
 from widemix.data_prep.sources import SOURCES
@@ -19,13 +20,13 @@ from widemix.models.export import loading_line
 from widemix.models.families import KINDS
 from widemix.optim.registry import OPTIMIZERS
 from widemix.plugins import (
-    Figure,
     Law,
     LossSpec,
+    Metric,
     OptimizerSpec,
     register_family,
-    register_figure,
     register_loss,
+    register_metric,
     register_operation,
     register_optimizer,
     register_source,
@@ -120,24 +121,24 @@ def read(origin):
 
 register_source("stripes", "my_source.read", "striped images", takes_origin=False)
 """
-FIGURES = """
+METRICS = """
 from torchmetrics.classification import MulticlassAccuracy
 from widemix.recipe.losses import softmax_loss
-from widemix.plugins import PERCENT, Figure, LossSpec, register_figure, register_loss
+from widemix.plugins import PERCENT, LossSpec, Metric, register_loss, register_metric
 
 register_loss("triple", LossSpec(lambda logits, targets: 3 * softmax_loss(logits, targets), "three times softmax"))
-register_figure("micro", Figure("share", PERCENT, True, lambda n: MulticlassAccuracy(n, average="micro")))
+register_metric("micro", Metric("share", PERCENT, True, lambda n: MulticlassAccuracy(n, average="micro")))
 """
 
 
 def test_its_loss_is_trained_with_and_its_figure_evaluated(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_figures.py").write_text(FIGURES)
+    (tmp_path / "my_metrics.py").write_text(METRICS)
     monkeypatch.syspath_prepend(tmp_path)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"extends: {ROOT}/recipes/digits/mixer.yaml\nplugins: [my_figures]\n")
-    measured = figures.MEASURED["class"]
+    recipe.write_text(f"extends: {ROOT}/recipes/digits/mixer.yaml\nplugins: [my_metrics]\n")
+    measured = metrics.MEASURED["class"]
     short = {"data.path": digits, "data.workers": 1, "train.max_steps": 1, "log.every": 1, "model.depth": 1}
     try:
         for loss in ("softmax", "triple"):
@@ -148,16 +149,16 @@ def test_its_loss_is_trained_with_and_its_figure_evaluated(
             assert done["micro"] == pytest.approx(done["top1"])
         one, three = (train_lines(tmp_path / loss)[0]["loss"] for loss in ("softmax", "triple"))
         assert three == pytest.approx(3 * one, rel=1e-6)
-        assert f"share {done['micro']:.2f} %" in figures.all_figures(done)
+        assert f"share {done['micro']:.2f} %" in metrics.all_metrics(done)
         with pytest.raises(InputError, match=r"train.keep_best mirco is not measured .* top1, top5, micro or loss"):
             load_recipe(recipe, [("train.keep_best", "mirco")])
         with pytest.raises(ValueError, match="loss triple is already registered"):
             losses.register("triple", losses.LOSSES["softmax"])
     finally:
-        figures.MEASURED["class"] = measured
-        figures.FIGURES.pop("micro", None)
+        metrics.MEASURED["class"] = measured
+        metrics.METRICS.pop("micro", None)
         losses.LOSSES.pop("triple", None)
-        sys.modules.pop("my_figures", None)
+        sys.modules.pop("my_metrics", None)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
 SPEC, LOSS, FIGURE = (
     OptimizerSpec(lambda *_: None, "ours", 1),
     LossSpec(lambda *_: None, "ours"),
-    Figure("a", "{}", True),
+    Metric("a", "{}", True),
 )  # type: ignore[arg-type, return-value]
 WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (register_optimizer, (None, SPEC), "name None"),
@@ -237,10 +238,10 @@ WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (register_loss, (7, LOSS), "name 7"),
     (register_loss, ("x", {"compute": len}), "spec {.*}: Input should be of the class LossSpec"),
     (register_loss, ("x", LossSpec("mse", "ours")), "spec LossSpec.*: compute 'mse' should be a function"),  # type: ignore[arg-type]
-    (register_figure, (b"x", FIGURE), "name b'x'"),
-    (register_figure, ("x", len), "figure .*: Input should be of the class Figure"),
-    (register_figure, ("x", FIGURE), "figure: has no build"),
-    (register_figure, ("x", Figure("a", "{}", True, len), "classes"), "targets 'classes'"),  # type: ignore[arg-type]
+    (register_metric, (b"x", FIGURE), "name b'x'"),
+    (register_metric, ("x", len), "metric .*: Input should be of the class Metric"),
+    (register_metric, ("x", FIGURE), "metric: has no build"),
+    (register_metric, ("x", Metric("a", "{}", True, len), "classes"), "targets 'classes'"),  # type: ignore[arg-type]
     (register_source, (None, "a.read", "ours"), "name None"),
     (register_source, ("x", "read", "ours"), "reader 'read'"),
     (register_source, ("x", len, "ours"), "reader <built-in"),
@@ -258,9 +259,18 @@ WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
 def test_a_part_of_another_type_is_refused_by_the_arguments_name(
     register: Callable[..., object], arguments: tuple[object, ...], words: str
 ) -> None:
-    before = [list(table) for table in (OPTIMIZERS, losses.LOSSES, figures.FIGURES, SOURCES, KINDS, OPERATIONS)]
+    before = [list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)]
     with pytest.raises(InputError, match=f"^{words}"):
         register(*arguments)
     assert before == [
-        list(table) for table in (OPTIMIZERS, losses.LOSSES, figures.FIGURES, SOURCES, KINDS, OPERATIONS)
+        list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)
     ]
+
+
+def test_old_names_work_with_a_warning() -> None:
+    for old, new in public._RENAMED.items():
+        with pytest.warns(DeprecationWarning, match=rf"widemix.plugins.{old} is now called {new}$"):
+            assert getattr(public, old) is getattr(public, new)
+        assert old not in public.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = public.Nothing

@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent, whatever fails while they are written."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -19,7 +20,7 @@ def state(value: float = 1.0) -> State:
 
 def position(step: int, **others) -> Position:
     fixed = {"seconds": 1.5, "scalars": {"loss_scale": 2.0}, "recipe": {}}
-    return Position(**(fixed | {"step": step, "data_step": step, "figures": {}} | others))
+    return Position(**(fixed | {"step": step, "data_step": step, "metrics": {}} | others))
 
 
 def folders(run: Path) -> list[str]:
@@ -115,3 +116,9 @@ def test_a_checkpoint_whose_removal_is_interrupted_is_never_read(tmp_path, monke
             checkpoint.save(tmp_path, state(), position(2), RetentionPolicy(1))
     assert old.exists()
     assert [path.name for path in checkpoint.complete_checkpoints(tmp_path)] == ["00000002"]
+
+
+def test_the_position_of_an_earlier_version_is_read():
+    written = json.loads(position(3, metrics={"top1": 50.0}).model_dump_json())
+    written["figures"] = written.pop("metrics")
+    assert Position.model_validate_json(json.dumps(written)).metrics == {"top1": 50.0}

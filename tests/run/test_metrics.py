@@ -85,11 +85,11 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
     recipe = load_recipe("digits/mixer")
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     writer.add_description(recipe, {"host": "here"})
-    figures = {"train": ("loss", "lr", "images_per_s"), "eval": ("loss", "top1", "top5")}
+    metrics = {"train": ("loss", "lr", "images_per_s"), "eval": ("loss", "top1", "top5")}
     lines = [
         {"step": step, "epoch": step / 8, "split": split, "time": 1e9 + step} | dict.fromkeys(names, step / 3)
         for step in (2, 4, 6)
-        for split, names in figures.items()
+        for split, names in metrics.items()
     ]
     image = np.random.default_rng(0).integers(0, 255, (5, 7, 3), np.uint8)
     for each in lines:

@@ -118,8 +118,8 @@ def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(tmp_path):
 def test_keeps_the_newest_the_best_and_every_so_many(tmp_path):
     (saver,) = savers(tmp_path, 1, RetentionPolicy(2, best="top1", every=4))
     for step, top1 in enumerate([10, 70, None, 30, 50, 60, 20], start=1):
-        figures = {} if top1 is None else {"top1": top1}
-        assert save([saver], [0, 15], step, figures=figures) is None
+        metrics = {} if top1 is None else {"top1": top1}
+        assert save([saver], [0, 15], step, metrics=metrics) is None
     assert folders(tmp_path) == ["00000002", "00000004", "00000006", "00000007"]
     assert checkpoint.best(tmp_path, "top1").name == "00000002"
     assert checkpoint.best(tmp_path, "loss") is None
@@ -128,7 +128,7 @@ def test_keeps_the_newest_the_best_and_every_so_many(tmp_path):
 def test_of_equally_good_checkpoints_the_newer_is_the_best(tmp_path):
     (saver,) = savers(tmp_path, 1, RetentionPolicy(1, best="top1"))
     for step, top1 in enumerate([50.0, 70.0, 70.0, 60.0], start=1):
-        save([saver], [0, 15], step, figures={"top1": top1})
+        save([saver], [0, 15], step, metrics={"top1": top1})
     assert checkpoint.best(tmp_path, "top1").name == "00000003"
     assert folders(tmp_path) == ["00000003", "00000004"]
 
@@ -136,7 +136,7 @@ def test_of_equally_good_checkpoints_the_newer_is_the_best(tmp_path):
 def test_the_best_loss_is_the_smallest(tmp_path):
     (saver,) = savers(tmp_path, 1, RetentionPolicy(1, best="ema_loss"))
     for step, loss in enumerate([3.0, 1.0, 2.0, 4.0], start=1):
-        save([saver], [0, 15], step, figures={"ema_loss": loss})
+        save([saver], [0, 15], step, metrics={"ema_loss": loss})
     assert folders(tmp_path) == ["00000002", "00000004"]
 
 

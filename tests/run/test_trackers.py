@@ -12,7 +12,7 @@ from widemix.errors import InputError
 from widemix.recipe import flat_recipe, load_recipe
 from widemix.run import trackers
 from widemix.run.metrics import MetricsWriter
-from widemix.run.trackers import check_trackers, figures_of, open_trackers
+from widemix.run.trackers import check_trackers, metrics_of, open_trackers
 
 LINES = [
     {"step": 10, "epoch": 0.5, "split": "train", "loss": 2.5, "lr": 0.1, "time": 100.0},
@@ -52,8 +52,8 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def test_the_figures_of_a_line():
-    assert figures_of(LINES[3]) == {"eval/loss": 1.5, "eval/top1": 60.0}
-    assert figures_of(LINES[1]) == {}
+    assert metrics_of(LINES[3]) == {"eval/loss": 1.5, "eval/top1": 60.0}
+    assert metrics_of(LINES[1]) == {}
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -154,5 +154,5 @@ def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
         for item in [*record.run.config.update, *record.config.update]:
             config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
     wanted = [line for line in LINES if line["split"] != "event"]
-    assert known == [{**figures_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
+    assert known == [{**metrics_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
     assert config["optim.lr"] == 0.004
