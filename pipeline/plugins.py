@@ -3,7 +3,7 @@
 import warnings
 from typing import Any
 
-from widemix.data.augment.registry import LINEAR, SIGNED, Law, register_operation
+from widemix.data.augment.registry import LINEAR, SIGNED, MagnitudeMap, register_operation
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
 from widemix.data_prep.sources import register_source
 from widemix.metrics import PERCENT, Metric, register_metric
@@ -15,7 +15,11 @@ from widemix.recipe.losses import LossSpec
 from widemix.recipe.losses import register as register_loss
 from widemix.section import key
 
-_RENAMED = {"Figure": "Metric", "register_figure": "register_metric"}  # old names, read for one release
+_RENAMED = {
+    "Figure": "Metric",
+    "Law": "MagnitudeMap",
+    "register_figure": "register_metric",
+}  # old names, read for one release
 
 __all__ = [
     "LINEAR",
@@ -23,8 +27,8 @@ __all__ = [
     "SIGNED",
     "Dataset",
     "FileSlice",
-    "Law",
     "LossSpec",
+    "MagnitudeMap",
     "Metric",
     "ModelSection",
     "OptimizerSpec",

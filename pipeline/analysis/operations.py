@@ -55,7 +55,7 @@ def _of_operation(operation: Operation, fill: tuple[int, int, int], resample: Im
         return changed
 
     name = operation.title if resample is None else f"{operation.title}, {resample.name.lower()}"
-    arguments = tuple(operation.shown) if len(operation.shown) else _arguments_of_law(operation)
+    arguments = tuple(operation.shown) if len(operation.shown) else _arguments_of_maps(operation)
     return Comparison(name, operation.number, arguments, "Pillow", ours, _peer(operation, fill, resample))
 
 
@@ -76,11 +76,11 @@ def _peer(
     return theirs
 
 
-def _arguments_of_law(operation: Operation) -> tuple[float, ...]:
-    """Arguments that its law gives for magnitudes from 0 to 10, with some signs of each."""
+def _arguments_of_maps(operation: Operation) -> tuple[float, ...]:
+    """Arguments that its magnitude maps give for magnitudes from 0 to 10, with some signs of each."""
     if not operation.has_argument:
         return (0.0,)
-    rows = [np.array([operation.number, *law], np.float64) for law in operation.laws.values()]
+    rows = [np.array([operation.number, *each], np.float64) for each in operation.magnitude_maps.values()]
     return tuple(sorted({draw_argument(row, m / 10, np.uint64(m), 0) for row in rows for m in MAGNITUDES}))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.forks import be_widemix
 from widemix.cli import main
-from widemix.data.augment.registry import LINEAR, Law, register_operation
+from widemix.data.augment.registry import LINEAR, MagnitudeMap, register_operation
 from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.data_prep.sources import register_source
 from widemix.models.families import register as register_family
@@ -72,7 +72,7 @@ def be_extended(*words: str) -> None:
 def register_all() -> None:
     register_family(PixelsSection)
     register_optimizer("rmsprop", OptimizerSpec(build_rprop, "RMSprop", states=1))
-    register_operation("Shift", shift, Law(LINEAR, 2), sets=("ours",))
+    register_operation("Shift", shift, MagnitudeMap(LINEAR, 2), sets=("ours",))
     register_source("stripes", "tests.end_to_end.extended.stripes", "striped images", takes_origin=False)
 
 

@@ -20,8 +20,8 @@ from widemix.models.export import loading_line
 from widemix.models.families import KINDS
 from widemix.optim.registry import OPTIMIZERS
 from widemix.plugins import (
-    Law,
     LossSpec,
+    MagnitudeMap,
     Metric,
     OptimizerSpec,
     register_family,
@@ -246,10 +246,10 @@ WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (register_source, ("x", "read", "ours"), "reader 'read'"),
     (register_source, ("x", len, "ours"), "reader <built-in"),
     (register_source, ("x", "a.read", 3), "description 3"),
-    (register_operation, ("X", None, Law()), "function None"),
-    (register_operation, ("X", len, 3), "law 3: Input should be of the class Law"),
-    (register_operation, ("X", len, Law(), "mine"), "sets 'mine'"),
-    (register_operation, ("X", len, Law(), (), "1"), "shown '1'"),
+    (register_operation, ("X", None, MagnitudeMap()), "function None"),
+    (register_operation, ("X", len, 3), "magnitude_map 3: Input should be of the class MagnitudeMap"),
+    (register_operation, ("X", len, MagnitudeMap(), "mine"), "sets 'mine'"),
+    (register_operation, ("X", len, MagnitudeMap(), (), "1"), "shown '1'"),
     (register_family, (None,), "section None: should be a class derived from ModelSection"),
     (register_family, (torch.nn.Linear,), "section <class .*Linear'>: should be a class derived from ModelSection"),
 ]

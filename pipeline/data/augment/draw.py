@@ -83,28 +83,28 @@ def _normal(stream, at):
 
 @jit
 def draw_argument(row, share, stream, at):
-    """The argument of an operation by its law: `row` is one of `Program.table`, `share` the magnitude over 10.
+    """The argument of an operation, by `row` of `Program.table`; `share` is the magnitude over 10.
 
-    Random numbers come from counter `at` of the stream on. `widemix.data.augment.registry` lists the laws.
+    Random numbers come from counter `at` of the stream on. `widemix.data.augment.registry` lists the maps.
     """
-    law, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
+    kind, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
     amount = share * scale
     negative = uniform(stream, at + _SIGN) < 0.5
-    if law == LINEAR:
+    if kind == LINEAR:
         return max(low, min(high, amount + offset))
-    if law == SIGNED:
+    if kind == SIGNED:
         return -amount if negative else amount
-    if law == AROUND_ONE:
+    if kind == AROUND_ONE:
         return max(low, 1.0 - amount if negative else 1.0 + amount)
-    if law == RISING:
+    if kind == RISING:
         return offset + min(high, np.floor(amount))
-    if law == FALLING:
+    if kind == FALLING:
         return offset - min(high, np.floor(amount))
-    if law == ONE_MINUS:
+    if kind == ONE_MINUS:
         return 1.0 - max(low, min(high, amount + offset))
-    if law == UNIFORM:
+    if kind == UNIFORM:
         return offset + (min(share, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
-    assert law == NO_ARGUMENT
+    assert kind == NO_ARGUMENT
     return 0.0
 
 

@@ -20,7 +20,7 @@ class Program(NamedTuple):
     """A policy for compiled code."""
 
     kind: int
-    table: np.ndarray  # float64 [steps, 10]: operation, law, scale, offset, low, high, prob, magnitude, std, limit
+    table: np.ndarray  # float64 [steps, 10]: operation, kind, scale, offset, low, high, prob, magnitude, std, limit
     weights: np.ndarray  # float64 [steps], or [0] for a uniform choice
     layers: int  # steps for an image, or in a chain of AugMix; 0 draws one to three
     width: int  # chains of AugMix, else 1
@@ -53,8 +53,8 @@ def _table(steps: tuple[Step, ...], reach: float = 0.45) -> np.ndarray:
     """`Program.table`: a row for each step; translations go up to `reach` of the side."""
     rows = []
     for step in steps:
-        operation, law = find_operation(step.name)
-        if math.isnan(law.scale):
-            law = law._replace(scale=reach)
-        rows.append([operation.number, *law, step.prob, step.magnitude, step.std, step.limit])
+        operation, magnitude_map = find_operation(step.name)
+        if math.isnan(magnitude_map.scale):
+            magnitude_map = magnitude_map._replace(scale=reach)
+        rows.append([operation.number, *magnitude_map, step.prob, step.magnitude, step.std, step.limit])
     return np.array(rows, np.float64)

@@ -23,7 +23,7 @@ COLOR, CONTRAST, SHARPNESS, BLUR = range(7, 11)
 ROTATE, SHEAR_X, SHEAR_Y, TRANSLATE_X, TRANSLATE_Y, TRANSLATE_X_REL, TRANSLATE_Y_REL = range(11, 18)
 FIRST_REGISTERED = 1000  # numbers from here on are those of `register_operation`
 
-# Kinds of `Law`, with m the magnitude over 10: the `*_level_to_arg` functions of timm's auto_augment.py.
+# Kinds of `MagnitudeMap`, with m the magnitude over 10: the `*_level_to_arg` functions of timm's auto_augment.py.
 NO_ARGUMENT = 0
 LINEAR = 1  # offset + scale m, within low and high
 SIGNED = 2  # scale m or its negative
@@ -34,7 +34,7 @@ ONE_MINUS = 6  # 1 - LINEAR
 UNIFORM = 7  # uniform between offset and scale m (m within 0 and 1)
 
 
-class Law(NamedTuple):
+class MagnitudeMap(NamedTuple):
     """How an operation's argument follows from the magnitude: a kind from above, and its numbers."""
 
     kind: int = NO_ARGUMENT
@@ -45,17 +45,17 @@ class Law(NamedTuple):
 
 
 Function: TypeAlias = Callable[[np.ndarray, float], object]
-"""Of a registered operation: changes an image, uint8 [H, W, 3], in place, given the argument of its law."""
+"""Of a registered operation: changes an image, uint8 [H, W, 3], in place, given the argument of its magnitude map."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: its number in compiled code, the laws of its arguments, and what the analysis sheet shows."""
+    """An operation: its number in compiled code, how its arguments follow from the magnitude, and its sheet's row."""
 
     number: int
     title: str  # on the sheet
-    laws: Mapping[str, Law]  # by the names that policies use: timm's, for built-in operations
-    shown: Sequence[float] | np.ndarray = ()  # arguments on the sheet; empty: those of the law
+    magnitude_maps: Mapping[str, MagnitudeMap]  # by the names that policies use: timm's, for built-in operations
+    shown: Sequence[float] | np.ndarray = ()  # arguments on the sheet; empty: those of the map
     peer: str | None = None  # the function of timm.data.auto_augment that it is compared with
     moves: bool = False  # it moves pixels, and so has an interpolation and a fill colour
     function: Function | None = None  # of a registered operation
@@ -63,26 +63,26 @@ class Operation:
     @property
     def has_argument(self) -> bool:
         """Whether it takes an argument besides the image."""
-        return any(law.kind != NO_ARGUMENT for law in self.laws.values())
+        return any(each.kind != NO_ARGUMENT for each in self.magnitude_maps.values())
 
 
-_ENHANCE, _ENHANCE_INCREASING = Law(LINEAR, 1.8, 0.1), Law(AROUND_ONE, 0.9, low=0.1)
-_TRANSLATE = Law(SIGNED, math.nan)
+_ENHANCE, _ENHANCE_INCREASING = MagnitudeMap(LINEAR, 1.8, 0.1), MagnitudeMap(AROUND_ONE, 0.9, low=0.1)
+_TRANSLATE = MagnitudeMap(SIGNED, math.nan)
 _FACTORS = (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 1.9)
 _BOTH_WAYS = np.linspace(-1, 1, 7)
 
-# In the order of the sheet. The laws are timm's, and the arguments shown cover their whole range.
+# In the order of the sheet. The maps are timm's, and the arguments shown cover their whole range.
 OPERATIONS = [
-    Operation(AUTOCONTRAST, "AutoContrast", {"AutoContrast": Law()}, (0,), "auto_contrast"),
-    Operation(EQUALIZE, "Equalize", {"Equalize": Law()}, (0,), "equalize"),
-    Operation(INVERT, "Invert", {"Invert": Law()}, (0,), "invert"),
+    Operation(AUTOCONTRAST, "AutoContrast", {"AutoContrast": MagnitudeMap()}, (0,), "auto_contrast"),
+    Operation(EQUALIZE, "Equalize", {"Equalize": MagnitudeMap()}, (0,), "equalize"),
+    Operation(INVERT, "Invert", {"Invert": MagnitudeMap()}, (0,), "invert"),
     Operation(
         POSTERIZE,
         "Posterize, bits kept",
         {
-            "Posterize": Law(RISING, 4),
-            "PosterizeIncreasing": Law(FALLING, 4, 4),
-            "PosterizeOriginal": Law(RISING, 4, 4),
+            "Posterize": MagnitudeMap(RISING, 4),
+            "PosterizeIncreasing": MagnitudeMap(FALLING, 4, 4),
+            "PosterizeOriginal": MagnitudeMap(RISING, 4, 4),
         },
         (8, 6, 4, 3, 2, 1, 0),
         "posterize",
@@ -90,14 +90,17 @@ OPERATIONS = [
     Operation(
         SOLARIZE,
         "Solarize, threshold",
-        {"Solarize": Law(RISING, 256, high=256), "SolarizeIncreasing": Law(FALLING, 256, 256, high=256)},
+        {
+            "Solarize": MagnitudeMap(RISING, 256, high=256),
+            "SolarizeIncreasing": MagnitudeMap(FALLING, 256, 256, high=256),
+        },
         (256, 230, 179, 128, 77, 26, 0),
         "solarize",
     ),
     Operation(
         SOLARIZE_ADD,
         "SolarizeAdd, amount",
-        {"SolarizeAdd": Law(RISING, 110, high=128)},
+        {"SolarizeAdd": MagnitudeMap(RISING, 110, high=128)},
         (0, 11, 33, 55, 77, 99, 110),
         "solarize_add",
     ),
@@ -107,7 +110,7 @@ OPERATIONS = [
         {
             "Color": _ENHANCE,
             "ColorIncreasing": _ENHANCE_INCREASING,
-            "Desaturate": Law(ONE_MINUS, 0.5, 0.5, 0.5, 1),
+            "Desaturate": MagnitudeMap(ONE_MINUS, 0.5, 0.5, 0.5, 1),
         },
         (0.0, *_FACTORS[1:]),
         "color",
@@ -136,13 +139,16 @@ OPERATIONS = [
     Operation(
         BLUR,
         "GaussianBlur, pixels",
-        {"GaussianBlur": Law(LINEAR, 2.0 - 0.1, 0.1, 0.1, 2), "GaussianBlurRand": Law(UNIFORM, 2, 0.1)},
+        {
+            "GaussianBlur": MagnitudeMap(LINEAR, 2.0 - 0.1, 0.1, 0.1, 2),
+            "GaussianBlurRand": MagnitudeMap(UNIFORM, 2, 0.1),
+        },
         (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0),
         "gaussian_blur",
     ),
-    Operation(ROTATE, "Rotate, degrees", {"Rotate": Law(SIGNED, 30)}, 30 * _BOTH_WAYS, "rotate", moves=True),
-    Operation(SHEAR_X, "ShearX", {"ShearX": Law(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_x", moves=True),
-    Operation(SHEAR_Y, "ShearY", {"ShearY": Law(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_y", moves=True),
+    Operation(ROTATE, "Rotate, degrees", {"Rotate": MagnitudeMap(SIGNED, 30)}, 30 * _BOTH_WAYS, "rotate", moves=True),
+    Operation(SHEAR_X, "ShearX", {"ShearX": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_x", moves=True),
+    Operation(SHEAR_Y, "ShearY", {"ShearY": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_y", moves=True),
     Operation(
         TRANSLATE_X_REL,
         "TranslateX, share of the width",
@@ -164,25 +170,25 @@ OPERATIONS = [
 
 @check_arguments
 def register_operation(
-    name: Name, function: Function, law: Law, sets: Sequence[str] = (), shown: Numbers = ()
+    name: Name, function: Function, magnitude_map: MagnitudeMap, sets: Sequence[str] = (), shown: Numbers = ()
 ) -> None:
     """Add an operation: with sets `("mine",)`, `rand-m9-tmine` becomes a valid policy.
 
     `function(image, argument)` changes an image, uint8 [H, W, 3], in place; it is called on several threads. The
-    argument is drawn by `law`. `shown` are the arguments on the sheet of `widemix analyse augment`; without any, the
-    law's over all magnitudes. Policies with such an operation run image by image in Python; all others stay
+    argument is drawn by `magnitude_map`. `shown` are the arguments on the sheet of `widemix analyse augment`; without
+    any, the map's over all magnitudes. Policies with such an operation run image by image in Python; all others stay
     compiled. `ValueError` if the name is taken or a set is timm's.
     """
-    if any(name in operation.laws for operation in OPERATIONS):
+    if any(name in operation.magnitude_maps for operation in OPERATIONS):
         raise ValueError(f"operation {name!r}: is registered already; choose another name")
     add_to_sets(name, sets)
     number = FIRST_REGISTERED + sum(operation.function is not None for operation in OPERATIONS)
-    OPERATIONS.append(Operation(number, name, {name: law}, shown, function=function))
+    OPERATIONS.append(Operation(number, name, {name: magnitude_map}, shown, function=function))
 
 
-def find_operation(name: str) -> tuple[Operation, Law]:
-    """The operation behind a name that policies use, and the law of that name; `InputError` if there is none."""
+def find_operation(name: str) -> tuple[Operation, MagnitudeMap]:
+    """The operation behind a name that policies use, and the name's magnitude map; `InputError` if there is none."""
     for operation in OPERATIONS:
-        if name in operation.laws:
-            return operation, operation.laws[name]
+        if name in operation.magnitude_maps:
+            return operation, operation.magnitude_maps[name]
     raise InputError(f"operation {name!r}: no such operation; add it by widemix.data.augment.registry")

@@ -14,7 +14,7 @@ from widemix.data.augment.batch import build_augmentation
 from widemix.data.augment.draw import draw_chain
 from widemix.data.augment.operations import apply
 from widemix.data.augment.program import compile_policy
-from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, Law, register_operation
+from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, MagnitudeMap, register_operation
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.loader import TrainLoader
 from widemix.data.random import AUGMENT, key
@@ -41,8 +41,8 @@ def registered(monkeypatch):
     """Darken in the sets `mine` and `mixed`, Roll in `mine` and Rotate in `mixed`; removed after the test."""
     monkeypatch.setattr(policy, "_OWN_SETS", {})
     built_in = len(OPERATIONS)
-    register_operation("Darken", darken, Law(LINEAR, 8, 1), sets=("mine", "mixed"), shown=(1, 2, 8))
-    register_operation("Roll", roll, Law(SIGNED, 5), sets=("mine",))
+    register_operation("Darken", darken, MagnitudeMap(LINEAR, 8, 1), sets=("mine", "mixed"), shown=(1, 2, 8))
+    register_operation("Roll", roll, MagnitudeMap(SIGNED, 5), sets=("mine",))
     add_to_sets("Rotate", ["mixed"])
     yield OPERATIONS[built_in:]
     del OPERATIONS[built_in:]
@@ -113,14 +113,14 @@ def test_what_cannot_be_registered_is_refused_and_changes_nothing(registered):
         ("Other", ("a-b",), "operation set 'a-b': needs a name without '-'"),
     ):
         with pytest.raises(ValueError, match=words):
-            register_operation(name, darken, Law(), sets=names)
+            register_operation(name, darken, MagnitudeMap(), sets=names)
     assert (count, sets) == (len(OPERATIONS), policy._OWN_SETS)
     with pytest.raises(InputError, match="operation 'Other': no such operation"):
         compile_policy(RandAugment((Step("Other", 0.5, 9),), 1, None), MEAN)
 
 
 def test_every_name_of_timms_policies_is_one_of_one_operation():
-    names = [name for operation in OPERATIONS for name in operation.laws]
+    names = [name for operation in OPERATIONS for name in operation.magnitude_maps]
     assert len(names) == len(set(names)) == 25
     assert len({operation.number for operation in OPERATIONS}) == len(OPERATIONS) == 16
 
