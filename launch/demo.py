@@ -39,7 +39,7 @@ def main() -> int:
             drift = f"{losses[engine] / losses['ddp'] - 1:+.1e}" if engine != "ddp" else ""
             table.add_row(model, engine, f"{done['top1']:.2f} %", f"{done['seconds']:.1f}", drift)
             worst = min(worst, done["top1"])
-    _draw(folder)
+    _plot(folder)
     console = Console()
     console.print(table)
     console.print(f"Figure: {folder}/curves.png", highlight=False, soft_wrap=True)
@@ -63,8 +63,8 @@ def _lines(run: Path, split: str) -> list[dict]:
     return [line for line in lines if line["split"] == split]
 
 
-def _draw(folder: Path) -> None:
-    """Draw training loss and test accuracy of the four runs; DeepSpeed's dashed lines should cover DDP's."""
+def _plot(folder: Path) -> None:
+    """Plot training loss and test accuracy of the four runs; DeepSpeed's dashed lines should cover DDP's."""
     import matplotlib
 
     matplotlib.use("Agg")

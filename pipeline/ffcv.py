@@ -44,9 +44,9 @@ from pydantic import Field
 from widemix.api.sections import Device, jitter_strengths, process_topology
 from widemix.arguments import Epoch, Numbers, Size, Whole, build_section, check_arguments
 from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.erase import draw_erasing, erase
+from widemix.data.augment.erase import erase, sample_erasing
 from widemix.data.compiled import jit, native_symbol
-from widemix.data.decode import draw_random_box
+from widemix.data.decode import sample_random_box
 from widemix.data.normalise import normalise, per_channel
 from widemix.data.order import RandomOrder, rank_slices, steps_per_epoch
 from widemix.data.random import INTERPOLATION, key, uniform
@@ -107,7 +107,7 @@ def resume(loader: Any, epoch: Epoch, step: Whole) -> None:
 
 
 class _Keyed(Operation):
-    """An operation that draws by (seed, epoch, sample)."""
+    """An operation that samples by (seed, epoch, sample)."""
 
     order: Order
 
@@ -118,7 +118,7 @@ class _Keyed(Operation):
         if order is None or order.loader.reader.metadata is not metadata.base:
             name = type(self).__name__
             raise InputError(
-                f"widemix.ffcv.{name} draws by epoch: give the loader order=widemix.ffcv.Order(seed=...)"
+                f"widemix.ffcv.{name} samples by epoch: give the loader order=widemix.ffcv.Order(seed=...)"
             )
         self.order = order
 
@@ -137,8 +137,8 @@ class _Decoder(SimpleRGBImageDecoder):
         shape, dtype = (self.section.image_size, self.section.image_size, 3), np.dtype("u1")
         return replace(previous_state, jit_mode=True, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
 
-    def _code(self, draw: Any, arguments: tuple, seed: int, epoch: int) -> Callable:
-        """Compiled code; `epoch` is an address. `draw` fills the box of a sample, and says whether it is bicubic."""
+    def _code(self, sample_box: Any, arguments: tuple, seed: int, epoch: int) -> Callable:
+        """Compiled code; `epoch` is an address. `sample_box` fills a sample's box, and says whether it is bicubic."""
         read, loop = self.memory_read, Compiler.get_iterator()
 
         def decode(batch_indices, images, metadata, storage_state):
@@ -149,7 +149,7 @@ class _Decoder(SimpleRGBImageDecoder):
                 height, width = np.int64(field["height"]), np.int64(field["width"])
                 data = read(field["data_ptr"], storage_state)
                 box = np.empty(5, np.int64)
-                cubic = draw(box, sample, height, width, seed, now, *arguments)
+                cubic = sample_box(box, sample, height, width, seed, now, *arguments)
                 place, mode = images[b].ctypes.data, np.int64(field["mode"])
                 _decode(
                     data.ctypes.data,
@@ -209,7 +209,7 @@ class CenterCrop(_Decoder):
 
 @jit
 def _random_box(box, sample, height, width, seed, epoch, scale, ratio, hflip, interpolation):
-    draw_random_box(box, sample, height, width, seed, epoch, scale, ratio, hflip)
+    sample_random_box(box, sample, height, width, seed, epoch, scale, ratio, hflip)
     return interpolation == 1 or (interpolation == 2 and uniform(key(seed, epoch, sample, INTERPOLATION), 0) < 0.5)
 
 
@@ -329,7 +329,7 @@ class RandomErasing(_Keyed):
 
         def erase_boxes(images, memory, indices):
             view_ids, epoch = indices.astype(np.int64), int(self.order.epoch[0])
-            erase(images, draw_erasing(view_ids, images.shape[-1], self.augment, self.order.seed, epoch))
+            erase(images, sample_erasing(view_ids, images.shape[-1], self.augment, self.order.seed, epoch))
             return images
 
         erase_boxes.with_indices = True  # type: ignore[attr-defined]

@@ -154,7 +154,7 @@ def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
     if is_study(path):
         study = read_study(path)
         if not study.measured:
-            raise InputError(f"{path}: shows sizes of networks alone; `widemix study report` draws it")
+            raise InputError(f"{path}: shows sizes of networks alone; `widemix study report` plots it")
         return unique(study_cells(path, study, arguments.overrides))
     return cross(path, arguments.vary, arguments.overrides) if arguments.vary else []
 

@@ -25,7 +25,7 @@ from widemix.recipe.policy import parse_policy
 from widemix.tally import track
 
 
-def draw_sheets(recipe: Recipe, folder: Path, images: int, seed: int) -> list[Path]:
+def write_sheets(recipe: Recipe, folder: Path, images: int, seed: int) -> list[Path]:
     """Write `training.png` and `operations.png` into the folder, each atomically; returns their paths.
 
     The first has the images of the first step of a run with this seed, the second each operation on the first
@@ -73,14 +73,14 @@ def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
     ]
     for comparison in track(all_comparisons(fill), "operations compared"):
         tiles, captions = comparison_tiles(comparison, image)
-        note = _drawn_by(comparison, recipe, set(program.table[:, 0]))
+        note = _used_by(comparison, recipe, set(program.table[:, 0]))
         parts.append((f"{comparison.name}{note}", grid(tiles, captions, max(3, len(comparison.arguments)))))
     return parts
 
 
-def _drawn_by(comparison: Comparison, recipe: Recipe, numbers: set[float]) -> str:
+def _used_by(comparison: Comparison, recipe: Recipe, numbers: set[float]) -> str:
     """A note next to the operations of the recipe's policy, which have these numbers."""
-    return f"  (drawn by {recipe.augment.auto_augment})" if comparison.number in numbers else ""
+    return f"  (used by {recipe.augment.auto_augment})" if comparison.number in numbers else ""
 
 
 def _image_section(recipe: Recipe) -> DataSection:

@@ -28,7 +28,7 @@ class TooLargeError(InputError):
 
 
 LARGEST = 8192  # side of a matrix that is made
-PIXELS = 512  # side of a drawn matrix
+PIXELS = 512  # side of a plotted matrix
 
 
 def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -95,7 +95,7 @@ def receptive_fields(
 ) -> list[dict[str, Any]]:
     """Return, for each mixing from the first on, the share of the first block's input that reaches a unit after it.
 
-    `features` are the network's `input_features`. Over `units` units drawn at random: `mean`, `least` and `most` of
+    `features` are the network's `input_features`. Over `units` units chosen at random: `mean`, `least` and `most` of
     the m features, `tokens` of the tokens (the mean; None in an SW-MLP). By propagation through what the masks and
     permutations connect, whatever the weights; with `skips` also through the skip connections.
     """
@@ -177,7 +177,7 @@ def _transpose(part: nn.Module, around: nn.Module | None, features: tuple[int, .
 
 
 @styled
-def draw_weights(networks: dict[str, dict[str, np.ndarray]], values: bool = False):
+def plot_weights(networks: dict[str, dict[str, np.ndarray]], values: bool = False):
     """Return figure S.9, a row for each network, a column for each layer: which weights there are, or values."""
     columns = max(len(layers) for layers in networks.values())
     figure, axes = new_figure(2.6 * columns + 0.4, 2.7 * len(networks) + 0.3, columns, len(networks), squeeze=False)
@@ -205,7 +205,7 @@ def shrink(matrix: np.ndarray) -> np.ndarray:
 
 
 @styled
-def draw_fields(networks: Sequence[dict[str, Any]]):
+def plot_fields(networks: Sequence[dict[str, Any]]):
     """Return the share of the input that reaches a unit, by depth; dashed through the skip connections too."""
     figure, axes = new_figure(6, 3.8)
     for network, color in zip(networks, COLORS * len(networks), strict=False):

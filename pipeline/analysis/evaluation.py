@@ -9,7 +9,7 @@ NAMED = 40  # classes whose names fit
 
 
 @styled
-def draw_confusion(assessment: Assessment, details: Details):
+def plot_confusion(assessment: Assessment, details: Details):
     """Return the confusion matrix as shares of each true class, in percent."""
     counts = np.array(details.confusion, float)
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -39,7 +39,7 @@ def draw_confusion(assessment: Assessment, details: Details):
 
 
 @styled
-def draw_reliability(assessment: Assessment, details: Details):
+def plot_reliability(assessment: Assessment, details: Details):
     """Return the reliability diagram: accuracy over confidence, and how many samples have it."""
     figure, (above, below) = new_figure(4.6, 4.8, rows=2, sharex=True, height_ratios=[3, 1])
     edges = np.arange(BINS) / BINS

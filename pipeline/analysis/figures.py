@@ -31,7 +31,7 @@ STYLE: Any = {
     "lines.markersize": 4,
 }
 DPI = 150
-styled = mpl.rc_context(STYLE)  # decorator of functions that draw
+styled = mpl.rc_context(STYLE)  # decorator of functions that plot
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **options) -> tuple[Figure, Any]:
@@ -47,7 +47,7 @@ def as_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is drawn as a box
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is shown as a box
         figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
@@ -78,7 +78,7 @@ def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:
-    """Draw values within [0, 1] as a matrix [vertical, horizontal], the first row at the bottom; nan is grey.
+    """Plot values within [0, 1] as a matrix [vertical, horizontal], the first row at the bottom; nan is grey.
 
     `names` are those of the columns and of the rows.
     """
@@ -109,5 +109,5 @@ def label(network: str) -> str:
 
 
 def literal(name: str) -> str:
-    """Return a name as matplotlib draws it letter by letter: between two dollar signs it reads mathematics."""
+    """Return a name as matplotlib shows it letter by letter: between two dollar signs it reads mathematics."""
     return name.replace("$", r"\$")

@@ -132,7 +132,7 @@ def layer_filters(module: nn.Module, blocks: Sequence[int] | None = None) -> lis
 
 
 @styled
-def draw_filters(network: str, filters: Filters):
+def plot_filters(network: str, filters: Filters):
     """Return a sheet of all filters, row by row in their order, each scaled to its largest value; grey is 0."""
     values = filters.values[filters.order]
     n, h, w = values.shape[:3]

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.data.augment.draw import draw_argument
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.operations import apply
 from widemix.data.augment.registry import OPERATIONS, Operation
+from widemix.data.augment.sampling import sample_argument
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.augment.smooth import gaussian_smooth
 
@@ -81,7 +81,7 @@ def _arguments_of_maps(operation: Operation) -> tuple[float, ...]:
     if not operation.has_argument:
         return (0.0,)
     rows = [np.array([operation.number, *each], np.float64) for each in operation.magnitude_maps.values()]
-    return tuple(sorted({draw_argument(row, m / 10, np.uint64(m), 0) for row in rows for m in MAGNITUDES}))
+    return tuple(sorted({sample_argument(row, m / 10, np.uint64(m), 0) for row in rows for m in MAGNITUDES}))
 
 
 def _of_jitter() -> list[Comparison]:

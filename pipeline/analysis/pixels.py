@@ -84,7 +84,7 @@ def pixel_scores(
 
 
 @styled
-def draw_scores(scores: Sequence[PixelScores], classes: int):
+def plot_scores(scores: Sequence[PixelScores], classes: int):
     """Return bars of top-1, in a group for each network."""
     figure, axes = new_figure(max(4.6, 1.6 + 1.3 * len(scores)), 3.4)
     width = 0.8 / len(ORDERS)
@@ -102,7 +102,7 @@ def draw_scores(scores: Sequence[PixelScores], classes: int):
 
 
 @styled
-def draw_inputs(network: Network, data: Path | None = None, split: str | None = None, patch: int | None = None):
+def plot_inputs(network: Network, data: Path | None = None, split: str | None = None, patch: int | None = None):
     """Return the first images of the split as the network gets them, a row for each order."""
     figure, axes = new_figure(1.1 * ROW, 1.25 * len(ORDERS), columns=ROW, rows=len(ORDERS), squeeze=False)
     for row, (order, text) in zip(axes, ORDERS.items(), strict=True):

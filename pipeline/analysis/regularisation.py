@@ -36,7 +36,7 @@ class Regression:
 
 
 def regression(tokens: int, channels: int, samples: int, noise: float, seed: int) -> Regression:
-    """Draw Gaussian inputs, a sparse teacher V (x) W (a third of the entries of V and of W), and Gaussian noise."""
+    """Sample Gaussian inputs, a sparse teacher V (x) W (a third of the entries of V and of W), and Gaussian noise."""
     random = np.random.default_rng(seed)
     v, w = (_sparse(k, random) for k in (channels, tokens))
     x = random.normal(size=(samples, tokens * channels))
@@ -149,7 +149,7 @@ def _spread(b: np.ndarray) -> float | None:
 
 
 @styled
-def draw_sweep(entries: list[dict[str, Any]], problem: Regression):
+def plot_sweep(entries: list[dict[str, Any]], problem: Regression):
     """Return the figure: the three minima over lambda, and how far each matrix spreads over its entries."""
     figure, (left, right) = new_figure(8.4, 3.6, columns=2)
     decays = [entry["decay"] for entry in entries]

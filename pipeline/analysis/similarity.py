@@ -152,7 +152,7 @@ def _section(network: Network, default: AnyDataSection, samples: Samples) -> Any
 
 
 def _inverse_density(network: Network) -> float | None:
-    """1/p: of a mask its key, and not the number of weights that were drawn; of others by the cost formulas."""
+    """1/p: of a mask its key, and not the number of weights that were sampled; of others by the cost formulas."""
     if network.section is None:
         return None
     density = (
@@ -204,22 +204,22 @@ def similarities_json(similarities: Sequence[Similarity]) -> dict[str, Any]:
 
 
 def similarity_figures(similarities: Sequence[Similarity]) -> dict[str, Callable[[], Figure]]:
-    """Return what draws cka.png, or cka_1.png, ... and the mean diagonals of several pairs, cka_diagonal.png.
+    """Return what plots cka.png, or cka_1.png, ... and the mean diagonals of several pairs, cka_diagonal.png.
 
     Of several first networks the mean diagonals alone.
     """
     if len(similarities) == 1:
-        return {"cka.png": partial(draw_matrix, similarities[0])}
+        return {"cka.png": partial(plot_matrix, similarities[0])}
     figures: dict[str, Callable[[], Figure]] = {}
     if len({each.row_network for each in similarities}) == 1:
-        figures |= {f"cka_{number}.png": partial(draw_matrix, each) for number, each in enumerate(similarities, 1)}
+        figures |= {f"cka_{number}.png": partial(plot_matrix, each) for number, each in enumerate(similarities, 1)}
     if all(diagonal_mean(each.values) is not None for each in similarities):
-        figures["cka_diagonal.png"] = partial(draw_diagonals, similarities)
+        figures["cka_diagonal.png"] = partial(plot_diagonals, similarities)
     return figures
 
 
 @styled
-def draw_matrix(similarity: Similarity):
+def plot_matrix(similarity: Similarity):
     """Return the heat map of figures 2b and 2c: the first network along the horizontal axis, input at the bottom."""
     side = 2.2 + 0.24 * max(len(similarity.rows), len(similarity.columns))
     figure, axes = new_figure(max(4.6, side + 1.2), max(3.8, side))
@@ -237,7 +237,7 @@ def draw_matrix(similarity: Similarity):
 
 
 @styled
-def draw_diagonals(similarities: Sequence[Similarity]):
+def plot_diagonals(similarities: Sequence[Similarity]):
     """Return figure 2a: the mean of the diagonal over 1/p, or over the networks where p is not known."""
     figure, axes = new_figure(6, 3.8)
     means = [diagonal_mean(similarity.values) or 0.0 for similarity in similarities]

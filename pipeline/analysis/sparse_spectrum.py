@@ -15,7 +15,7 @@ from widemix.analysis.spectrum import marchenko_pastur_edge, singular_values, sp
 
 
 def masked_gaussian(rows: int, columns: int, density: float, random: np.random.Generator) -> scipy.sparse.csr_array:
-    """Draw M * A [rows, columns]: M Bernoulli(density), the entries of variance 1 / columns as SW-MLPs start."""
+    """Sample M * A [rows, columns]: M Bernoulli(density), the entries of variance 1 / columns as SW-MLPs start."""
     counts = random.binomial(columns, density, size=rows)
     places = [np.sort(random.choice(columns, count, replace=False, shuffle=False)) for count in counts]
     values = random.normal(size=counts.sum()) / np.sqrt(density * columns)
@@ -71,7 +71,7 @@ def scalings(connections: int, exponents: Sequence[float], trials: int, seed: in
 
 
 @styled
-def draw_widening(entries: Sequence[dict[str, Any]], connections: int, gamma: float):
+def plot_widening(entries: Sequence[dict[str, Any]], connections: int, gamma: float):
     """Return figure 4 (right), with L+ in both readings where they differ."""
     figure, axes = new_figure(5.6, 3.8)
     width = np.array([entry["width"] for entry in entries]) * gamma
@@ -95,7 +95,7 @@ def draw_widening(entries: Sequence[dict[str, Any]], connections: int, gamma: fl
 
 
 @styled
-def draw_scaling(connections: int, spectra: Mapping[float, np.ndarray]):
+def plot_scaling(connections: int, spectra: Mapping[float, np.ndarray]):
     """Return figure S.1 (center and right): all values at the last exponent, and the largest over the exponents."""
     figure, (left, right) = new_figure(8, 3.4, columns=2)
     exponents, last = [*spectra], [*spectra][-1]

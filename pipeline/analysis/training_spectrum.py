@@ -78,7 +78,7 @@ def _layer_json(layer: LayerSpectrum, whole: bool) -> dict[str, Any]:
 
 
 @styled
-def draw_course(name: str, steps: Course):
+def plot_course(name: str, steps: Course):
     """Return the figure: the largest singular values by step, and all of them at the start and at the end.
 
     Divided by where the largest is at the start (Marchenko-Pastur, of masked weights L+).

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from widemix.bench.timing import Contestant, compute_clock, time_in_turns
-from widemix.data.augment.erase import draw_erasing
+from widemix.data.augment.erase import sample_erasing
 from widemix.data.finish import by_triton, finish_in_steps
-from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.data.mixing import sample_mixture, soft_labels
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.recipe.augment import AugmentSection
@@ -27,9 +27,9 @@ VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20
 STEP = "a step of Mixer-B/16"
 SETTINGS: dict[str, dict[str, Any]] = {
-    "one draw a group, mixup 0.8 and CutMix 1.0": {"mixup": 0.8, "cutmix": 1.0},
-    "one draw a pair": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},
-    "one draw an image": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "elem"},
+    "one mixture a group, mixup 0.8 and CutMix 1.0": {"mixup": 0.8, "cutmix": 1.0},
+    "one mixture a pair": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},
+    "one mixture an image": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "elem"},
     "CutMix alone, by boxes of 0.2 to 0.8": {"cutmix_minmax": (0.2, 0.8)},
 }
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     labels = torch.randint(CLASSES, (size,), device=device)
     contestants = {
         STEP: _repeat(_step(images, labels), 1),
-        "timm's Mixup, one draw a batch": _repeat(_timm(images, labels), REPEATS),
+        "timm's Mixup, one mixture a batch": _repeat(_timm(images, labels), REPEATS),
     }
     for name, options in SETTINGS.items():
         section = AugmentSection(mix_group=group, smoothing=0.1, **options)
@@ -103,7 +103,7 @@ def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSect
     batch = images.clone()
 
     def mix(number: int) -> torch.Tensor:
-        mixture = draw_mixture(len(batch), batch.shape[-1], section, 0, number, 0)
+        mixture = sample_mixture(len(batch), batch.shape[-1], section, 0, number, 0)
         mixture.mix(batch)
         return mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
 
@@ -119,8 +119,8 @@ def _finish(images: torch.Tensor, group: int, finish: Callable[..., object]) -> 
     dtype = torch.bfloat16 if gpu else torch.float32
 
     def run(number: int) -> object:
-        erasing = draw_erasing(np.arange(count), SIDE, section, 0, number)
-        return finish(batch, mean, std, dtype, erasing, draw_mixture(count, SIDE, section, 0, number, 0))
+        erasing = sample_erasing(np.arange(count), SIDE, section, 0, number)
+        return finish(batch, mean, std, dtype, erasing, sample_mixture(count, SIDE, section, 0, number, 0))
 
     return run
 

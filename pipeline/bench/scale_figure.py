@@ -9,8 +9,8 @@ from widemix.bench.scale import PARTS
 COLOURS = ("#3b6ea8", "#c8553d", "#e0a458", "#9aa5b1")
 
 
-def draw_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Draw images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
+def plot_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Plot images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
     import matplotlib
 
     matplotlib.use("Agg")

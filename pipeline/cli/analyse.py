@@ -13,7 +13,7 @@ from widemix.errors import Exit
 
 def add_analyse(commands) -> None:
     """Add `widemix analyse`."""
-    text = "draw and measure what recipes and networks do"
+    text = "plot and measure what recipes and networks do"
     parser = commands.add_parser("analyse", help=text, description=f"{text.capitalize()}.")
     analyses = parser.add_subparsers(metavar="ANALYSIS", required=True)
     for add in (
@@ -52,12 +52,12 @@ def _augment(arguments: argparse.Namespace) -> Exit:
     recipe = load_from_arguments(arguments)
     check_least(arguments, 1, "images")
     check_least(arguments, 0, "seed")
-    from widemix.analysis.augment import draw_sheets
+    from widemix.analysis.augment import write_sheets
 
     path = Path(arguments.recipe)
     folder = arguments.to or Path("analysis") / f"{path.resolve().parent.name}-{path.stem}"
     seed = recipe.train.seed if arguments.seed is None else arguments.seed
-    paths = draw_sheets(recipe, folder, arguments.images, seed)
+    paths = write_sheets(recipe, folder, arguments.images, seed)
     for path in paths:
         print(path)
     if arguments.tensorboard:

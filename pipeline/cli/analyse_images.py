@@ -24,7 +24,7 @@ def add_pixels(analyses) -> None:
     add_evaluation(parser)
     add_outputs(
         parser,
-        "draw pixels.png, the accuracies, and inputs.png, some images",
+        "plot pixels.png, the accuracies, and inputs.png, some images",
         "write top-1 and loss of each network and order",
     )
     parser.set_defaults(command=_pixels)
@@ -32,7 +32,7 @@ def add_pixels(analyses) -> None:
 
 def _pixels(arguments: argparse.Namespace) -> Exit:
     check_networks(*arguments.networks)
-    from widemix.analysis.pixels import ORDERS, draw_inputs, draw_scores, pixel_scores
+    from widemix.analysis.pixels import ORDERS, pixel_scores, plot_inputs, plot_scores
     from widemix.evaluation.networks import load_network
 
     networks = [load_network(name, arguments.ema) for name in arguments.networks]
@@ -42,8 +42,8 @@ def _pixels(arguments: argparse.Namespace) -> Exit:
         accuracies = ", ".join(f"{text} {each.top1[order]:.2f} %" for order, text in ORDERS.items())
         print(f"{each.network}, trained with pixel_order {each.trained}; top-1 by shuffled pixels: {accuracies}")
     figures = {
-        "pixels.png": lambda: draw_scores(scores, networks[0].data.num_classes),
-        "inputs.png": lambda: draw_inputs(networks[0], **where),
+        "pixels.png": lambda: plot_scores(scores, networks[0].data.num_classes),
+        "inputs.png": lambda: plot_inputs(networks[0], **where),
     }
     return write_outputs(arguments, [vars(each) for each in scores], figures)
 
@@ -54,7 +54,7 @@ def add_filters(analyses) -> None:
         "filters",
         help="filters of the patch layer and of token-mixing units, as sheets",
         examples="widemix analyse filters runs/a --to figures",
-        description="Draw the filters of the first convolution and the weights by which token-mixing units read the "
+        description="Plot the filters of the first convolution and the weights by which token-mixing units read the "
         "grid of patches, sorted by frequency, with opposite phases next to each other (figure 5 of Tolstikhin et "
         f"al. 2021). {NETWORK}",
     )
@@ -62,7 +62,7 @@ def add_filters(analyses) -> None:
     add("network", metavar="NETWORK", help="network to look into")
     add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
     add_ema(parser)
-    add_outputs(parser, "draw a PNG of each layer there", "write order, frequencies and cosines of the pairs")
+    add_outputs(parser, "plot a PNG of each layer there", "write order, frequencies and cosines of the pairs")
     parser.set_defaults(command=_filters)
 
 
@@ -70,7 +70,7 @@ def _filters(arguments: argparse.Namespace) -> Exit:
     check_networks(arguments.network)
     import numpy as np
 
-    from widemix.analysis.filters import draw_filters, layer_filters
+    from widemix.analysis.filters import layer_filters, plot_filters
     from widemix.evaluation.networks import load_network
 
     network = load_network(arguments.network, arguments.ema)
@@ -81,6 +81,6 @@ def _filters(arguments: argparse.Namespace) -> Exit:
         frequencies = f"frequencies {low:.3f} to {high:.3f} cycles a position"
         pairs = f"median cosine of pairs {each.median_opposition:.3f}"
         print(f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, {pairs}")
-    figures = {f"{each.layer}.png": partial(draw_filters, arguments.network, each) for each in filters}
+    figures = {f"{each.layer}.png": partial(plot_filters, arguments.network, each) for each in filters}
     numbers = {"network": arguments.network, "layers": [each.as_json() for each in filters]}
     return write_outputs(arguments, numbers, figures)

@@ -26,14 +26,14 @@ def add_cka(analyses) -> None:
     add = parser.add_argument
     add("networks", metavar="NETWORK", nargs="+", help="A, network of the rows, then the B, those of the columns")
     add("--with", dest="others", nargs="+", metavar="B", help="networks of the columns; all before it are A then")
-    to = "draw heat maps there, and with several pairs their mean diagonals over 1/p, also as cka_diagonal.csv"
+    to = "plot heat maps there, and with several pairs their mean diagonals over 1/p, also as cka_diagonal.csv"
     add_outputs(parser, to, "write rows, columns (layer names) and values (the matrix)")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers of A, such as 'blocks.*.norm1'")
     add("--layers-b", nargs="+", metavar="PATTERN", help="layers of B (default: --layers)")
     add("--data", type=Path, metavar="DIR", help="prepared folder (default: that of A's recipe)")
     add("--split", metavar="NAME", help="split to compare on (default: the data.eval_split of A's recipe)")
     add("--batch", type=int, default=256, metavar="N", help="samples of a mini-batch (default: 256)")
-    add("--samples", type=int, metavar="N", help="compare on so many samples, drawn by --seed (default: all)")
+    add("--samples", type=int, metavar="N", help="compare on so many samples, chosen by --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the samples (default: 0)")
     add_ema(parser)
     parser.set_defaults(command=_cka)
@@ -91,21 +91,21 @@ def add_spectrum(analyses) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
-    add_outputs(parser, "draw spectrum.png there", "write the singular values")
+    add_outputs(parser, "plot spectrum.png there", "write the singular values")
     add_ema(parser)
     parser.set_defaults(command=_spectrum)
 
 
 def _spectrum(arguments: argparse.Namespace) -> Exit:
     check_networks(arguments.network)
-    from widemix.analysis.training_spectrum import as_json, course, draw_course
+    from widemix.analysis.training_spectrum import as_json, course, plot_course
 
     steps = course(arguments.network, arguments.layers, arguments.ema)
     for layer in steps[-1][1]:
         rows, columns = layer.shape
         effective = f" x {layer.repeats}" if layer.repeats > 1 else ""
         print(f"{layer.layer:<32} {rows} x {columns}{effective}: {layer.largest:.4f}, edge {layer.edge:.4f}")
-    figures = {"spectrum.png": lambda: draw_course(arguments.network, steps)}
+    figures = {"spectrum.png": lambda: plot_course(arguments.network, steps)}
     return write_outputs(arguments, as_json(arguments.network, steps), figures)
 
 
@@ -115,18 +115,18 @@ def add_weights(analyses) -> None:
         "weights",
         help="the wide, sparse matrices that mixings stand for, and receptive fields by depth",
         examples="widemix analyse weights runs/a --to figures",
-        description="Draw the effective weights of a block of each network, J2 (I (x) W) J1 or M * A (figure S.9 of "
+        description="Plot the effective weights of a block of each network, J2 (I (x) W) J1 or M * A (figure S.9 of "
         "Hayase & Karakida 2024), and the share of the features that reaches a unit after each mixing. For Mixers "
         f"and SW-MLPs. {NETWORK}",
     )
     add = parser.add_argument
     add("networks", metavar="NETWORK", nargs="+", help="networks to compare")
-    add("--block", type=int, default=0, metavar="N", help="block to draw, from 0 (default: 0)")
-    add("--values", action="store_true", help="draw the weights' values; without it, which weights there are")
+    add("--block", type=int, default=0, metavar="N", help="block to plot, from 0 (default: 0)")
+    add("--values", action="store_true", help="plot the weights' values; without it, which weights there are")
     add("--units", type=int, default=64, metavar="N", help="units of which receptive fields are taken (default: 64)")
     add_outputs(
         parser,
-        "draw weights.png and receptive_fields.png there",
+        "plot weights.png and receptive_fields.png there",
         "write the shape and density of each weight, and the fields",
     )
     parser.set_defaults(command=_weights)
@@ -137,9 +137,9 @@ def _weights(arguments: argparse.Namespace) -> Exit:
     from widemix.analysis.effective_weights import (
         TooLargeError,
         block_weights,
-        draw_fields,
-        draw_weights,
         input_features,
+        plot_fields,
+        plot_weights,
         receptive_fields,
     )
     from widemix.evaluation.networks import load_network
@@ -155,14 +155,14 @@ def _weights(arguments: argparse.Namespace) -> Exit:
         try:
             matrices[name] = block_weights(module, shape, arguments.block)
         except TooLargeError as error:
-            print(f"{name}: {error}, so its receptive fields alone are drawn", file=sys.stderr)
+            print(f"{name}: {error}, so its receptive fields alone are plotted", file=sys.stderr)
         own = matrices.get(name, {})
         layers = {layer: [*matrix.shape, float((matrix != 0).mean())] for layer, matrix in own.items()}
         entry = {"network": name, "features": features, "block": arguments.block, "layers": layers}
         numbers.append(entry | {"fields": fields[0], "fields_with_skips": fields[1]})
         shares = ", ".join(f"{field['mean']:.3f}" for field in fields[0][:4])
         print(f"{name}: m {features}; of the features reach a unit after 1, 2, ... mixings: {shares}")
-    figures = {"receptive_fields.png": lambda: draw_fields(numbers)}
+    figures = {"receptive_fields.png": lambda: plot_fields(numbers)}
     if matrices:
-        figures["weights.png"] = lambda: draw_weights(matrices, arguments.values)
+        figures["weights.png"] = lambda: plot_weights(matrices, arguments.values)
     return write_outputs(arguments, numbers, figures)

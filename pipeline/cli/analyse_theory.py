@@ -15,9 +15,9 @@ def add_sparse_spectrum(analyses) -> None:
         "sparse-spectrum",
         help="largest singular values of randomly masked weights as they widen",
         examples="widemix analyse sparse-spectrum --to figures",
-        description="Draw masked random matrices [gamma m, m] with a fixed number of connections, and compare their "
-        "largest singular value with L+ and with the Marchenko-Pastur edge of a Mixer's weights (figures 4 right and "
-        "S.1 of Hayase & Karakida 2024). Needs no data and no run.",
+        description="Sample masked random matrices [gamma m, m] with a fixed number of connections, and compare "
+        "their largest singular value with L+ and with the Marchenko-Pastur edge of a Mixer's weights (figures 4 "
+        "right and S.1 of Hayase & Karakida 2024). Needs no data and no run.",
     )
     add = parser.add_argument
     add("--connections", type=int, default=2**19, metavar="OMEGA", help="weights of a matrix (default: 524288)")
@@ -25,12 +25,12 @@ def add_sparse_spectrum(analyses) -> None:
     add("--widths", type=int, nargs="+", metavar="M", help="columns m (default: 1500 to 4096, within figure 4's)")
     add("--trials", type=int, default=10, metavar="N", help="matrices of each width (default: 10)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the matrices (default: 0)")
-    add_outputs(parser, "draw figure4_right.png and figure_s1.png there", "write the singular values and the edges")
+    add_outputs(parser, "plot figure4_right.png and figure_s1.png there", "write the singular values and the edges")
     parser.set_defaults(command=_sparse_spectrum)
 
 
 def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
-    from widemix.analysis.sparse_spectrum import draw_scaling, draw_widening, scalings, widening
+    from widemix.analysis.sparse_spectrum import plot_scaling, plot_widening, scalings, widening
 
     widths = arguments.widths or (1500, 2000, 2500, 3000, 3500, 4096)
     check_least(arguments, 1, "connections", "trials")
@@ -51,9 +51,9 @@ def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
         mean = sum(entry["largest"]) / len(entry["largest"])
         edges = f"sqrt(L+) {entry['l_plus']:.4f}, Marchenko-Pastur {entry['marchenko_pastur']:.4f}"
         print(f"m {entry['width']}, p {entry['density']:.4g}: largest {mean:.4f}, {edges}")
-    figures = {"figure4_right.png": lambda: draw_widening(entries, arguments.connections, arguments.gamma)}
+    figures = {"figure4_right.png": lambda: plot_widening(entries, arguments.connections, arguments.gamma)}
     exponents = scalings(1000, (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5), arguments.trials, arguments.seed)
-    figures["figure_s1.png"] = lambda: draw_scaling(1000, exponents)
+    figures["figure_s1.png"] = lambda: plot_scaling(1000, exponents)
     scaled = [
         {"exponent": exponent, "width": values.shape[1], "largest": values[:, 0].tolist()}
         for exponent, values in exponents.items()
@@ -77,14 +77,14 @@ def add_regularisation(analyses) -> None:
     add("--samples", type=int, default=40, metavar="N", help="samples of the regression (default: 40)")
     add("--noise", type=float, default=0.3, metavar="SHARE", help="noise over the signal's deviation (default: 0.3)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the teacher and the samples (default: 0)")
-    add_outputs(parser, "draw regularisation.png there", "write the minima for each lambda")
+    add_outputs(parser, "plot regularisation.png there", "write the minima for each lambda")
     parser.set_defaults(command=_regularisation)
 
 
 def _regularisation(arguments: argparse.Namespace) -> Exit:
     import numpy as np
 
-    from widemix.analysis.regularisation import draw_sweep, regression, sweep
+    from widemix.analysis.regularisation import plot_sweep, regression, sweep
 
     check_least(arguments, 1, "tokens", "channels", "samples")
     check_least(arguments, 0, "noise", "seed")
@@ -97,4 +97,4 @@ def _regularisation(arguments: argparse.Namespace) -> Exit:
     for entry in entries:
         minima = f"Mixer {entry['mixer']:.4f}, Frobenius {entry['frobenius']:.4f}, L1 bound {entry['l1']:.4f}"
         print(f"lambda {entry['decay']:.4g}: {minima}")
-    return write_outputs(arguments, entries, {"regularisation.png": lambda: draw_sweep(entries, problem)})
+    return write_outputs(arguments, entries, {"regularisation.png": lambda: plot_sweep(entries, problem)})

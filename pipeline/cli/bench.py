@@ -123,7 +123,7 @@ def add_scale(benches) -> None:
         help="weak scaling of a recipe, and the parts of a step's time",
         examples="widemix bench scale digits/rp_mixer --ranks 2 --to scale",
         description="Measure weak scaling: the same batch on each rank, on more and more ranks. Start it by the "
-        "job's launcher on 1, 2, 4 ... nodes with the same --to; each start adds a row there and draws all of them.",
+        "job's launcher on 1, 2, 4 ... nodes with the same --to; each start adds a row there and plots all of them.",
     )
     add_recipe_arguments(bench)
     add = bench.add_argument
@@ -153,14 +153,14 @@ def _scale(arguments: argparse.Namespace) -> int:
         return launch(["-m", "widemix", *(word for word in sys.argv[1:])], arguments.ranks)
     from widemix.bench.report import report
     from widemix.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
-    from widemix.bench.scale_figure import draw_scale
+    from widemix.bench.scale_figure import plot_scale
 
     read_rows(arguments.to, settings_of(recipe, arguments.batch, arguments.cpus))
     row = measure_scale(recipe, arguments.batch, arguments.steps, arguments.cpus)
     if row is None:
         return Exit.DONE
     rows = write_row(arguments.to, row)
-    draw_scale(rows, arguments.to / "scale.png")
+    plot_scale(rows, arguments.to / "scale.png")
     shown = ("images_per_s", "efficiency", "step", *PARTS)
     names = (f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows)
     named = [{"name": name} | {key: row[key] for key in shown} for name, row in zip(names, rows, strict=True)]

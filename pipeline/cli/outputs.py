@@ -26,19 +26,21 @@ def write_outputs(
 ) -> Exit:
     """Write figures and tables, by file name, into --to, the figures to --tensorboard, the numbers to --json.
 
-    Only what is asked for is drawn. Prints the paths. A table without text is left out.
+    Only what is asked for is plotted. Prints the paths. A table without text is left out.
     """
     from widemix.analysis.figures import add_to_tensorboard, as_png
 
-    drawn = {name: as_png(draw()) for name, draw in figures.items()} if arguments.to or arguments.tensorboard else {}
+    plotted = (
+        {name: as_png(plot()) for name, plot in figures.items()} if arguments.to or arguments.tensorboard else {}
+    )
     if arguments.to:
         arguments.to.mkdir(parents=True, exist_ok=True)
         texts = {name: text.encode() for name, text in (tables or {}).items() if text}
-        for name, content in {**drawn, **texts}.items():
+        for name, content in {**plotted, **texts}.items():
             write_output(arguments.to / name, content)
             print(arguments.to / name)
     if arguments.tensorboard:
-        print(add_to_tensorboard({Path(name).stem: png for name, png in drawn.items()}, arguments.tensorboard))
+        print(add_to_tensorboard({Path(name).stem: png for name, png in plotted.items()}, arguments.tensorboard))
     if arguments.json:
         write_output(arguments.json, json.dumps(numbers, indent=1) + "\n")
         print(arguments.json)

@@ -30,7 +30,7 @@ def add_eval(commands) -> None:
     details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
     add("--details", action="store_true", help=details)
     add_outputs(
-        parser, "draw confusion.png and reliability.png there (with --details)", "also write the metrics to this file"
+        parser, "plot confusion.png and reliability.png there (with --details)", "also write the metrics to this file"
     )
     real = (
         "also print the accuracy by ReaL labels, of real.json (Beyer et al. 2020); for ImageNet's validation images"
@@ -68,7 +68,7 @@ def _eval(arguments: argparse.Namespace) -> int:
     numbers = {key: value for key, value in vars(result).items() if key not in ("metrics", "details")}
     figures = {}
     if result.details:
-        from widemix.analysis.evaluation import draw_confusion, draw_reliability
+        from widemix.analysis.evaluation import plot_confusion, plot_reliability
 
         details = result.details
         known = zip(result.classes, details.per_class, strict=False)
@@ -77,8 +77,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         print("lowest top-1: " + ", ".join(f"{name} {share:.2f} %" for share, name in worst))
         numbers |= vars(details)
         figures = {
-            "confusion.png": lambda: draw_confusion(result, details),
-            "reliability.png": lambda: draw_reliability(result, details),
+            "confusion.png": lambda: plot_confusion(result, details),
+            "reliability.png": lambda: plot_reliability(result, details),
         }
     finite = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
     return write_outputs(arguments, finite | numbers, figures)

@@ -23,7 +23,7 @@ def add_study(commands) -> None:
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
-        description="List, train and draw the runs of a study file, such as figure7. "
+        description="List, train and plot the runs of a study file, such as figure7. "
         "Its runs are called cells. `widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
@@ -124,7 +124,7 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
     """The same of a study that needs runs."""
     plan, folder = _read(arguments)
     if not plan.study.measured:
-        raise InputError(f"{arguments.recipe}: shows sizes of networks alone; `widemix study report` draws it")
+        raise InputError(f"{arguments.recipe}: shows sizes of networks alone; `widemix study report` plots it")
     return plan, folder
 
 
@@ -275,7 +275,7 @@ def _report(arguments: argparse.Namespace) -> Exit:
 
 def _bounds(arguments: argparse.Namespace) -> Exit:
     from widemix.files import atomic_write
-    from widemix.studies.bounds import as_csv, bounds, draw, strictly_smaller
+    from widemix.studies.bounds import as_csv, bounds, plot, strictly_smaller
 
     if not 1 <= arguments.depth <= 600:
         raise InputError(f"--depth {arguments.depth}: must be from 1 to 600")
@@ -284,7 +284,7 @@ def _bounds(arguments: argparse.Namespace) -> Exit:
     arguments.to.mkdir(parents=True, exist_ok=True)
     table, png, svg = (arguments.to / f"bounds.{suffix}" for suffix in ("csv", "png", "svg"))
     atomic_write(table, as_csv(rows))
-    draw(rows, f"m = {arguments.width:,}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
+    plot(rows, f"m = {arguments.width:,}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
     print(as_csv(rows), end="")
     separated = [row.depth for row in rows if row.separated]
     applies = [row.depth for row in rows if strictly_smaller(row.depth, *sizes)]

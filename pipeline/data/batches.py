@@ -31,7 +31,7 @@ class Batch:
     samples: np.ndarray  # int64 [B]: the samples' numbers in the split
     replaced: int = 0  # how many of them replace one that cannot be read
     keys: torch.Tensor | None = (
-        None  # int64 [B] on the device, of (seed, epoch, view id): stochastic depth draws by them
+        None  # int64 [B] on the device, of (seed, epoch, view id): stochastic depth samples by them
     )
 
     def __len__(self) -> int:

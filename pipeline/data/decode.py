@@ -1,6 +1,6 @@
 """Decodes images of a .beton: each is cropped to a box, resized as Pillow does and flipped.
 
-The boxes are drawn first, by pure functions that are tested without pixels. Pixels come from the C library
+The boxes are sampled first, by pure functions that are tested without pixels. Pixels come from the C library
 (pipeline/native), or from Pillow where that cannot be built: the same, bit for bit.
 """
 
@@ -30,18 +30,18 @@ CUT_SHORT = "the file ends before it; it was cut short"
 def random_boxes(view_ids, height, width, seed, epoch, scale, ratio, hflip):
     """Random-resized crops, keyed by view id: int64 [B, 5] of (top, left, height, width, flip).
 
-    Drawn as by `torchvision.transforms.RandomResizedCrop(scale=scale, ratio=ratio)`, and flipped with probability
+    Sampled as by `torchvision.transforms.RandomResizedCrop(scale=scale, ratio=ratio)`, and flipped with probability
     `hflip`. `height` and `width`, int64 [samples], are those of all images of the split, pixels.
     """
     boxes = np.empty((len(view_ids), 5), np.int64)
     for b in range(len(view_ids)):
         sample = view_ids[b] % len(height)
-        draw_random_box(boxes[b], view_ids[b], height[sample], width[sample], seed, epoch, scale, ratio, hflip)
+        sample_random_box(boxes[b], view_ids[b], height[sample], width[sample], seed, epoch, scale, ratio, hflip)
     return boxes
 
 
 @jit
-def draw_random_box(box, view_id, full_height, full_width, seed, epoch, scale, ratio, hflip):
+def sample_random_box(box, view_id, full_height, full_width, seed, epoch, scale, ratio, hflip):
     """`random_boxes` of one image, int64 [5]."""
     low, high = np.log(ratio[0]), np.log(ratio[1])
     stream = key(seed, epoch, view_id, CROP)

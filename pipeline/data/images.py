@@ -8,7 +8,7 @@ import torch
 from typing_extensions import override
 
 from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.erase import draw_erasing
+from widemix.data.augment.erase import sample_erasing
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from widemix.data.finish import Finish
 from widemix.data.mixing import Mixture
@@ -139,7 +139,7 @@ class AugmentedImages(Images):
     ) -> torch.Tensor:
         erasing = None
         if self.augment.re_prob > 0:
-            erasing = draw_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
+            erasing = sample_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
         return self._finish(images, dtype, erasing, mixture, to)
 
     @override

@@ -13,7 +13,7 @@ import torch
 
 from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
 from widemix.data.images import AugmentedImages, Images
-from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.data.mixing import sample_mixture, soft_labels
 from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from widemix.data.paged import PagedOrder, request_ranges
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
@@ -110,7 +110,7 @@ class TrainLoader:
             targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
         if augment.mixing:
             first_group = host.first // augment.mix_group
-            mixture = draw_mixture(len(labels), host.inputs.shape[1], augment, train.seed, host.step, first_group)
+            mixture = sample_mixture(len(labels), host.inputs.shape[1], augment, train.seed, host.step, first_group)
             targets = mixture.mix_targets(targets)
         inputs = self.source.finish(host.inputs, host.view_ids, epoch, dtype, mixture)
         samples = host.view_ids % len(self)
@@ -175,7 +175,7 @@ class EvalLoader:
 
 
 def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """A random word of each view in an epoch, for what the network draws: int64 [B]."""
+    """A random word of each view in an epoch, for what the network samples: int64 [B]."""
     return np.array([key(seed, epoch, view_id, NETWORK) for view_id in view_ids], np.uint64).view(np.int64)
 
 

@@ -2,7 +2,7 @@
 
 A group is a number of successive images of the global batch. Its random numbers are keyed by (seed, step, group):
 it does not matter which ranks have which groups. Within a group this is timm's `Mixup` with the same random numbers,
-in its modes: one draw for the whole batch (here: group), one for each pair, or one for each image (elem).
+in its modes: one mixture for the whole batch (here: group), one for each pair, or one for each image (elem).
 """
 
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ class Mixture:
         return targets * own + targets[torch.from_numpy(self.partners).to(targets.device)] * other
 
 
-def draw_mixture(count: int, side: int, section: AugmentSection, seed: int, step: int, first_group: int) -> Mixture:
-    """Draw how to mix `count` images of `side` pixels, whole groups from `first_group` of the global batch on."""
+def sample_mixture(count: int, side: int, section: AugmentSection, seed: int, step: int, first_group: int) -> Mixture:
+    """Sample how to mix `count` images of `side` pixels, whole groups from `first_group` of the global batch on."""
     size = section.mix_group
-    draw = _draw_group if section.mix_mode == "batch" else _draw_each
+    sample = _sample_group if section.mix_mode == "batch" else _sample_each
     groups = []
     for number in range(count // size):
         numbers = np.random.RandomState(key(seed, step, first_group + number, MIX) & 0xFFFFFFFF)
-        groups.append(draw(size, side, section, numbers))
+        groups.append(sample(size, side, section, numbers))
     weights, boxes, shares = zip(*groups, strict=True)
     partners = np.arange(count).reshape(-1, size)[:, ::-1].flatten()
     return Mixture(partners, np.concatenate(weights, axis=1), np.concatenate(boxes), np.concatenate(shares, axis=1))
@@ -65,11 +65,11 @@ def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.T
     return targets.scatter_(1, labels[:, None], 1.0 - smoothing + off)
 
 
-_Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and shares of a group
+_Sampled = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and shares of a group
 
 
-def _draw_group(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
-    """One draw for all images of the group."""
+def _sample_group(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Sampled:
+    """One mixture for all images of the group."""
     share, cut, box = 1.0, False, (0, 0, 0, 0)
     if numbers.rand() < section.mixup_prob:
         both = section.mixup > 0 and section.cut_alpha > 0
@@ -77,26 +77,28 @@ def _draw_group(size: int, side: int, section: AugmentSection, numbers: np.rando
         alpha = section.cut_alpha if cut else section.mixup
         share = float(numbers.beta(alpha, alpha))
         if cut and share != 1:
-            box, share = _draw_box(side, share, section, numbers)
+            box, share = _sample_box(side, share, section, numbers)
     shares = np.tile(np.array([[share], [1 - share]], np.float32), size)
     weights = np.tile(np.array([[1], [0]], np.float32), size) if cut else shares
     return weights, np.tile(np.array(box), (size, 1)), shares
 
 
-def _draw_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Drawn:
-    """A draw for each image or each pair."""
+def _sample_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Sampled:
+    """A mixture for each image or each pair."""
     pair = section.mix_mode == "pair"
-    shares, cut = _draw_shares(size // 2 if pair else size, section, numbers)
+    shares, cut = _sample_fractions(size // 2 if pair else size, section, numbers)
     weights, boxes = np.where(cut, np.float32(1), shares), np.zeros((len(shares), 4), np.int64)
     for i in np.flatnonzero(cut & (shares != 1)):
-        boxes[i], shares[i] = _draw_box(side, shares[i], section, numbers)
+        boxes[i], shares[i] = _sample_box(side, shares[i], section, numbers)
     if pair:
         weights, boxes, shares = (np.concatenate([half, half[::-1]]) for half in (weights, boxes, shares))
     return np.stack([weights, 1 - weights]), boxes, np.stack([shares, 1 - shares])
 
 
-def _draw_shares(size: int, section: AugmentSection, numbers: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """float32 shares [size], and which of the draws are CutMix: bool [size]."""
+def _sample_fractions(
+    size: int, section: AugmentSection, numbers: np.random.RandomState
+) -> tuple[np.ndarray, np.ndarray]:
+    """float32 shares [size], and which of them are CutMix: bool [size]."""
     cut = np.full(size, section.cut_alpha > 0)
     if section.mixup > 0 and section.cut_alpha > 0:
         cut = numbers.rand(size) < section.mixup_switch_prob
@@ -109,7 +111,7 @@ def _draw_shares(size: int, section: AugmentSection, numbers: np.random.RandomSt
     return np.where(mixed, shares, 1.0).astype(np.float32), cut
 
 
-def _draw_box(
+def _sample_box(
     side: int, share: float, section: AugmentSection, numbers: np.random.RandomState
 ) -> tuple[tuple[int, int, int, int], float]:
     """The box to replace (top, left, height, width), and the share of the image outside of it."""

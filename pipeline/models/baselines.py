@@ -38,7 +38,7 @@ class Baseline(MlpMixer):
         )
 
     def set_blocks(self, blocks: list[nn.Module]) -> None:
-        """Use these blocks, and draw the initial weights of the whole network."""
+        """Use these blocks, and sample the initial weights of the whole network."""
         self.blocks = nn.Sequential(*blocks)
         step = {"num_chs": self.num_features, "reduction": self.stem.feat_ratio()}
         self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(len(blocks))]

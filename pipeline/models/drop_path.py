@@ -1,8 +1,8 @@
 """Stochastic depth (Huang et al. 2016) whose choices belong to the samples.
 
-timm's `DropPath` draws from torch's generator, so what a sample loses depends on the rank and the place in the batch
-that it has. Here the choice is a hash of the sample's key and the layer's number: the same on any number of ranks,
-with any gradient accumulation, after any restart, and when activation checkpointing computes a block again.
+timm's `DropPath` samples from torch's generator, so what a sample loses depends on the rank and the place in the
+batch that it has. Here the choice is a hash of the sample's key and the layer's number: the same on any number of
+ranks, with any gradient accumulation, after any restart, and when activation checkpointing computes a block again.
 """
 
 from collections.abc import Iterable, Sequence

@@ -9,7 +9,7 @@ from widemix.models.block_diagonal import GroupedLinear
 
 
 def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:
-    """Draw linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
+    """Sample linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
 
     `head_bias` is the bias of every class.
     """

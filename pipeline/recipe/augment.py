@@ -51,7 +51,7 @@ class AugmentSection(Section):
     )
     mix_mode: Literal["batch", "pair", "elem"] = key(
         "batch",
-        "mixup and CutMix drawn for each mix_group (batch), each pair of images in it, or each image (elem)",
+        "mixup and CutMix sampled for each mix_group (batch), each pair of images in it, or each image (elem)",
     )
     mixup_prob: Fraction = key(1.0, "probability of mixup or CutMix for each group (pair, image)")
     mixup_switch_prob: Fraction = key(0.5, "probability of CutMix instead of mixup when both are on")
@@ -87,7 +87,7 @@ class AugmentSection(Section):
 
     @property
     def cut_alpha(self) -> float:
-        """CutMix alpha to draw with: 1 with cutmix_minmax, which replaces alpha."""
+        """CutMix alpha to sample with: 1 with cutmix_minmax, which replaces alpha."""
         return self.cutmix if self.cutmix_minmax is None else 1.0
 
     @property

@@ -72,8 +72,8 @@ class DataSection(PreparedSection):
     )
     interpolation: Literal["bilinear", "bicubic", "random"] = key(
         "bilinear",
-        "antialiased interpolation of resized crops, and that of policy operations which move pixels; random: drawn "
-        "for each image and operation (evaluation: bicubic)",
+        "antialiased interpolation of resized crops, and that of policy operations which move pixels; random: "
+        "sampled for each image and operation (evaluation: bicubic)",
     )
     on_corrupt: Literal["error", "replace"] = key(
         "error",

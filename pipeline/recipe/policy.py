@@ -17,8 +17,8 @@ from widemix.errors import InputError
 class Step:
     """An operation by timm's name, applied with probability `prob`, with a magnitude on timm's scale of 0 to 10.
 
-    The magnitude is drawn from N(magnitude, std), or uniformly from [0, magnitude] where std is infinite, and clipped
-    to [0, limit].
+    The magnitude is sampled from N(magnitude, std), or uniformly from [0, magnitude] where std is infinite, and
+    clipped to [0, limit].
     """
 
     name: str
@@ -30,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` of the steps one after the other: drawn uniformly with replacement, or by weight without."""
+    """`layers` of the steps one after the other: sampled uniformly with replacement, or by weight without."""
 
     steps: tuple[Step, ...]
     layers: int
@@ -39,7 +39,7 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """All steps of one of the policies, drawn uniformly."""
+    """All steps of one of the policies, sampled uniformly."""
 
     policies: tuple[tuple[Step, ...], ...]
 
@@ -197,7 +197,7 @@ def parse_policy(text: str) -> Policy:
 def add_to_sets(operation: str, sets: Sequence[str]) -> None:
     """Add an operation to sets of names of its own, so that `rand-t<set>` is a valid policy; `ValueError` for timm's.
 
-    Operations of a set are drawn uniformly, with replacement.
+    Operations of a set are sampled uniformly, with replacement.
     """
     for name in sets:
         if name in _SETS:
@@ -224,7 +224,7 @@ def _rand(parts: list[str]) -> RandAugment:
     weights = tuple(chosen.values()) if isinstance(chosen, Mapping) else None
     if weights and options["n"] > len(weights):
         raise InputError(
-            f"part 'n{options['n']}': {sets[0]} draws without replacement from {len(weights)} operations"
+            f"part 'n{options['n']}': {sets[0]} samples without replacement from {len(weights)} operations"
         )
     return RandAugment(steps, options["n"], weights)
 

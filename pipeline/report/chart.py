@@ -8,7 +8,7 @@ from itertools import pairwise
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 36
-MOST = 600  # points of a curve; of more, the extremes of each of MOST / 2 stretches are drawn
+MOST = 600  # points of a curve; of more, the extremes of each of MOST / 2 stretches are plotted
 STYLES = 7  # colours; the eighth curve has the first one again, dashed
 
 
@@ -26,8 +26,8 @@ def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series])
 
     Each curve has its values in `data-x` and `data-y`, for the page's script.
     """
-    drawn = [Series(one.name, one.number, thinned(one.points)) for one in series if one.points]
-    ys = [y for one in drawn for _, y in one.points]
+    plotted = [Series(one.name, one.number, thinned(one.points)) for one in series if one.points]
+    ys = [y for one in plotted for _, y in one.points]
     low, high = min(ys), max(ys)
     margin = 0.04 * (high - low) or 0.04 * abs(high) or 1.0
     x_ticks, y_ticks = ticks(0, x_end), ticks(low, high)
@@ -49,7 +49,7 @@ def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series])
     parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
-    for one in drawn:
+    for one in plotted:
         places = [(across(x), down(y)) for x, y in one.points]
         look = f"s{one.number % STYLES}{' dashed' if one.number // STYLES % 2 else ''}"
         values = (

@@ -117,12 +117,12 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
     charts = []
     for split, name in dict.fromkeys(key for key in keys if not key[1].startswith(BLOCKS)):
         title = CHARTS.get((split, name), f"{name} ({split})")
-        drawn = ""
+        plotted = ""
         for axis in axes:
             series = [Series(run.name, n, axis.points(run.of(split), name, run.began)) for n, run in enumerate(runs)]
-            drawn += axis.chart(title, series)
-        if drawn:
-            charts.append(f"<figure><h3>{escape(title)}</h3>{drawn}</figure>")
+            plotted += axis.chart(title, series)
+        if plotted:
+            charts.append(f"<figure><h3>{escape(title)}</h3>{plotted}</figure>")
     if not charts:
         return ""
     charts += [_block_chart(run, axes) for run in runs]
@@ -132,7 +132,7 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
         for axis in axes
     )
     legend = "".join(f"<span>{named(runs, number)}</span>" for number in range(len(runs))) if len(runs) > 1 else ""
-    thinned = f"Of curves with more than {MOST} points the extremes of {MOST // 2} stretches are drawn."
+    thinned = f"Of curves with more than {MOST} points the extremes of {MOST // 2} stretches are plotted."
     note = f'<p class="soft">{thinned}</p>' if max(len(run.of("train")) for run in runs) > MOST else ""
     bar = f'<div class="bar"><span class="soft">by</span>{buttons}{legend}</div>'
     return "\n".join([bar, '<div class="charts">', *charts, "</div>", note])
@@ -142,14 +142,14 @@ def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> str:
     """The gradient norms of a run's blocks in one chart."""
     lines = run.of("train")
     names = dict.fromkeys(name for line in lines for name in line if name.startswith(BLOCKS))
-    title, drawn = f"Gradient norm by block, {run.name}", ""
+    title, plotted = f"Gradient norm by block, {run.name}", ""
     for axis in axes if names else ():
         series = [
             Series(name.removeprefix(BLOCKS), n, axis.points(lines, name, run.began)) for n, name in enumerate(names)
         ]
-        drawn += axis.chart(title, series)
+        plotted += axis.chart(title, series)
     legend = "".join(f"<span>{chip(n)}{escape(name.removeprefix(BLOCKS))}</span>" for n, name in enumerate(names))
-    return f'<figure><h3>{escape(title)}</h3>{drawn}<div class="legend">{legend}</div></figure>' if drawn else ""
+    return f'<figure><h3>{escape(title)}</h3>{plotted}<div class="legend">{legend}</div></figure>' if plotted else ""
 
 
 @dataclass(frozen=True)

@@ -96,5 +96,5 @@ def short_paths(paths: Sequence[Path]) -> list[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a line can be drawn."""
+    """Whether a value of a line can be plotted."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

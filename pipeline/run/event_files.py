@@ -1,7 +1,7 @@
 """TensorBoard's event files of a run folder.
 
-TensorBoard draws one file after the other, in the order of their names: steps that were trained twice would be drawn
-twice. So each start writes a new file that begins with what is kept of the others, and removes those.
+TensorBoard plots one file after the other, in the order of their names: steps that were trained twice would be
+plotted twice. So each start writes a new file that begins with what is kept of the others, and removes those.
 """
 
 import itertools

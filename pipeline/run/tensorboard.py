@@ -1,4 +1,4 @@
-"""TensorBoard's curves, drawn from the lines of metrics.jsonl, in the run folder, whose name is shown."""
+"""TensorBoard's curves, plotted from the lines of metrics.jsonl, in the run folder, whose name is shown."""
 
 import json
 import math
@@ -48,7 +48,7 @@ class Board:
         self._places = self._writer.events.places
 
     def add_line(self, line: dict[str, Any]) -> None:
-        """Draw the metrics of a line by its step and its time; losses and accuracy also by hundredths of an epoch.
+        """Plot the metrics of a line by its step and its time; losses and accuracy also by hundredths of an epoch.
 
         Of several lines in a hundredth the first counts.
         """
@@ -87,7 +87,7 @@ class Board:
 
 
 def is_repeated(tag: str, at: int, step: int, evaluates: bool) -> bool:
-    """Whether a run that goes on from `step`, and evaluates first, draws this tag of step `at` again."""
+    """Whether a run that goes on from `step`, and evaluates first, plots this tag of step `at` again."""
     return at > step or tag.startswith(_DESCRIPTION) or (evaluates and at == step and tag.startswith(_OF_EVALUATIONS))
 
 

@@ -94,8 +94,8 @@ def as_csv(rows: Sequence[Bounds]) -> str:
     return text.getvalue()
 
 
-def draw(rows: Sequence[Bounds], title: str, paths: Sequence[Path]) -> None:
-    """Draw the bounds over the depth into files, each in the format of its suffix."""
+def plot(rows: Sequence[Bounds], title: str, paths: Sequence[Path]) -> None:
+    """Plot the bounds over the depth into files, each in the format of its suffix."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -20,7 +20,7 @@ class Cell:
     path: the recipe that it starts from.
     varied: the keys that tell its point from others, as `("section.key", "YAML value")`.
     shared: overrides that all cells have, applied before `varied`.
-    panel, line: where its result is drawn.
+    panel, line: where its result is plotted.
     seed: its seed; None if the study has none. seeded: the keys that are set to it.
     chosen: the values that a search has chosen for its point, applied after `varied`. group: its entry of the study.
     """

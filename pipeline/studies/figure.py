@@ -14,8 +14,8 @@ from widemix.studies.study import Study
 _MARKERS = "osD^vP*X<>"
 
 
-def draw(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None:
-    """Draw the figure into files, each in the format of its suffix."""
+def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None:
+    """Plot the figure into files, each in the format of its suffix."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -34,9 +34,9 @@ def draw(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     for row, name in enumerate(rows):
         for column, panel in enumerate(panels):
             ax = axes[row][column]
-            _draw_panel(ax, lines_of(results, panel, name, study.figure), study)
+            _plot_panel(ax, lines_of(results, panel, name, study.figure), study)
             if row == 0:
-                _draw_published(ax, panel, study)
+                _plot_published(ax, panel, study)
             ax.set(title=_shown(panel) if row == 0 else "", xlabel=label_of(study.figure.x), ylabel=label_of(name))
     _add_legend(figure, axes)
     save(figure, paths)
@@ -52,7 +52,7 @@ def save(figure: Any, paths: Sequence[Path]) -> None:
         atomic_write(path, buffer.getvalue())
 
 
-def _draw_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
+def _plot_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:
     curve = study.figure.x == "epoch"
     places = [p.x for points in lines.values() for p in points]
     names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
@@ -114,7 +114,7 @@ def _whole_ticks(ax: Any, lines: dict[str, list[Point]]) -> None:
         ax.set_xticks(sorted(values))
 
 
-def _draw_published(ax: Any, panel: str, study: Study) -> None:
+def _plot_published(ax: Any, panel: str, study: Study) -> None:
     for published in study.published:
         if published.points and published.panel in ("", panel):
             how = ", digitised" if published.digitised else ""

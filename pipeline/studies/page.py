@@ -8,7 +8,7 @@ from pathlib import Path
 
 from widemix.files import atomic_write
 from widemix.studies.claims import Verdict, verdicts
-from widemix.studies.figure import draw
+from widemix.studies.figure import plot
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, as_csv, lines_of
 from widemix.studies.search import Arm, Trial, best
@@ -35,7 +35,7 @@ def write_report(
         folder / f"{path.stem}{suffix}" for suffix in (".csv", ".png", ".svg", ".md", "_search.csv")
     )
     atomic_write(table, as_csv(results, study))
-    draw(results, study, [png, svg])
+    plot(results, study, [png, svg])
     atomic_write(page, as_page(results, study, path.name, searched))
     if searched:
         atomic_write(trials, trials_as_csv(searched))
@@ -57,7 +57,7 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
         parts.append(_published(study))
     if searched:
         parts.append(_search(searched, study, stem))
-    parts += _not_drawn(results, study)
+    parts += _not_plotted(results, study)
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].cell.name}`.")
@@ -67,12 +67,12 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
     return "\n\n".join(parts) + "\n"
 
 
-def _not_drawn(results: Sequence[Result], study: Study) -> list[str]:
+def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
     """A line for each result that has no place on a logarithmic axis."""
     if not study.figure.log_y:
         return []
     lost = [(result.cell.name, name) for result in results for name in study.figure.y if result.y.get(name, 1) <= 0]
-    return [f"Not drawn, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
+    return [f"Not plotted, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
 def _claims(found: Sequence[Verdict]) -> str:
@@ -206,7 +206,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
     diverged = sum(row.state == "diverged" for row in rows.values())
     trials = sum(trial.top1 is not None for _, trials in searched for trial in trials)
     return (
-        f"Drawn on {date}: {len(rows)} of {len(wanted)} runs have ended, {diverged} of them diverged, "
+        f"Plotted on {date}: {len(rows)} of {len(wanted)} runs have ended, {diverged} of them diverged, "
         f"of {', '.join(map(str, epochs))} epochs on {', '.join(f'`{path}`' for path in data)}; "
         + (f"{trials} trials of the search; " if searched else "")
         + f"{hours:.2f} hours of training (wall clock) on {', '.join(machines) or 'no machine'}"

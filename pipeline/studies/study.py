@@ -1,4 +1,4 @@
-"""Study files: base recipes, the axes along which they vary, seeds, what to draw, and what was published."""
+"""Study files: base recipes, the axes along which they vary, seeds, what to plot, and what was published."""
 
 import fnmatch
 import itertools
@@ -60,7 +60,7 @@ class Group(Section):
 
 
 class Figure(Section):
-    """What is drawn: y over x, a panel for each name of `recipes`, a row of panels for each y."""
+    """What is plotted: y over x, a panel for each name of `recipes`, a row of panels for each y."""
 
     x: str = key(..., f"x axis: a recipe key, epoch (learning curves), or one of {', '.join(COMPUTED)}")
     y: Annotated[list[str], Field(min_length=1)] = key(

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from widemix.analysis.evaluation import draw_confusion
+from widemix.analysis.evaluation import plot_confusion
 from widemix.analysis.figures import as_png, label
 from widemix.evaluation.assessment import Assessment, Details
 
@@ -17,7 +17,7 @@ def test_names_are_drawn_letter_by_letter(name):
     assessment = Assessment(f"runs/{name}", "data", "val", 2, 1, {"top1": 50.0}, [name, "other"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = draw_confusion(assessment, DETAILS)
+        figure = plot_confusion(assessment, DETAILS)
         assert as_png(figure).startswith(b"\x89PNG")
     [tick, _] = figure.axes[0].get_xticklabels()
     drawn, is_mathematics = tick._preprocess_math(tick.get_text())
@@ -30,7 +30,7 @@ def test_long_names_leave_room_for_the_matrix():
     classes = [f"04221_Animalia_Chordata_Aves_Passeriformes_Passeridae_Passer_{name}" for name in ("a", "b")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = draw_confusion(Assessment("runs/" + 60 * "long", "d", "val", 2, 1, {"top1": 50.0}, classes), DETAILS)
+        figure = plot_confusion(Assessment("runs/" + 60 * "long", "d", "val", 2, 1, {"top1": 50.0}, classes), DETAILS)
         as_png(figure)
     drawn = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert drawn == ["04221_Animal…sseridae_Passer_a", "04221_Animal…sseridae_Passer_b"]

@@ -9,10 +9,10 @@ import torch
 
 from widemix.analysis.filters import (
     Filters,
-    draw_filters,
     layer_filters,
     mean_frequency,
     patch_filters,
+    plot_filters,
     sort_filters,
     token_filters,
 )
@@ -89,7 +89,7 @@ def test_filters_give_what_the_layers_give(ours):
 def test_a_sheet_has_every_filter_in_order_with_its_sign():
     values = np.stack([np.full((2, 2), value) for value in (3.0, -3.0, 1.0)])
     sheet = (
-        draw_filters("x", Filters("layer", values, np.array([1, 0, 2]), np.zeros(3), -np.ones(1))).axes[0].images[0]
+        plot_filters("x", Filters("layer", values, np.array([1, 0, 2]), np.zeros(3), -np.ones(1))).axes[0].images[0]
     )
     array = sheet.get_array()
     assert array.shape == (7, 7, 3)

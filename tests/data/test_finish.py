@@ -8,9 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
 from widemix.data import finish
-from widemix.data.augment.erase import Erasing, draw_erasing
+from widemix.data.augment.erase import Erasing, sample_erasing
 from widemix.data.finish import Finish, finish_in_steps
-from widemix.data.mixing import Mixture, draw_mixture
+from widemix.data.mixing import Mixture, sample_mixture
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 
@@ -42,8 +42,8 @@ def drawn(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tens
     """Images, and what is done with them; of up to three boxes some overlap."""
     images = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
     section = AugmentSection(re_prob=0.7, re_count=3, re_mode=mode or "const", mix_group=4, **MIXES[mix])
-    erasing = draw_erasing(np.arange(count), side, section, 1, 2) if mode else None
-    mixture = draw_mixture(count, side, section, 1, 5, 3) if section.mixing else None
+    erasing = sample_erasing(np.arange(count), side, section, 1, 2) if mode else None
+    mixture = sample_mixture(count, side, section, 1, 5, 3) if section.mixing else None
     return images, erasing, mixture
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from timm.data import Mixup
 
-from widemix.data.mixing import draw_mixture, soft_labels
+from widemix.data.mixing import sample_mixture, soft_labels
 from widemix.data.random import MIX, key
 from widemix.recipe.augment import AugmentSection
 
@@ -39,7 +39,7 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, 
     for step in range(40):
         images, labels = batch(GROUP)
         ours = images.clone()
-        mixture = draw_mixture(GROUP, 12, section, seed=3, step=step, first_group=5)
+        mixture = sample_mixture(GROUP, 12, section, seed=3, step=step, first_group=5)
         mixture.mix(ours)
         targets = mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
         np.random.seed(key(3, step, 5, MIX) & 0xFFFFFFFF)
@@ -54,11 +54,11 @@ def test_two_halves_mix_as_the_whole(mode):
     images, labels = batch(4 * GROUP)
     whole, halves = images.clone(), images.clone()
     targets = soft_labels(labels, CLASSES, 0.0)
-    mixture = draw_mixture(4 * GROUP, 12, section, 1, 2, first_group=0)
+    mixture = sample_mixture(4 * GROUP, 12, section, 1, 2, first_group=0)
     mixture.mix(whole)
     parts = []
     for half, first in ((slice(0, 2 * GROUP), 0), (slice(2 * GROUP, None), 2)):
-        part = draw_mixture(2 * GROUP, 12, section, 1, 2, first)
+        part = sample_mixture(2 * GROUP, 12, section, 1, 2, first)
         part.mix(halves[half])
         parts.append(part.mix_targets(targets[half]))
     assert torch.equal(halves, whole)

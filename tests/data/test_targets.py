@@ -21,7 +21,7 @@ from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader
-from widemix.data.mixing import draw_mixture
+from widemix.data.mixing import sample_mixture
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -168,7 +168,7 @@ def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression
     assert not np.isin(mixed[0][1].numpy(), numbers).any()
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()
     targets = torch.stack([torch.arange(8.0), -10 * torch.arange(8.0)], dim=1)
-    mixture = draw_mixture(8, 2, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
+    mixture = sample_mixture(8, 2, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
     mixture.mix(images)
     found = mixture.mix_targets(targets)
     torch.testing.assert_close(found, torch.stack([images[:, 0, 0, 0], -10 * images[:, 0, 0, 0]], dim=1))

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
-from widemix.data.augment.draw import draw_chain
 from widemix.data.augment.operations import apply
 from widemix.data.augment.program import MIX, NO_POLICY, Program, compile_policy
 from widemix.data.augment.registry import OPERATIONS, SKIP, Function
 from widemix.data.augment.run import run_mixture, run_policy
+from widemix.data.augment.sampling import sample_chain
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.compiled import jit
 from widemix.data.random import AUGMENT, COLOR_JITTER, key
@@ -80,7 +80,7 @@ def _run_with_functions(functions, images, view_ids, seed, epoch, program, chunk
     scratch = scratch_for(images.shape[1], images.shape[2])
     chain = np.empty((program.layers, 3))
     for b in range(chunk, len(view_ids), chunks):
-        draw_chain(program, np.uint64(key(seed, epoch, view_ids[b], AUGMENT)), chain)
+        sample_chain(program, np.uint64(key(seed, epoch, view_ids[b], AUGMENT)), chain)
         for number, argument, cubic in chain.tolist():
             if number in functions:
                 functions[number](images[b], argument)

@@ -47,34 +47,34 @@ def apply_color_jitter(image, color_jitter, stream, scratch):
     """Change image uint8 [H, W, 3] in place, with random numbers of the stream."""
     values = image.reshape(-1)
     if uniform(stream, _JITTER) < color_jitter.jitter_prob:
-        for part, factor in draw_jitter(color_jitter.jitter, stream):
+        for part, factor in sample_jitter(color_jitter.jitter, stream):
             _jitter(values, int(part), factor, scratch)
     if uniform(stream, _GRAY) < color_jitter.gray_prob:
         color(values, 0.0, scratch.tables)
     if uniform(stream, _BLUR) < color_jitter.blur_prob:
         rows = image.reshape(image.shape[0], -1)
         between = scratch.mixed.reshape(rows.shape)
-        gaussian_smooth(rows, draw_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
+        gaussian_smooth(rows, sample_sigma(stream), scratch.taps, scratch.wide, between, scratch.weighted)
     if uniform(stream, _SOLARIZE) < color_jitter.solarize_prob:
         solarize(values, 128)
 
 
 @jit
-def draw_jitter(strength, stream):
+def sample_jitter(strength, stream):
     """float64 [4, 2]: brightness 0, contrast 1, saturation 2 and hue 3 in random order, each with its factor."""
-    drawn = np.empty((4, 2))
+    sampled = np.empty((4, 2))
     order = np.argsort(np.array([uniform(stream, _ORDER + part) for part in range(4)]))
     for place in range(4):
         part = order[place]
         centre = 0.0 if part == 3 else 1.0
         low = -strength[part] if part == 3 else max(0.0, centre - strength[part])
-        drawn[place, 0] = part
-        drawn[place, 1] = low + (centre + strength[part] - low) * uniform(stream, _STRENGTH + part)
-    return drawn
+        sampled[place, 0] = part
+        sampled[place, 1] = low + (centre + strength[part] - low) * uniform(stream, _STRENGTH + part)
+    return sampled
 
 
 @jit
-def draw_sigma(stream):
+def sample_sigma(stream):
     """The blur's standard deviation in pixels: uniform from 0.1 to 2, torchvision's default."""
     return 0.1 + 1.9 * uniform(stream, _SIGMA)
 

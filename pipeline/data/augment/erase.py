@@ -1,6 +1,6 @@
 """Random erasing (Zhong et al. 2017) with timm's distribution of boxes, keyed by view id.
 
-Noise is drawn on the host from a table of the normal distribution's quantiles: it is the same on every device.
+Noise is sampled on the host from a table of the normal distribution's quantiles: it is the same on every device.
 """
 
 import functools
@@ -33,9 +33,9 @@ class Erasing:
     mode: Mode
 
 
-def draw_erasing(view_ids: np.ndarray, side: int, section: AugmentSection, seed: int, epoch: int) -> Erasing:
-    """Draw the boxes of images of `side` pixels, by the section's `re_` keys."""
-    boxes, streams = draw_boxes(view_ids, seed, epoch, side, section.re_prob, section.re_count)
+def sample_erasing(view_ids: np.ndarray, side: int, section: AugmentSection, seed: int, epoch: int) -> Erasing:
+    """Sample the boxes of images of `side` pixels, by the section's `re_` keys."""
+    boxes, streams = sample_boxes(view_ids, seed, epoch, side, section.re_prob, section.re_count)
     return Erasing(boxes, streams, section.re_mode)
 
 
@@ -88,10 +88,10 @@ def _erase(images, boxes, streams, zero, noisy, quantiles):
 
 
 @jit
-def draw_boxes(view_ids, seed, epoch, side, prob, count):
-    """int64 [n, 5] of (image, top, left, height, width), drawn in timm's order, and their streams, uint64 [n]."""
+def sample_boxes(view_ids, seed, epoch, side, prob, count):
+    """int64 [n, 5] of (image, top, left, height, width), sampled in timm's order, and their streams, uint64 [n]."""
     boxes, streams = np.empty((len(view_ids) * count, 5), np.int64), np.empty(len(view_ids) * count, np.uint64)
-    drawn = 0
+    found = 0
     for b in range(len(view_ids)):
         stream = key(seed, epoch, view_ids[b], ERASE)
         if uniform(stream, 0) > prob:
@@ -105,14 +105,14 @@ def draw_boxes(view_ids, seed, epoch, side, prob, count):
                 h, w = int(np.rint(math.sqrt(area * aspect))), int(np.rint(math.sqrt(area / aspect)))
                 at += 2
                 if w < side and h < side:
-                    boxes[drawn, 0], boxes[drawn, 3], boxes[drawn, 4] = b, h, w
-                    boxes[drawn, 1] = int(uniform(stream, at) * (side - h + 1))
-                    boxes[drawn, 2] = int(uniform(stream, at + 1) * (side - w + 1))
-                    streams[drawn] = scramble(stream + np.uint64(_NOISE + at))
+                    boxes[found, 0], boxes[found, 3], boxes[found, 4] = b, h, w
+                    boxes[found, 1] = int(uniform(stream, at) * (side - h + 1))
+                    boxes[found, 2] = int(uniform(stream, at + 1) * (side - w + 1))
+                    streams[found] = scramble(stream + np.uint64(_NOISE + at))
                     at += 2
-                    drawn += h * w > 0  # in a small image a side may round to 0: nothing is erased, as by timm
+                    found += h * w > 0  # in a small image a side may round to 0: nothing is erased, as by timm
                     break
-    return boxes[:drawn], streams[:drawn]
+    return boxes[:found], streams[:found]
 
 
 @jit

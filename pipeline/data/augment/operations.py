@@ -1,4 +1,4 @@
-"""Applies operations, given by number, to one image: the compiled dispatch of a drawn chain of steps."""
+"""Applies operations, given by number, to one image: the compiled dispatch of a sampled chain of steps."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A policy as numbers: what the compiled code draws from."""
+"""A policy as numbers: what the compiled code samples from."""
 
 import math
 from typing import NamedTuple
@@ -13,7 +13,7 @@ CUBIC = {
     "bilinear": 0.0,
     "bicubic": 1.0,
     "random": 0.5,
-}  # probability of the bicubic filter, drawn for each operation
+}  # probability of the bicubic filter, sampled for each operation
 
 
 class Program(NamedTuple):
@@ -22,7 +22,7 @@ class Program(NamedTuple):
     kind: int
     table: np.ndarray  # float64 [steps, 10]: operation, kind, scale, offset, low, high, prob, magnitude, std, limit
     weights: np.ndarray  # float64 [steps], or [0] for a uniform choice
-    layers: int  # steps for an image, or in a chain of AugMix; 0 draws one to three
+    layers: int  # steps for an image, or in a chain of AugMix; 0: one to three at random
     width: int  # chains of AugMix, else 1
     alpha: float
     blended: bool
@@ -33,8 +33,8 @@ class Program(NamedTuple):
 def compile_policy(policy: Policy | None, mean: tuple[float, float, float], interpolation: str = "random") -> Program:
     """The policy as numbers, with timm's fill colour: `mean`, which is on a scale of 0 to 1.
 
-    Operations that move pixels interpolate as `data.interpolation` says, as in timm; `random` draws for each of them.
-    `InputError` where a step's operation is not registered.
+    Operations that move pixels interpolate as `data.interpolation` says, as in timm; `random` samples for each of
+    them. `InputError` where a step's operation is not registered.
     """
     red, green, blue = (min(255, round(255 * channel)) for channel in mean)
     fill, cubic, none = red | green << 8 | blue << 16, CUBIC[interpolation], np.empty(0)

@@ -175,9 +175,9 @@ def register_operation(
     """Add an operation: with sets `("mine",)`, `rand-m9-tmine` becomes a valid policy.
 
     `function(image, argument)` changes an image, uint8 [H, W, 3], in place; it is called on several threads. The
-    argument is drawn by `magnitude_map`. `shown` are the arguments on the sheet of `widemix analyse augment`; without
-    any, the map's over all magnitudes. Policies with such an operation run image by image in Python; all others stay
-    compiled. `ValueError` if the name is taken or a set is timm's.
+    argument is sampled by `magnitude_map`. `shown` are the arguments on the sheet of `widemix analyse augment`;
+    without any, the map's over all magnitudes. Policies with such an operation run image by image in Python; all
+    others stay compiled. `ValueError` if the name is taken or a set is timm's.
     """
     if any(name in operation.magnitude_maps for operation in OPERATIONS):
         raise ValueError(f"operation {name!r}: is registered already; choose another name")

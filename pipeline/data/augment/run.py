@@ -1,10 +1,10 @@
-"""Runs a policy on one image: draws its steps and applies them in place."""
+"""Runs a policy on one image: samples its steps and applies them in place."""
 
 import numpy as np
 
 from widemix.data.augment.blend import blend
-from widemix.data.augment.draw import draw_chain, draw_shares, mixed_chain
 from widemix.data.augment.operations import apply_chain
+from widemix.data.augment.sampling import mixed_chain, sample_chain, sample_chain_weights
 from widemix.data.augment.tables import copy_values
 from widemix.data.compiled import jit, jit_inline, jit_noalias
 
@@ -12,7 +12,7 @@ from widemix.data.compiled import jit, jit_inline, jit_noalias
 @jit_inline
 def run_policy(image, program, stream, scratch, chain):
     """RandAugment or AutoAugment on image uint8 [H, W, 3], in place. Chain [layers, 3] is scratch."""
-    draw_chain(program, stream, chain)
+    sample_chain(program, stream, chain)
     apply_chain(image, chain, program.fill, scratch)
 
 
@@ -25,7 +25,7 @@ def run_mixture(image, program, stream, scratch, chain):
     values, original = image.reshape(-1), scratch.original.reshape(-1)
     mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # no operation of AugMix uses these
     shares = np.empty(program.width, np.float32)
-    share = draw_shares(program, stream, shares)
+    share = sample_chain_weights(program, stream, shares)
     copy_values(values, original)
     if program.blended:
         _blend_shares(shares, share)
@@ -34,7 +34,7 @@ def run_mixture(image, program, stream, scratch, chain):
         _clear(sums)
     for k in range(program.width):
         own, depth = mixed_chain(program, stream, k)
-        draw_chain(program, own, chain[:depth])
+        sample_chain(program, own, chain[:depth])
         apply_chain(image, chain[:depth], program.fill, scratch)
         if program.blended:
             blend(mixture, values, shares[k])

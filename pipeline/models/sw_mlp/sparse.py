@@ -19,7 +19,7 @@ DENSE_ENTRIES = 1 << 28  # largest dense copy of a weight, in entries: 1 GiB in 
 
 
 def row_counts(outputs: int, inputs: int, density: float, generator: np.random.Generator) -> np.ndarray:
-    """Draw the number of nonzeros in each row of a Bernoulli(density) mask [outputs, inputs]: int [outputs]."""
+    """Sample the number of nonzeros in each row of a Bernoulli(density) mask [outputs, inputs]: int [outputs]."""
     if density == 1:
         return np.full(outputs, inputs)
     # The same numbers with every numpy: Generator.binomial gives others since 2.5, RandomState never will.

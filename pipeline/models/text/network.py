@@ -29,7 +29,7 @@ class TextClassifier(nn.Module):
         self.head = nn.Linear(channels, num_classes) if num_classes > 0 else nn.Identity()
 
     def init_weights(self) -> None:
-        """Draw the initial weights."""
+        """Sample the initial weights."""
         init_weights(self, self.head)
         nn.init.normal_(self.embedding.weight, std=0.02)  # torch's std of 1 is large against what training adds
         with torch.no_grad():

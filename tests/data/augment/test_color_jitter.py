@@ -10,7 +10,7 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import functional as F
 
-from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, draw_jitter, draw_sigma
+from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, sample_jitter, sample_sigma
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.augment.smooth import gaussian_smooth
@@ -33,7 +33,7 @@ def changed(
 def test_jitter_is_torchvisions_with_the_same_numbers(images, strength):
     for stream, image in enumerate(images):
         expected = Image.fromarray(image)
-        for part, factor in draw_jitter(np.array(strength), np.uint64(stream)):
+        for part, factor in sample_jitter(np.array(strength), np.uint64(stream)):
             if strength[int(part)]:
                 expected = ADJUST[int(part)](expected, factor)
         assert np.array_equal(changed(image, stream, strength, jitter_prob=1.0), np.asarray(expected))
@@ -50,14 +50,16 @@ def test_every_colour_turns_as_pillow_turns_it():
 
 def test_jitter_draws_every_order_and_its_whole_range():
     strength = np.array([0.4, 1.5, 0.2, 0.1])
-    drawn = np.array([draw_jitter(strength, np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)])
+    drawn = np.array(
+        [sample_jitter(strength, np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
+    )
     orders = Counter(tuple(order) for order in drawn[:, :, 0].astype(int))
     assert len(orders) == 24
     assert stats.chisquare(list(orders.values())).pvalue > 1e-3
     for part, (low, high) in enumerate([(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]):
         factors = drawn[drawn[:, :, 0] == part][:, 1]
         assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
-    sigmas = [draw_sigma(np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
+    sigmas = [sample_sigma(np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
 
 

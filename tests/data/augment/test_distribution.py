@@ -10,8 +10,8 @@ from scipy import stats
 from timm.data import auto_augment
 
 from widemix.data.augment import registry as op
-from widemix.data.augment.draw import draw_chain, mixed_chain
 from widemix.data.augment.program import MIX, compile_policy
+from widemix.data.augment.sampling import mixed_chain, sample_chain
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.policy import parse_policy
 
@@ -58,7 +58,7 @@ def ours(text: str) -> list[Chain]:
         if program.kind == MIX:
             stream, depth = mixed_chain(program, stream, sample % program.width)
         chain = np.empty((depth, 3))
-        draw_chain(program, np.uint64(stream), chain)
+        sample_chain(program, np.uint64(stream), chain)
         found.append(
             tuple((int(n), argument, n >= op.ROTATE and bool(cubic)) for n, argument, cubic in chain if n != op.SKIP)
         )
@@ -176,7 +176,7 @@ def test_which_operations_meet_is_as_timms_without_replacement():
     program.table[:, 0] = np.arange(len(policy.steps))  # tell steps apart by their place
     pairs, chain = Counter(), np.empty((2, 3))
     for sample in range(DRAWS):
-        draw_chain(program, np.uint64(key(5, 1, sample, AUGMENT)), chain)
+        sample_chain(program, np.uint64(key(5, 1, sample, AUGMENT)), chain)
         pairs[tuple(chain[:, 0].astype(int))] += 1
     p = np.array(policy.weights) / sum(policy.weights)
     law = p[:, None] * p[None, :] / (1 - p[:, None])

@@ -8,7 +8,14 @@ import torch
 from scipy import stats
 from timm.data import random_erasing
 
-from widemix.data.augment.erase import Erasing, draw_boxes, draw_erasing, erase, erase_with_torch, normal_quantiles
+from widemix.data.augment.erase import (
+    Erasing,
+    erase,
+    erase_with_torch,
+    normal_quantiles,
+    sample_boxes,
+    sample_erasing,
+)
 from widemix.data.random import ERASE, key, uniform
 from widemix.recipe.augment import AugmentSection
 
@@ -22,7 +29,7 @@ def blank(images: int, side: int) -> torch.Tensor:
 def erased(count: int, mode: str, batch: int, side: int = 32, prob: float = 1.0) -> torch.Tensor:
     images = blank(batch, side)
     section = AugmentSection(re_prob=prob, re_count=count, re_mode=mode)
-    erase(images, draw_erasing(np.arange(batch), side, section, SEED, EPOCH))
+    erase(images, sample_erasing(np.arange(batch), side, section, SEED, EPOCH))
     return images
 
 
@@ -51,7 +58,7 @@ def test_erased_boxes_are_timms_with_the_same_numbers(count, side, monkeypatch):
 
 
 def test_noise_is_standard_normal_and_differs_from_box_to_box():
-    boxes, streams = draw_boxes(np.arange(400), SEED, EPOCH, 32, 1.0, 1)
+    boxes, streams = sample_boxes(np.arange(400), SEED, EPOCH, 32, 1.0, 1)
     images = erased(1, "pixel", 400)
     noise = images[images != 99.0].double().numpy()
     assert len(noise) == 3 * (boxes[:, 3] * boxes[:, 4]).sum()
@@ -64,7 +71,7 @@ def test_noise_is_standard_normal_and_differs_from_box_to_box():
 
 
 def test_a_colour_fills_its_box():
-    [(_, top, left, height, width)] = draw_boxes(np.arange(1), SEED, EPOCH, 32, 1.0, 1)[0]
+    [(_, top, left, height, width)] = sample_boxes(np.arange(1), SEED, EPOCH, 32, 1.0, 1)[0]
     [image] = erased(1, "rand", 1)
     region = image[:, top : top + height, left : left + width]
     assert torch.equal(region, region[:, :1, :1].expand_as(region))
@@ -84,14 +91,14 @@ def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
 @pytest.mark.parametrize(("side", "count"), [(32, 1), (32, 3), (2, 1), (8, 10)])  # the last two draw empty boxes
 def test_other_devices_erase_like_the_cpu(side, count, mode):
     images = blank(200, side)
-    erase_with_torch(images, Erasing(*draw_boxes(np.arange(200), SEED, EPOCH, side, 0.7, count), mode))
+    erase_with_torch(images, Erasing(*sample_boxes(np.arange(200), SEED, EPOCH, side, 0.7, count), mode))
     assert torch.equal(images, erased(count, mode, 200, side, prob=0.7))
     assert (images != 99.0).any()
 
 
 def test_a_batch_of_nothing():
     """As of a rank whose part of the last evaluation batch is empty."""
-    erasing = draw_erasing(np.arange(0), 8, AugmentSection(re_prob=1.0), SEED, EPOCH)
+    erasing = sample_erasing(np.arange(0), 8, AugmentSection(re_prob=1.0), SEED, EPOCH)
     assert erasing.boxes.shape == (0, 5)
     for act in (erase, erase_with_torch):
         images = blank(0, 8)

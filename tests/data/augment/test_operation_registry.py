@@ -11,10 +11,10 @@ from tests.conftest import ROOT
 from tests.sections import train_section
 from widemix.analysis.operations import all_comparisons, comparison_tiles
 from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.draw import draw_chain
 from widemix.data.augment.operations import apply
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, MagnitudeMap, register_operation
+from widemix.data.augment.sampling import sample_chain
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.loader import TrainLoader
 from widemix.data.random import AUGMENT, key
@@ -66,7 +66,7 @@ def test_a_policy_draws_registered_and_compiled_operations(registered):
     )
     for image, result, view_id in zip(images, found, view_ids, strict=True):
         chain = np.empty((3, 3))
-        draw_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)
+        sample_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)
         for number, argument, cubic in chain:
             if number == registered[0].number:
                 assert 1 <= argument <= 9

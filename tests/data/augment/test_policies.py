@@ -10,9 +10,9 @@ from scipy import stats
 from timm.data import auto_augment, create_transform
 
 from widemix.data.augment import registry as op
-from widemix.data.augment.draw import draw_chain, draw_shares, mixed_chain
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.run import run_mixture, run_policy
+from widemix.data.augment.sampling import mixed_chain, sample_chain, sample_chain_weights
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.policy import RandAugment, Step, parse_policy
@@ -58,7 +58,7 @@ def timms(text: str):
 
 def drawn(program, stream: int, depth: int) -> np.ndarray:
     chain = np.empty((depth, 3))
-    draw_chain(program, np.uint64(stream), chain)
+    sample_chain(program, np.uint64(stream), chain)
     return chain
 
 
@@ -164,7 +164,7 @@ def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
     program, theirs = compiled(text), timms(text)
     for stream in range(30):
         shares = np.empty(program.width, np.float32)
-        share = draw_shares(program, np.uint64(stream), shares)
+        share = sample_chain_weights(program, np.uint64(stream), shares)
         chains = [mixed_chain(program, np.uint64(stream), k) for k in range(program.width)]
         numbers, depths = iter(chains), iter(chains)
         monkeypatch.setattr(np.random, "dirichlet", lambda _, shares=shares: shares)
@@ -187,7 +187,7 @@ def test_shares_of_a_mixture_follow_dirichlet_and_beta(alpha):
     program = compiled(f"augmix-a{alpha}-w3")
     shares, parts = np.empty((20_000, 3), np.float32), np.empty(20_000, np.float32)
     for stream in range(len(parts)):
-        parts[stream] = draw_shares(program, stream_of(stream), shares[stream])
+        parts[stream] = sample_chain_weights(program, stream_of(stream), shares[stream])
     assert np.allclose(shares.sum(1), 1, atol=1e-6)
     for k in range(3):
         assert stats.kstest(shares[:, k], stats.beta(alpha, 2 * alpha).cdf).pvalue > 1e-3

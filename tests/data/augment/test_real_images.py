@@ -11,10 +11,10 @@ from timm.data import auto_augment
 from torchvision.transforms import functional as F
 
 from widemix.data.augment import registry as op
-from widemix.data.augment.draw import draw_chain
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.operations import apply
 from widemix.data.augment.program import compile_policy
+from widemix.data.augment.sampling import sample_chain
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.augment.smooth import gaussian_smooth
 from widemix.recipe.policy import AugMix, AutoAugment, RandAugment, Step, parse_policy
@@ -41,7 +41,7 @@ def ways(name: str, magnitude: float) -> list[tuple[float, float, float]]:
     program = compile_policy(RandAugment((Step(name, 1.0, magnitude),), 1, None), MEAN)
     found, chain = set(), np.empty((1, 3))
     for stream in range(32):
-        draw_chain(program, np.uint64(stream), chain)
+        sample_chain(program, np.uint64(stream), chain)
         number, argument, cubic = map(float, chain[0])
         found.add((number, argument, cubic if number >= op.ROTATE else 0.0))
     return sorted(found)[:8]  # GaussianBlurRand has a radius of its own for each stream

@@ -1,4 +1,4 @@
-"""Draws what a policy does to an image from the image's own random stream, with timm's distributions.
+"""Samples what a policy does to an image from the image's own random stream, with timm's distributions.
 
 The k-th step takes its random numbers from counter 8 k on, one for each purpose, so that they are independent.
 """
@@ -28,8 +28,8 @@ _SHARES, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's shares, and of
 
 
 @jit
-def draw_chain(program, stream, chain):
-    """Draw a chain of steps into float64 [layers, 3]: operation (or SKIP), argument, and whether bicubic, of each."""
+def sample_chain(program, stream, chain):
+    """Sample steps into `chain`, float64 [layers, 3]: of each operation (or SKIP), argument, and whether bicubic."""
     table = program.table
     if program.kind == AUTO:
         policy = int(uniform(stream, _CHOICE) * (len(table) // program.layers))
@@ -41,12 +41,12 @@ def draw_chain(program, stream, chain):
             row = _weighted(program.weights, stream, k)
         else:
             row = int(uniform(stream, at + _CHOICE) * len(table))
-        _draw_step(table[row], program.cubic, stream, at, chain[k])
+        _sample_step(table[row], program.cubic, stream, at, chain[k])
 
 
 @jit
 def _weighted(weights, stream, k):
-    """The k-th row of a weighted draw without replacement."""
+    """The k-th row of a weighted sample without replacement."""
     left = weights.copy()
     row = 0
     for step in range(k + 1):
@@ -63,7 +63,7 @@ def _weighted(weights, stream, k):
 
 
 @jit
-def _draw_step(row, cubic, stream, at, step):
+def _sample_step(row, cubic, stream, at, step):
     prob, magnitude, std, limit = row[6], row[7], row[8], row[9]
     step[0] = row[0] if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
     if std == np.inf:
@@ -71,7 +71,7 @@ def _draw_step(row, cubic, stream, at, step):
     elif std > 0:
         magnitude += std * _normal(stream, at)
     share = max(0.0, min(magnitude, limit)) / 10.0
-    step[1] = draw_argument(row, share, stream, at)
+    step[1] = sample_argument(row, share, stream, at)
     step[2] = uniform(stream, at + _CUBIC) < cubic
 
 
@@ -82,7 +82,7 @@ def _normal(stream, at):
 
 
 @jit
-def draw_argument(row, share, stream, at):
+def sample_argument(row, share, stream, at):
     """The argument of an operation, by `row` of `Program.table`; `share` is the magnitude over 10.
 
     Random numbers come from counter `at` of the stream on. `widemix.data.augment.registry` lists the maps.
@@ -109,8 +109,8 @@ def draw_argument(row, share, stream, at):
 
 
 @jit
-def draw_shares(program, stream, shares):
-    """AugMix: draw the chains' weights into float32 [width]; returns the weight of their sum against the image."""
+def sample_chain_weights(program, stream, shares):
+    """AugMix: sample the chains' weights into float32 [width]; returns the weight of their sum against the image."""
     total = 0.0
     gammas = np.empty(program.width)
     for k in range(program.width):
