@@ -13,8 +13,8 @@ LISTED = 20  # images that are left out, in the list before an error
 ADVICE = "repair or remove them and add --force, or allow more of them with --max-bad"
 
 
-def check_share(split: str, written: Written, samples: int, max_bad: float, *, finished: bool) -> None:
-    """Raise `RunError`, after a list of them, if more than the share `max_bad` of the samples are left out.
+def check_fraction(split: str, written: Written, samples: int, max_bad: float, *, finished: bool) -> None:
+    """Raise `RunError`, after a list of them, if more than the fraction `max_bad` of the samples are left out.
 
     Before the split is `finished`, only if they fill the list, so that it names as many as are to be repaired.
     """
@@ -22,8 +22,8 @@ def check_share(split: str, written: Written, samples: int, max_bad: float, *, f
     if bad > max_bad * samples and (finished or bad >= LISTED):
         _list(written)
         so_far = "" if written.taken == samples else f" of the first {written.taken}"
-        share = f"more than {100 * max_bad:.3g} % of {samples}"
-        raise RunError(f"{split}: {bad} images{so_far} cannot be decoded, {share}; {ADVICE}")
+        fraction = f"more than {100 * max_bad:.3g} % of {samples}"
+        raise RunError(f"{split}: {bad} images{so_far} cannot be decoded, {fraction}; {ADVICE}")
 
 
 def check_classes(

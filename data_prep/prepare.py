@@ -54,7 +54,7 @@ def prepare(
     are encoded by `processes` processes, by default one per usable CPU.
 
     Raises `InputError` for what the user can correct (paths, images, a full disk), and `RunError` if a process is
-    killed, or if more than the share `max_bad` of a split's images, or all of a class, cannot be decoded. After an
+    killed, or if more than the fraction `max_bad` of a split's images, or all of a class, cannot be decoded. After an
     error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
     """
     if isinstance(source, str):

@@ -29,9 +29,9 @@ class PrepSettings:
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
     targets: str = ""  # csv: columns with numbers to predict, separated by commas; * for all but path and split
     part: str = ""  # "3/32": only the third of 32 parts of each split, to be joined; empty: all
-    fraction: float = 1.0  # share of train to keep, (0, 1]; with one seed, smaller fractions lie within larger ones
+    fraction: float = 1.0  # of train to keep, (0, 1]; with one seed, smaller ones lie within larger ones
     per_class: Whole = 0  # samples of each class of train to keep; 0 keeps all
-    holdout: float = 0.0  # share of train that becomes the split `holdout`, [0, 1)
+    holdout: float = 0.0  # fraction of train that becomes the split `holdout`, [0, 1)
     length: int = 128  # tokens that a sentence pair is truncated or padded to
     vocab: str = ""  # WordPiece vocabulary file, one word per line; empty: vocab.txt in the source, else learnt
     vocab_size: int = 30_522  # most words of a learnt vocabulary
@@ -93,9 +93,9 @@ def rename_old_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {{"on_bad": "on_corrupt"}.get(name, name): value for name, value in settings.items()}
 
 
-def parse_share(text: str) -> float:
+def parse_fraction(text: str) -> float:
     """`0.01` or `1%` as 0.01; raises `InputError` for anything else."""
     try:
         return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
-        raise InputError(f"{text!r} is not a share such as 0.01 or 1%") from None
+        raise InputError(f"{text!r} is not a fraction such as 0.01 or 1%") from None

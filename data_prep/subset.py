@@ -30,7 +30,7 @@ class Subset(Sequence[Any]):
 
 
 def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
-    """The dataset with `train` reduced to `fraction` or `per_class`, and a share of it as the split `holdout`.
+    """The dataset with `train` reduced to `fraction` or `per_class`, and a fraction of it as the split `holdout`.
 
     Raises `InputError` if a class or the whole split has too few samples.
     """
@@ -49,8 +49,8 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
     else:
         kept = kept[: round(settings.fraction * len(kept))]
     if not kept:
-        shares = f"fraction {settings.fraction} and holdout {settings.holdout}"
-        raise InputError(f"{shares} leave none of {len(train)} training samples")
+        fractions = f"fraction {settings.fraction} and holdout {settings.holdout}"
+        raise InputError(f"{fractions} leave none of {len(train)} training samples")
     if settings.holdout and not tail:
         raise InputError(f"holdout {settings.holdout} of {len(train)} training samples is less than one")
     splits = {**dataset.splits, "train": Subset(train, sorted(kept))}
@@ -60,7 +60,7 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
 
 
 def stratified_order(samples: Sequence[Sample], seed: int) -> list[int]:
-    """All indices in an order whose every head holds the same share of each class, to within one sample.
+    """All indices in an order whose every head holds the same fraction of each class, to within one sample.
 
     Within a class the order is that of a hash of (seed, name), which depends neither on a library's random generator
     nor on the other samples.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from widemix.data_prep.changes import check_unchanged
 from widemix.data_prep.encoding import Encoding
-from widemix.data_prep.left_out import check_classes, check_share
+from widemix.data_prep.left_out import check_classes, check_fraction
 from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
 from widemix.data_prep.progress import progress
 from widemix.data_prep.samples import Dataset
@@ -28,7 +28,7 @@ class Job(NamedTuple):
     settings: PrepSettings
     dataset: Dataset
     encoding: Encoding
-    max_bad: float  # share of a split's images that may be left out
+    max_bad: float  # fraction of a split's images that may be left out
     force: bool  # whether to start again where a source has changed since an interrupted preparation
 
 
@@ -68,8 +68,8 @@ def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict
         ):
             for record in counted:
                 writer.add(record)
-                check_share(name, written, len(samples), job.max_bad, finished=False)
-        check_share(name, written, len(samples), job.max_bad, finished=True)
+                check_fraction(name, written, len(samples), job.max_bad, finished=False)
+        check_fraction(name, written, len(samples), job.max_bad, finished=True)
         if not written.count:
             raise InputError(f"{job.plan['from']}: not one image of {name} can be decoded")
         if not job.settings.part:  # which may hold few images of a class

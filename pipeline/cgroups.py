@@ -36,8 +36,8 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
     return min(quotas, default=None)
 
 
-def cpu_share(seconds: float = 0.5) -> float:
-    """The share of a CPU that a busy thread gets within `seconds`; below 1 if the node is shared or limited."""
+def cpu_fraction(seconds: float = 0.5) -> float:
+    """The fraction of a CPU that a busy thread gets within `seconds`; below 1 if the node is shared or limited."""
     began, used = time.perf_counter(), time.thread_time()
     while time.perf_counter() - began < seconds:
         pass

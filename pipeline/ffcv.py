@@ -214,8 +214,8 @@ def _random_box(box, sample, height, width, seed, epoch, scale, ratio, hflip, in
 
 
 @jit
-def _centre_box(box, sample, height, width, seed, epoch, share, cubic):
-    side = max(int(share * min(height, width)), 1)
+def _centre_box(box, sample, height, width, seed, epoch, fraction, cubic):
+    side = max(int(fraction * min(height, width)), 1)
     box[0], box[1], box[2], box[3], box[4] = (height - side) // 2, (width - side) // 2, side, side, 0
     return cubic
 

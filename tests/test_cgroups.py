@@ -24,7 +24,7 @@ def perf_counter():
         os.kill(os.getpid(), signal.SIGSTOP)
     return time.perf_counter()
 cgroups.time = types.SimpleNamespace(perf_counter=perf_counter, thread_time=time.thread_time)
-print(cgroups.cpu_share(0.5))
+print(cgroups.cpu_fraction(0.5))
 """
 
 

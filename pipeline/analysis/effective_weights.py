@@ -93,7 +93,8 @@ def _matrix(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> np.
 def receptive_fields(
     module: nn.Module, features: tuple[int, ...], units: int = 64, skips: bool = False, seed: int = 0
 ) -> list[dict[str, Any]]:
-    """Return, for each mixing from the first on, the share of the first block's input that reaches a unit after it.
+    """Return, for each mixing from the first on, the fraction of the first block's input that reaches a unit after
+    it.
 
     `features` are the network's `input_features`. Over `units` units chosen at random: `mean`, `least` and `most` of
     the m features, `tokens` of the tokens (the mean; None in an SW-MLP). By propagation through what the masks and
@@ -108,9 +109,9 @@ def receptive_fields(
         reached = nn.functional.one_hot(chosen, size).float().reshape(-1, *shape)
         for _, backward, _ in reversed(steps[: depth + 1]):
             reached = (backward(reached) > 0).float()
-        shares = reached.flatten(1).mean(1)
+        fractions = reached.flatten(1).mean(1)
         tokens = reached.amax(2).mean().item() if reached.ndim == 3 else None
-        result = {"mean": shares.mean().item(), "least": shares.min().item(), "most": shares.max().item()}
+        result = {"mean": fractions.mean().item(), "least": fractions.min().item(), "most": fractions.max().item()}
         results.append({"mixing": name, **result, "tokens": tokens})
     return results
 
@@ -206,7 +207,7 @@ def shrink(matrix: np.ndarray) -> np.ndarray:
 
 @styled
 def plot_fields(networks: Sequence[dict[str, Any]]):
-    """Return the share of the input that reaches a unit, by depth; dashed through the skip connections too."""
+    """Return the fraction of the input that reaches a unit, by depth; dashed through the skip connections too."""
     figure, axes = new_figure(6, 3.8)
     for network, color in zip(networks, COLORS * len(networks), strict=False):
         for kind, line in (("fields", "o-"), ("fields_with_skips", "o--")):
@@ -214,7 +215,7 @@ def plot_fields(networks: Sequence[dict[str, Any]]):
             text = label(network["network"]) if kind == "fields" else None
             axes.plot(range(1, len(fields) + 1), [each["mean"] for each in fields], line, color=color, label=text)
         axes.axhline(network["features"] ** -0.5, color=color, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="mixings", ylabel="share of the features that reach a unit", yscale="log")
+    axes.set(xlabel="mixings", ylabel="fraction of the features that reach a unit", yscale="log")
     axes.set_title(r"dashed: with skip connections; dotted: $1/\sqrt{m}$")
     axes.legend(fontsize=8)
     return figure

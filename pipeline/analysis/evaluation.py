@@ -10,13 +10,13 @@ NAMED = 40  # classes whose names fit
 
 @styled
 def plot_confusion(assessment: Assessment, details: Details):
-    """Return the confusion matrix as shares of each true class, in percent."""
+    """Return the confusion matrix as fractions of each true class, in percent."""
     counts = np.array(details.confusion, float)
-    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    fractions = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     number = len(counts)
     side = min(9, 2.6 + 0.32 * number)
     figure, axes = new_figure(side + 1, side)
-    image = axes.imshow(shares, vmin=0, vmax=100, cmap="Blues")
+    image = axes.imshow(fractions, vmin=0, vmax=100, cmap="Blues")
     if number <= NAMED:
         names = [
             *(literal(_cut(name)) for name in assessment.classes),
@@ -25,8 +25,8 @@ def plot_confusion(assessment: Assessment, details: Details):
         axes.set_xticks(range(number), names, rotation=90)
         axes.set_yticks(range(number), names)
     if number <= 12:
-        for row, column in np.ndindex(shares.shape):
-            value = shares[row, column]
+        for row, column in np.ndindex(fractions.shape):
+            value = fractions[row, column]
             if value >= 0.5:
                 color = "white" if value > 50 else "black"
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
@@ -34,7 +34,7 @@ def plot_confusion(assessment: Assessment, details: Details):
     axes.spines[:].set_visible(False)
     axes.set(xlabel="predicted class", ylabel="true class")
     axes.set_title(f"{label(assessment.network)}: top-1 {assessment.metrics['top1']:.2f} %")
-    figure.colorbar(image, ax=axes, label="share of the true class, %", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="fraction of the true class, %", shrink=0.8)
     return figure
 
 

@@ -33,7 +33,7 @@ def prepare(
     or pairs (image, label) of train, or {split: pairs}, without `origin`. An image is a path, or the bytes of a file;
     a label is an integer from 0, or a class name; or a float or several numbers, the sample's targets, which
     `targets="age,height"` names.
-    max_bad: share of a split's images that may be left out. extend: whether to take over what the source gained.
+    max_bad: fraction of a split's images that may be left out. extend: whether to take over what the source gained.
     settings: fields of `widemix.data_prep.settings.PrepSettings`, such as `max_size=512`;
     `shuffle` is on by default.
     """

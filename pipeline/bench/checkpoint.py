@@ -35,7 +35,7 @@ from widemix.run.saving import Saver
 
 VERSIONS = ("torch", "deepspeed", "safetensors")
 RECIPE = SHIPPED / "imagenet/mixer_b16.yaml"
-RANKS, INTERVAL = 2, 600.0  # seconds between saves, for the stall as a share of the training time
+RANKS, INTERVAL = 2, 600.0  # seconds between saves, for the stall as a fraction of the training time
 ENGINES = {
     "DDP": [("engine.kind", "ddp")],
     "FSDP2": [("engine.kind", "fsdp")],
@@ -65,7 +65,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     """On every rank: train, save, and train on while the checkpoint is written. Return medians over rounds.
 
     `stall_s`: training waits. `slower_s`: the additional time of all steps during the writing. `written_s`: until
-    COMPLETE is written. `stall_percent`, `share_percent`: the stall, without and with `slower_s`, as a share of
+    COMPLETE is written. `stall_percent`, `total_percent`: the stall, without and with `slower_s`, as a fraction of
     INTERVAL.
     """
     topology = read_topology()
@@ -84,7 +84,7 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
         "stall_s": round(stall, 3),
         "stall_percent": round(100 * stall / INTERVAL, 3),
         "slower_s": round(slower, 2),
-        "share_percent": round(100 * (stall + max(0.0, slower)) / INTERVAL, 3),
+        "total_percent": round(100 * (stall + max(0.0, slower)) / INTERVAL, 3),
         "written_s": round(written, 2),
         "size_mb": round(size / 1e6, 1),
         "step_s": round(statistics.median(alone), 2),

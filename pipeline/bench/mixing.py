@@ -60,12 +60,12 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _row(name: str, seconds: list[float], steps: list[float], size: int) -> dict[str, Any]:
-    share = statistics.median(a / b for a, b in zip(seconds, steps, strict=True))
+    fraction = statistics.median(a / b for a, b in zip(seconds, steps, strict=True))
     return {
         "name": name,
         "images_per_s": round(size / statistics.median(seconds), 1),
-        "ratio": round(1 / share, 2),
-        "percent_of_step": round(100 * share, 3),
+        "ratio": round(1 / fraction, 2),
+        "percent_of_step": round(100 * fraction, 3),
     }
 
 

@@ -1,7 +1,7 @@
 """A training step of a recipe's network by its parts, beside the same without random permutations, and timm's Mixer.
 
 All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
-in memory, no engine and no data. They take turns of one step in one process. The share of the peak (model FLOPs
+in memory, no engine and no data. They take turns of one step in one process. The fraction of the peak (model FLOPs
 utilisation, MFU) compares the FLOPs of the products, as PyTorch counts those that this device computes, with what a
 product of two square matrices of this precision reaches on it in the same process.
 """
@@ -183,7 +183,7 @@ def _row(
         "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
         **{f"{part}_ms": round(1e3 * statistics.median(times), 3) for part, times in parts},
         "tflop_per_s": round(flops / seconds / 1e12, 4),
-        "peak_share": round(flops / seconds / peak, 4),
+        "peak_fraction": round(flops / seconds / peak, 4),
         "memory_gib": contestant.memory_gib,
         "operations_ms": contestant.operations_ms,
     }

@@ -13,7 +13,7 @@ from widemix.files import write_output
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:
     """Print the rows, each a name and its numbers; write `{"machine", "rows"}` to `file` unless it is None.
 
-    A number that has parts is printed below the table, with the share of each.
+    A number that has parts is printed below the table, with the fraction of each.
     """
     description = machine(*versions)
     print(description)

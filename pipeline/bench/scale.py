@@ -213,6 +213,6 @@ def write_row(folder: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with `efficiency`: images/s per rank as a share of the first row's."""
+    """Return the rows with `efficiency`: images/s per rank as a fraction of the first row's."""
     first = rows[0]["images_per_s"] / rows[0]["ranks"]
     return [row | {"efficiency": row["images_per_s"] / row["ranks"] / first} for row in rows]

@@ -116,7 +116,7 @@ def add_weights(analyses) -> None:
         help="the wide, sparse matrices that mixings stand for, and receptive fields by depth",
         examples="widemix analyse weights runs/a --to figures",
         description="Plot the effective weights of a block of each network, J2 (I (x) W) J1 or M * A (figure S.9 of "
-        "Hayase & Karakida 2024), and the share of the features that reaches a unit after each mixing. For Mixers "
+        "Hayase & Karakida 2024), and the fraction of the features that reaches a unit after each mixing. For Mixers "
         f"and SW-MLPs. {NETWORK}",
     )
     add = parser.add_argument
@@ -160,8 +160,8 @@ def _weights(arguments: argparse.Namespace) -> Exit:
         layers = {layer: [*matrix.shape, float((matrix != 0).mean())] for layer, matrix in own.items()}
         entry = {"network": name, "features": features, "block": arguments.block, "layers": layers}
         numbers.append(entry | {"fields": fields[0], "fields_with_skips": fields[1]})
-        shares = ", ".join(f"{field['mean']:.3f}" for field in fields[0][:4])
-        print(f"{name}: m {features}; of the features reach a unit after 1, 2, ... mixings: {shares}")
+        fractions = ", ".join(f"{field['mean']:.3f}" for field in fields[0][:4])
+        print(f"{name}: m {features}; of the features reach a unit after 1, 2, ... mixings: {fractions}")
     figures = {"receptive_fields.png": lambda: plot_fields(numbers)}
     if matrices:
         figures["weights.png"] = lambda: plot_weights(matrices, arguments.values)

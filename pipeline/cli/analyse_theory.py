@@ -75,7 +75,13 @@ def add_regularisation(analyses) -> None:
     add("--tokens", type=int, default=4, metavar="S", help="size of W (default: 4)")
     add("--channels", type=int, default=4, metavar="C", help="size of V (default: 4)")
     add("--samples", type=int, default=40, metavar="N", help="samples of the regression (default: 40)")
-    add("--noise", type=float, default=0.3, metavar="SHARE", help="noise over the signal's deviation (default: 0.3)")
+    add(
+        "--noise",
+        type=float,
+        default=0.3,
+        metavar="FRACTION",
+        help="noise over the signal's deviation (default: 0.3)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="seed of the teacher and the samples (default: 0)")
     add_outputs(parser, "plot regularisation.png there", "write the minima for each lambda")
     parser.set_defaults(command=_regularisation)

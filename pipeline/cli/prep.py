@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from widemix.formats.manifest import Manifest, Split
 
 
-BAD = "largest share of a split's images that may be skipped; more of them, or all of a class, end the command "
+BAD = "largest fraction of a split's images that may be skipped; more of them, or all of a class, end the command "
 BAD += "with exit code 1 and a list (default: 1%%)"
 
 
@@ -91,17 +91,17 @@ def _add_image_options(parser: Parser) -> None:
     corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
     corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
-    add("--max-bad", metavar="SHARE", default="1%", help=BAD)
+    add("--max-bad", metavar="FRACTION", default="1%", help=BAD)
 
 
 def _add_subset_options(parser: Parser) -> None:
-    description = "Chosen by --seed with the same share of every class. With one seed, a smaller subset is part of "
-    description += "each larger one."
+    description = "Chosen by --seed with the same fraction of every class. With one seed, a smaller subset is part "
+    description += "of each larger one."
     add = parser.add_section("subsets", "subsets of the training split, and its order", description).add_argument
-    add("--fraction", metavar="SHARE", default="100%", help="share to keep, such as 0.1 or 10%% (default: all)")
+    add("--fraction", metavar="FRACTION", default="100%", help="fraction to keep, such as 0.1 or 10%% (default: all)")
     add("--per-class", type=int, default=0, metavar="N", help="samples of each class to keep (default: all)")
-    holdout = "share to move from train to a split named holdout (default: none)"
-    add("--holdout", metavar="SHARE", default="0%", help=holdout)
+    holdout = "fraction to move from train to a split named holdout (default: none)"
+    add("--holdout", metavar="FRACTION", default="0%", help=holdout)
     shuffle = "store train in a random order if the source lists it class by class, so that each part of the file "
     shuffle += "has all classes, as data.order paged needs (default: on)"
     add("--shuffle", action=argparse.BooleanOptionalAction, default=True, help=shuffle)
@@ -122,7 +122,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     from widemix.data_prep.dry_run import dry_run
     from widemix.data_prep.prepare import prepare
     from widemix.data_prep.remote import download
-    from widemix.data_prep.settings import PrepSettings, parse_share
+    from widemix.data_prep.settings import PrepSettings, parse_fraction
     from widemix.data_prep.sources import wanted_files
     from widemix.recipe.plugins import import_modules
 
@@ -147,8 +147,8 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "vocab",
         "vocab_size",
     )
-    shares: dict[str, Any] = {name: parse_share(given[name]) for name in ("fraction", "holdout")}
-    settings = PrepSettings(**size, **{name: given[name] for name in names}, **shares)
+    fractions: dict[str, Any] = {name: parse_fraction(given[name]) for name in ("fraction", "holdout")}
+    settings = PrepSettings(**size, **{name: given[name] for name in names}, **fractions)
     check_least(arguments, 1, "processes")
     arguments.to = arguments.to or Path("datasets", arguments.source)
     origin = arguments.origin
@@ -168,12 +168,12 @@ def _prep(arguments: argparse.Namespace) -> Exit:
 
 
 def _max_bad(arguments: argparse.Namespace) -> float:
-    from widemix.data_prep.settings import parse_share
+    from widemix.data_prep.settings import parse_fraction
 
-    share = parse_share(arguments.max_bad)
-    if not 0 <= share <= 1:
+    fraction = parse_fraction(arguments.max_bad)
+    if not 0 <= fraction <= 1:
         raise InputError(f"--max-bad {arguments.max_bad}: must be 0 to 1 (or 100%)")
-    return share
+    return fraction
 
 
 def print_summary(manifest: "Manifest", to: Path) -> None:
@@ -217,7 +217,7 @@ def add_join(commands) -> None:
     )
     parser.add_argument("parts", nargs="+", type=Path, metavar="PART", help="folder of each part, in any order")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to write to")
-    parser.add_argument("--max-bad", metavar="SHARE", default="1%", help=BAD)
+    parser.add_argument("--max-bad", metavar="FRACTION", default="1%", help=BAD)
     parser.add_argument("--force", action="store_true", help="replace what was prepared in the folder before")
     parser.set_defaults(command=_join)
 

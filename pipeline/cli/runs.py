@@ -72,9 +72,9 @@ def _eval(arguments: argparse.Namespace) -> int:
 
         details = result.details
         known = zip(result.classes, details.per_class, strict=False)
-        worst = sorted((share, name) for name, share in known if share is not None)[:3]
+        worst = sorted((accuracy, name) for name, accuracy in known if accuracy is not None)[:3]
         print(f"expected calibration error {details.ece:.4f}")
-        print("lowest top-1: " + ", ".join(f"{name} {share:.2f} %" for share, name in worst))
+        print("lowest top-1: " + ", ".join(f"{name} {accuracy:.2f} %" for accuracy, name in worst))
         numbers |= vars(details)
         figures = {
             "confusion.png": lambda: plot_confusion(result, details),

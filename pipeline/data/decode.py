@@ -86,10 +86,10 @@ def _fallback(height, width, ratio):
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, share: float) -> np.ndarray:
-    """The centre square of `share` times the shorter side: int64 [B, 5], as in `random_boxes`."""
+def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, fraction: float) -> np.ndarray:
+    """The centre square of `fraction` times the shorter side: int64 [B, 5], as in `random_boxes`."""
     h, w = height[samples], width[samples]
-    side = np.maximum((share * np.minimum(h, w)).astype(np.int64), 1)
+    side = np.maximum((fraction * np.minimum(h, w)).astype(np.int64), 1)
     return np.stack([(h - side) // 2, (w - side) // 2, side, side, np.zeros_like(side)], axis=1)
 
 

@@ -27,9 +27,9 @@ def _target_caption(target: torch.Tensor, classes: Sequence[str]) -> str:
     """The two likeliest classes with their probabilities, without those that only label smoothing has given any."""
     likeliest = target.topk(min(2, len(target)))
     pairs = zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
-    named = [(share, label) for share, label in pairs if share > target.min()]
-    names = [(share, classes[label] if label < len(classes) else f"class {label}") for share, label in named]
-    return "\n".join(f"{name}: {share:.2f}" for share, name in names)
+    named = [(fraction, label) for fraction, label in pairs if fraction > target.min()]
+    names = [(fraction, classes[label] if label < len(classes) else f"class {label}") for fraction, label in named]
+    return "\n".join(f"{name}: {fraction:.2f}" for fraction, name in names)
 
 
 def denormalise(images: torch.Tensor, section: DataSection) -> np.ndarray:

@@ -25,7 +25,7 @@ class Mixture:
     partners: np.ndarray  # int64 [B]: their numbers in the batch
     weights: np.ndarray  # float32 [2, B]: of image and partner; 1 and 0 with CutMix
     boxes: np.ndarray  # int64 [B, 4]: top, left, height, width; zeros without CutMix
-    shares: np.ndarray  # float32 [2, B]: of the targets of image and partner
+    fractions: np.ndarray  # float32 [2, B]: of the targets of image and partner
 
     def mix(self, images: torch.Tensor) -> None:
         """Mix images [B, C, H, W] in place, on any device."""
@@ -41,7 +41,7 @@ class Mixture:
 
     def mix_targets(self, targets: torch.Tensor) -> torch.Tensor:
         """The targets [B, classes] of the mixtures, from those of the images."""
-        own, other = torch.from_numpy(self.shares).to(targets.device)[..., None]
+        own, other = torch.from_numpy(self.fractions).to(targets.device)[..., None]
         return targets * own + targets[torch.from_numpy(self.partners).to(targets.device)] * other
 
 
@@ -53,9 +53,11 @@ def sample_mixture(count: int, side: int, section: AugmentSection, seed: int, st
     for number in range(count // size):
         numbers = np.random.RandomState(key(seed, step, first_group + number, MIX) & 0xFFFFFFFF)
         groups.append(sample(size, side, section, numbers))
-    weights, boxes, shares = zip(*groups, strict=True)
+    weights, boxes, fractions = zip(*groups, strict=True)
     partners = np.arange(count).reshape(-1, size)[:, ::-1].flatten()
-    return Mixture(partners, np.concatenate(weights, axis=1), np.concatenate(boxes), np.concatenate(shares, axis=1))
+    return Mixture(
+        partners, np.concatenate(weights, axis=1), np.concatenate(boxes), np.concatenate(fractions, axis=1)
+    )
 
 
 def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.Tensor:
@@ -65,62 +67,62 @@ def soft_labels(labels: torch.Tensor, classes: int, smoothing: float) -> torch.T
     return targets.scatter_(1, labels[:, None], 1.0 - smoothing + off)
 
 
-_Sampled = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and shares of a group
+_Sampled = tuple[np.ndarray, np.ndarray, np.ndarray]  # weights, boxes and fractions of a group
 
 
 def _sample_group(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Sampled:
     """One mixture for all images of the group."""
-    share, cut, box = 1.0, False, (0, 0, 0, 0)
+    fraction, cut, box = 1.0, False, (0, 0, 0, 0)
     if numbers.rand() < section.mixup_prob:
         both = section.mixup > 0 and section.cut_alpha > 0
         cut = numbers.rand() < section.mixup_switch_prob if both else section.cut_alpha > 0
         alpha = section.cut_alpha if cut else section.mixup
-        share = float(numbers.beta(alpha, alpha))
-        if cut and share != 1:
-            box, share = _sample_box(side, share, section, numbers)
-    shares = np.tile(np.array([[share], [1 - share]], np.float32), size)
-    weights = np.tile(np.array([[1], [0]], np.float32), size) if cut else shares
-    return weights, np.tile(np.array(box), (size, 1)), shares
+        fraction = float(numbers.beta(alpha, alpha))
+        if cut and fraction != 1:
+            box, fraction = _sample_box(side, fraction, section, numbers)
+    fractions = np.tile(np.array([[fraction], [1 - fraction]], np.float32), size)
+    weights = np.tile(np.array([[1], [0]], np.float32), size) if cut else fractions
+    return weights, np.tile(np.array(box), (size, 1)), fractions
 
 
 def _sample_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Sampled:
     """A mixture for each image or each pair."""
     pair = section.mix_mode == "pair"
-    shares, cut = _sample_fractions(size // 2 if pair else size, section, numbers)
-    weights, boxes = np.where(cut, np.float32(1), shares), np.zeros((len(shares), 4), np.int64)
-    for i in np.flatnonzero(cut & (shares != 1)):
-        boxes[i], shares[i] = _sample_box(side, shares[i], section, numbers)
+    fractions, cut = _sample_fractions(size // 2 if pair else size, section, numbers)
+    weights, boxes = np.where(cut, np.float32(1), fractions), np.zeros((len(fractions), 4), np.int64)
+    for i in np.flatnonzero(cut & (fractions != 1)):
+        boxes[i], fractions[i] = _sample_box(side, fractions[i], section, numbers)
     if pair:
-        weights, boxes, shares = (np.concatenate([half, half[::-1]]) for half in (weights, boxes, shares))
-    return np.stack([weights, 1 - weights]), boxes, np.stack([shares, 1 - shares])
+        weights, boxes, fractions = (np.concatenate([half, half[::-1]]) for half in (weights, boxes, fractions))
+    return np.stack([weights, 1 - weights]), boxes, np.stack([fractions, 1 - fractions])
 
 
 def _sample_fractions(
     size: int, section: AugmentSection, numbers: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """float32 shares [size], and which of them are CutMix: bool [size]."""
+    """float32 fractions [size], and which of them are CutMix: bool [size]."""
     cut = np.full(size, section.cut_alpha > 0)
     if section.mixup > 0 and section.cut_alpha > 0:
         cut = numbers.rand(size) < section.mixup_switch_prob
         cuts = numbers.beta(section.cut_alpha, section.cut_alpha, size)
-        shares = np.where(cut, cuts, numbers.beta(section.mixup, section.mixup, size))
+        fractions = np.where(cut, cuts, numbers.beta(section.mixup, section.mixup, size))
     else:
         alpha = section.cut_alpha or section.mixup
-        shares = numbers.beta(alpha, alpha, size)
+        fractions = numbers.beta(alpha, alpha, size)
     mixed = numbers.rand(size) < section.mixup_prob
-    return np.where(mixed, shares, 1.0).astype(np.float32), cut
+    return np.where(mixed, fractions, 1.0).astype(np.float32), cut
 
 
 def _sample_box(
-    side: int, share: float, section: AugmentSection, numbers: np.random.RandomState
+    side: int, fraction: float, section: AugmentSection, numbers: np.random.RandomState
 ) -> tuple[tuple[int, int, int, int], float]:
-    """The box to replace (top, left, height, width), and the share of the image outside of it."""
+    """The box to replace (top, left, height, width), and the fraction of the image outside of it."""
     if section.cutmix_minmax is not None:
         least, greatest = (int(side * part) for part in section.cutmix_minmax)
         height, width = numbers.randint(least, greatest), numbers.randint(least, greatest)
         top, left = numbers.randint(0, side - height + 1), numbers.randint(0, side - width + 1)
     else:
-        cut = int(side * np.sqrt(1 - share))
+        cut = int(side * np.sqrt(1 - fraction))
         y, x = numbers.randint(0, side), numbers.randint(0, side)
         top, bottom = np.clip([y - cut // 2, y + (cut + 1) // 2], 0, side)
         left, right = np.clip([x - cut // 2, x + (cut + 1) // 2], 0, side)

@@ -27,7 +27,7 @@ from widemix.doctor.links import measure_links
 from widemix.doctor.survey import disk_name, read_rate, survey
 from widemix.errors import InputError
 
-EXPECTED = 0.5  # share of the network's rated bandwidth; an all-reduce below it gets a remark
+EXPECTED = 0.5  # fraction of the network's rated bandwidth; an all-reduce below it gets a remark
 
 
 def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | None, timeout_s: float) -> int:
@@ -156,9 +156,9 @@ def _report(surveys: Sequence[Survey], problems: Sequence[Problem], rated: float
     links = [survey for survey in surveys if "bus" in survey]
     if len(links) > 1:
         latency, bus = max(s["latency"] for s in links), min(s["bus"] for s in links)
-        share = f", {bus / rated:.0%} of the {8 * rated / 1e9:g} Gbit/s of --network" if rated else ""
+        fraction = f", {bus / rated:.0%} of the {8 * rated / 1e9:g} Gbit/s of --network" if rated else ""
         console.print(
-            f"all-reduce: latency {1e6 * latency:,.0f} us, bus bandwidth {8 * bus / 1e9:,.2f} Gbit/s{share}"
+            f"all-reduce: latency {1e6 * latency:,.0f} us, bus bandwidth {8 * bus / 1e9:,.2f} Gbit/s{fraction}"
         )
         if rated and bus < EXPECTED * rated:
             console.print(

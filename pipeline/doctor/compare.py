@@ -1,7 +1,7 @@
 """Compare what all ranks of a job measured, and name the nodes that are faulty or slow.
 
-A version or a count is wrong if it differs from that of most nodes. A speed is too low if it is below a share of the
-median over nodes (of two nodes, of the faster one).
+A version or a count is wrong if it differs from that of most nodes. A speed is too low if it is below a fraction of
+the median over nodes (of two nodes, of the faster one).
 """
 
 import statistics
@@ -33,7 +33,7 @@ class Speed(NamedTuple):
 
     key: str  # of the survey; "link" is the fastest of "pairs"
     what: str  # as the table names it
-    share: float  # of the median, below which a node is too slow
+    fraction: float  # of the median, below which a node is too slow
     unit: str
     scale: float  # from the survey's number to the unit
     digits: int = 0
@@ -123,7 +123,7 @@ def low_limits(surveys: Sequence[Survey]) -> list[Problem]:
 
 
 def slow_nodes(surveys: Sequence[Survey], speed: Speed) -> list[Problem]:
-    """Return nodes whose slowest rank is below `speed.share` of the median over nodes."""
+    """Return nodes whose slowest rank is below `speed.fraction` of the median over nodes."""
     slowest: dict[str, float] = {}
     for survey in surveys:
         if (value := speed.of(survey)) is not None:
@@ -134,5 +134,5 @@ def slow_nodes(surveys: Sequence[Survey], speed: Speed) -> list[Problem]:
     return [
         Problem(host, speed.what, f"{speed.show(value)}, elsewhere {speed.show(usual)}", speed.state)
         for host, value in slowest.items()
-        if value < speed.share * usual
+        if value < speed.fraction * usual
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from widemix.cgroups import cpu_share
+from widemix.cgroups import cpu_fraction
 from widemix.distributed.rank_status import node_name
 from widemix.distributed.topology import Topology
 
@@ -28,7 +28,7 @@ _QUERY = "ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.hw_slowd
 def survey(topology: Topology) -> dict[str, Any]:
     """Return what this rank measures, as JSON values; "disk" is added by the rank that reads it.
 
-    "open_files" is a number, "locked_memory" and "shared_memory" are bytes, "cpu" the share of a CPU that a busy
+    "open_files" is a number, "locked_memory" and "shared_memory" are bytes, "cpu" the fraction of a CPU that a busy
     thread gets, "gpu" None on a CPU, "flops" FLOP/s.
     """
     return {
@@ -39,7 +39,7 @@ def survey(topology: Topology) -> dict[str, Any]:
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "shared_memory": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
-        "cpu": cpu_share(),
+        "cpu": cpu_fraction(),
         "gpu": _gpu(topology.device),
         "flops": _flops(topology.device),
     }

@@ -72,9 +72,9 @@ class Ema:
     def _average(self, weights: Sequence[torch.Tensor], stepped: torch.Tensor) -> None:
         stepped = stepped.to(self._updates.device)
         self._updates += stepped
-        share = torch.where(stepped, 1 - ema_decay(self._updates, self.decay, self.warmup), 0).float()
+        fraction = torch.where(stepped, 1 - ema_decay(self._updates, self.decay, self.warmup), 0).float()
         current = [w.to(average.device, torch.float32) for w, average in zip(weights, self._tensors, strict=True)]
-        torch._foreach_lerp_(self._tensors, current, [share.expand_as(average) for average in self._tensors])
+        torch._foreach_lerp_(self._tensors, current, [fraction.expand_as(average) for average in self._tensors])
 
 
 def ema_decay(update: torch.Tensor, decay: float, warmup: bool) -> torch.Tensor:

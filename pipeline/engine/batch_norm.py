@@ -49,9 +49,9 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return
         self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+        fraction = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), fraction)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), fraction)
 
 
 class _ActOverRanks(_OverRanks):

@@ -102,15 +102,15 @@ class DeepSpeedEngine(Engine):
         for number, batch in enumerate(batches):
             inputs = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
             self.set_sample_keys(batch)
-            share = self.loss(self.engine(inputs), batch.targets)
+            part = self.loss(self.engine(inputs), batch.targets)
             with self.backward_pass():
-                self.engine.backward(share)  # divides by the accumulation steps, averages over ranks in the last
+                self.engine.backward(part)  # divides by the accumulation steps, averages over ranks in the last
             if number == len(batches) - 1:
                 self.check_used([name for name in self.groups if name not in self.used])
             if self.stage == 0:  # where DeepSpeed measures no norm of its own
                 self.norm = nn.utils.get_total_norm([p.grad for p in self.module.parameters() if p.grad is not None])
             self.engine.step()
-            loss += share.detach() / len(batches)
+            loss += part.detach() / len(batches)
         if self.stage > 0:
             self.norm = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.device)
         return StepResult(loss, self.norm)

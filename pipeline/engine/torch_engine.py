@@ -54,10 +54,10 @@ class TorchEngine(Engine):
             with self.accumulate(last=number == len(batches) - 1):
                 with self.evaluate_mode():
                     logits = self.model(batch.inputs)
-                share = self.loss(logits, batch.targets) / len(batches)
+                part = self.loss(logits, batch.targets) / len(batches)
                 with self.backward_pass():
-                    self.scaler.scale(share).backward()
-            loss += share.detach()
+                    self.scaler.scale(part).backward()
+            loss += part.detach()
         self.check_used([name for name, p in self.parameters.items() if p.requires_grad and p.grad is None])
         self.scaler.unscale_(self.optimizer)
         block_norms = self.block_norms() if self.wants_block_norms else None

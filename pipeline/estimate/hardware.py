@@ -33,7 +33,7 @@ GPUS = {
     "rtx3090": Gpu(71e12, 35.6e12, 24e9, 0.936e12, 32e9),
 }
 
-# Speed of an eager step as a share of its roofline (`network.Pass.seconds`): timm's published training speeds of
+# Speed of an eager step as a fraction of its roofline (`network.Pass.seconds`): timm's published training speeds of
 # mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 images/s) are 0.81, 0.82 and 0.84 of it.
 EFFICIENCY = 0.82
 # Seconds in which the host starts an operator, which no GPU makes faster: the shortest of 400 eager passes of

@@ -40,13 +40,13 @@ def state_bytes(
     half = engine == "deepspeed" and precision != "fp32"
     stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
 
-    def share(from_stage: int) -> int:
+    def shards(from_stage: int) -> int:
         return world if stage >= from_stage else 1
 
     number = 2 if half else 4
     wide = half and reduce_dtype == "fp32"  # below stage 2 these sums are next to the gradients in half precision
     return StateBytes(
-        weights=number * parameters / share(3),
-        gradients=(4 * wide + number * (not wide or stage < 2)) * parameters / share(2),
-        optimizer=4 * (OPTIMIZERS[optimizer].states + half) * parameters / share(1),
+        weights=number * parameters / shards(3),
+        gradients=(4 * wide + number * (not wide or stage < 2)) * parameters / shards(2),
+        optimizer=4 * (OPTIMIZERS[optimizer].states + half) * parameters / shards(1),
     )

@@ -89,7 +89,7 @@ def _model(recipe: Recipe) -> list[Row]:
         Row(
             "max. width", cost.max_width, f"{cost.max_width:,.0f}", "of a mixing layer: max(S D_C, C D_S) of a Mixer"
         ),
-        Row("density p", cost.density, f"{cost.density:.4%}", "nonzero share of the wide matrices"),
+        Row("density p", cost.density, f"{cost.density:.4%}", "nonzero fraction of the wide matrices"),
         Row("forward FLOPs", cost.forward_flops, short(cost.forward_flops), f"a {sample}, two a multiply-add"),
         Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"a {sample}, forward and backward"),
     ]
@@ -153,7 +153,7 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     # The backward pass, which communication overlaps with, takes two thirds of the time.
     exposed_s = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
     step = compute + update + exposed_s
-    share = train.grad_accum_steps * network.flops / gpu.half / step
+    fraction = train.grad_accum_steps * network.flops / gpu.half / step
     emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: use fp16"
     how = f"operator by operator, {EFFICIENCY:.0%} of its roofline"
     if launching > computing:
@@ -161,7 +161,7 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
             f"at least: the host starts {len(network.operators)} operators, {LAUNCH * 1e6:.0f} us each "
             f"(measured on a CPU), while the GPU computes for {1e3 * computing:.2g} ms"
         )
-    roofline = f"{how}, {share:.0%} of the 16-bit peak{emulated}"
+    roofline = f"{how}, {fraction:.0%} of the 16-bit peak{emulated}"
     return [
         *rows,
         Row("compute", compute + update, f"{1e3 * (compute + update):.1f} ms", roofline),

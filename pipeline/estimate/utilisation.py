@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation (MFU): the FLOPs of the model that a run computes, as a share of the GPUs' peak."""
+"""Model FLOPs utilisation (MFU): the FLOPs of the model that a run computes, as a fraction of the GPUs' peak."""
 
 import torch
 
@@ -19,7 +19,7 @@ def find_gpu(name: str) -> Gpu | None:
     return None if _OTHERS & {*words} else next((gpu for kind, gpu in GPUS.items() if kind in words), None)
 
 
-def peak_share(recipe: Recipe, topology: Topology) -> float | None:
+def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
     """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
 
     None on CPUs, on GPUs whose peak is not known, and for fp32 by TF32. FLOPs are those of `model_cost`, forward and
@@ -27,11 +27,11 @@ def peak_share(recipe: Recipe, topology: Topology) -> float | None:
     """
     if topology.device.type != "cuda":
         return None
-    return share_of(recipe, torch.cuda.get_device_name(topology.device), topology.world)
+    return fraction_of_peak(recipe, torch.cuda.get_device_name(topology.device), topology.world)
 
 
-def share_of(recipe: Recipe, device: str, world: int) -> float | None:
-    """`peak_share` of so many GPUs of this name."""
+def fraction_of_peak(recipe: Recipe, device: str, world: int) -> float | None:
+    """`peak_fraction` of so many GPUs of this name."""
     gpu, train = find_gpu(device), recipe.train
     if gpu is None or (train.precision == "fp32" and train.matmul_precision == "high"):
         return None

@@ -51,7 +51,7 @@ def _is_entry(entry: object) -> bool:
 
 
 class RealAccuracy(Metric):
-    """The share of samples whose likeliest class is one of their labels, of those with any; over all ranks."""
+    """The fraction of samples whose likeliest class is one of their labels, of those with any; over all ranks."""
 
     def __init__(self, labels: Sequence[Sequence[int]]):
         super().__init__()

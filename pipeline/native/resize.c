@@ -52,8 +52,8 @@ static bool compute_weights(struct buffer *weights, struct buffer *ranges, struc
         int to = flip ? side - 1 - i : i;
         int32_t *row = weight + (size_t)(to * taps);
         for (int t = 0; t < taps; t++) {
-            double share = t < count ? (sum != 0.0 ? real[t] / sum : real[t]) * (1 << BITS) : 0.0;
-            row[t] = share < 0 ? (int32_t)(share - 0.5) : (int32_t)(share + 0.5);
+            double fraction = t < count ? (sum != 0.0 ? real[t] / sum : real[t]) * (1 << BITS) : 0.0;
+            row[t] = fraction < 0 ? (int32_t)(fraction - 0.5) : (int32_t)(fraction + 0.5);
         }
         range[2 * to] = first;
         range[2 * to + 1] = count;

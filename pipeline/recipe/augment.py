@@ -17,7 +17,7 @@ class AugmentSection(Section):
         "resized: random-resized crop; padded: random crop of image_size, with a black border around the image",
     )
     padding: Annotated[int, Field(ge=0, le=16_384)] = key(4, "padded crop: width of the border in pixels")
-    scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum share of the image's area")
+    scale: Pair = key((0.08, 1.0), "random-resized crop: minimum and maximum fraction of the image's area")
     ratio: Pair = key((3 / 4, 4 / 3), "random-resized crop: minimum and maximum aspect ratio (width over height)")
     hflip: Fraction = key(0.5, "probability of a horizontal flip")
     auto_augment: str | None = key(
@@ -46,7 +46,7 @@ class AugmentSection(Section):
     cutmix: Amount = key(0.0, "CutMix alpha; 0 is off")
     cutmix_minmax: Pair | None = key(
         None,
-        "CutMix: side of the box as shares of the image's, from the first to below the second in whole pixels, as "
+        "CutMix: side of the box as fractions of the image's, from the first to below the second in whole pixels, as "
         "timm's; in place of alpha; null is off",
     )
     mix_mode: Literal["batch", "pair", "elem"] = key(

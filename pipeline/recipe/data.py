@@ -68,7 +68,7 @@ class DataSection(PreparedSection):
     )
     image_size: Annotated[int, Field(gt=0, le=16_384)] = key(224, "side of the model's square input, pixels")
     crop_pct: Annotated[float, Field(gt=0, le=1)] = key(
-        0.875, "evaluation: side of the centre crop as a share of the image's shorter side"
+        0.875, "evaluation: side of the centre crop as a fraction of the image's shorter side"
     )
     interpolation: Literal["bilinear", "bicubic", "random"] = key(
         "bilinear",

@@ -120,8 +120,8 @@ def _targets_fit(recipe: Recipe) -> None:
         raise ValueError(f"augment.smoothing {augment.smoothing:g} is for classes, data.targets is {targets}; set 0")
     if targets == "regression" and augment.cut_alpha > 0:
         raise ValueError(
-            "augment.cutmix mixes targets by area, and numbers of data.targets regression are not shares of an area; "
-            "turn it off (augment.mixup mixes images and numbers alike)"
+            "augment.cutmix mixes targets by area, and numbers of data.targets regression are not fractions of an "
+            "area; turn it off (augment.mixup mixes images and numbers alike)"
         )
 
 

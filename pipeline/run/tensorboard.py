@@ -116,7 +116,9 @@ def _layout() -> dict[str, dict[str, list[Any]]]:
         },
         "speed": {
             "samples per second": chart("train/images_per_s"),
-            "share of the time waiting for data, and of the peak FLOP/s (mfu)": chart("train/data_wait", "train/mfu"),
+            "fraction of the time waiting for data, and of the peak FLOP/s (mfu)": chart(
+                "train/data_wait", "train/mfu"
+            ),
         },
         "memory": {"peak of rank 0, GiB": chart("train/memory_gib")},
         "gradients and weights": {

@@ -131,8 +131,8 @@ class Runner:
     def _cpus(self, slot: int) -> list[int]:
         """The CPUs of a slot: an equal share of those that this process may use."""
         usable = sorted(os.sched_getaffinity(0))
-        share = max(1, len(usable) // self._at_once)
-        return [usable[(slot * share + number) % len(usable)] for number in range(share)]
+        count = max(1, len(usable) // self._at_once)
+        return [usable[(slot * count + number) % len(usable)] for number in range(count)]
 
     def _collect(self) -> None:
         """Renew the leases, and note the cells that have ended."""

@@ -44,7 +44,7 @@ class RunContext:
     watchdog: Watchdog
     stop: StopRequest
     requests: SharedRequests
-    peak_share: float | None = None  # FLOPs of training on a sample, over the FLOP/s of all GPUs at their peak
+    peak_fraction: float | None = None  # FLOPs of training on a sample, over the FLOP/s of all GPUs at their peak
     profiler: Profiler | None = None
     mistakes: Mistakes | None = None
     start: StartRecord | None = None
@@ -195,8 +195,8 @@ class Loop:
         self._interval = LogInterval()
         norm, memory = self.engine.weight_norm(), peak_memory(self.engine.device)
         if line is not None:
-            if self.context.peak_share:
-                line["mfu"] = line["images_per_s"] * self.context.peak_share
+            if self.context.peak_fraction:
+                line["mfu"] = line["images_per_s"] * self.context.peak_fraction
             line |= {f"grad_norm/{name}": value for name, value in norms.items()}
             lr = self.schedule.lr(self.step - 1)
             self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gib": memory})

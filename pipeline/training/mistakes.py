@@ -78,11 +78,11 @@ def mistakes_grid(loader: EvalLoader, wrong: list[tuple[int, ...]], classes: lis
 
 
 def confusion_image(counts: list[list[int]], classes: list[str]) -> np.ndarray:
-    """The matrix as shares of each true class (a row), with names and counts where they fit: uint8 [H, W, 3]."""
+    """The matrix as fractions of each true class (a row), with names and counts where they fit: uint8 [H, W, 3]."""
     matrix, number = np.array(counts), len(counts)
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     cell = max(1, min(36, 800 // number))
-    colors = (_PAPER + shares[..., None] * (_INK - _PAPER)).round().astype(np.uint8)
+    colors = (_PAPER + fractions[..., None] * (_INK - _PAPER)).round().astype(np.uint8)
     left = 120 if number <= NAMED else 0
     sheet = Image.new("RGB", (left + cell * number, cell * number + 18), (255, 255, 255))
     sheet.paste(Image.fromarray(colors.repeat(cell, 0).repeat(cell, 1)), (left, 0))
@@ -93,7 +93,7 @@ def confusion_image(counts: list[list[int]], classes: list[str]) -> np.ndarray:
         draw.text((left - 6, cell * (row + 0.5)), name[:18], (0, 0, 0), font, anchor="rm")
     for row, column in np.ndindex(matrix.shape) if number <= NUMBERED else ():
         if matrix[row, column]:
-            ink = (255, 255, 255) if shares[row, column] > 0.5 else (0, 0, 0)
+            ink = (255, 255, 255) if fractions[row, column] > 0.5 else (0, 0, 0)
             place = (left + cell * (column + 0.5), cell * (row + 0.5))
             draw.text(place, str(matrix[row, column]), ink, font, anchor="mm")
     return np.asarray(sheet)

@@ -210,7 +210,7 @@ def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, caps
 
 
 @pytest.mark.parametrize("share", ["-1%", "101%", "x"])
-def test_max_bad_is_a_share(tmp_path, folder, monkeypatch, capsys, share):
+def test_max_bad_is_a_fraction(tmp_path, folder, monkeypatch, capsys, share):
     words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), f"--max-bad={share}"]
     monkeypatch.setattr("sys.argv", ["widemix", *words])
     with pytest.raises(SystemExit) as ended:

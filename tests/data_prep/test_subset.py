@@ -12,7 +12,7 @@ from widemix.command_line.commands import run_command
 from widemix.data_prep import image_folder
 from widemix.data_prep.prepare import prepare, select
 from widemix.data_prep.samples import Dataset, ImageFiles
-from widemix.data_prep.settings import PrepSettings, parse_share
+from widemix.data_prep.settings import PrepSettings, parse_fraction
 from widemix.data_prep.shuffle import shuffle_train
 from widemix.data_prep.subset import take_subset
 from widemix.data_prep.verify import repair_command
@@ -34,10 +34,10 @@ def names(cut, split="train"):
 
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
-shares = st.floats(0.05, 1)
+fractions = st.floats(0.05, 1)
 
 
-@given(sizes, shares, shares, st.floats(0, 0.5), st.integers(0, 3))
+@given(sizes, fractions, fractions, st.floats(0, 0.5), st.integers(0, 3))
 def test_fractions_are_nested_stratified_and_apart_from_the_holdout(sizes, one, other, holdout, seed):
     whole = dataset(sizes)
     settings = [PrepSettings(fraction=share, holdout=holdout, seed=seed) for share in sorted((one, other))]
@@ -54,7 +54,7 @@ def test_fractions_are_nested_stratified_and_apart_from_the_holdout(sizes, one, 
         got = [sum(name.startswith(f"train/{label}/") for name in part) for label in range(len(sizes))]
         least = max((count - 1) / size for count, size in zip(got, sizes, strict=True))
         most = min((count + 1) / size for count, size in zip(got, sizes, strict=True))
-        assert least <= most  # one share of every class, to within a sample
+        assert least <= most  # one fraction of every class, to within a sample
     assert cuts[0].splits["val"] is whole.splits["val"]
 
 
@@ -95,12 +95,12 @@ def test_whole_preparation(tmp_path):
         prepare("digits", None, tmp_path / "out", PrepSettings(holdout=0.1))
 
 
-def test_shares():
-    assert parse_share("1%") == parse_share("0.01") == 0.01
-    assert parse_share("100%") == 1
+def test_fractions():
+    assert parse_fraction("1%") == parse_fraction("0.01") == 0.01
+    assert parse_fraction("100%") == 1
     for wrong in ("", "%", "one"):
-        with pytest.raises(InputError, match="not a share"):
-            parse_share(wrong)
+        with pytest.raises(InputError, match="not a fraction"):
+            parse_fraction(wrong)
 
 
 def test_a_part_that_is_none_is_refused():

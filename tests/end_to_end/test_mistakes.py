@@ -38,7 +38,7 @@ def refused(command: Command, words: str) -> None:
         (["trian", RECIPE], "invalid choice: 'trian'"),
         (["prep", "digit", "--to", "x"], "did you mean digits?"),
         (["prep", "imagenet", "--from", "nowhere", "--to", "x"], "nowhere"),
-        (["prep", "digits", "--to", "x", "--fraction", "lots"], "is not a share"),
+        (["prep", "digits", "--to", "x", "--fraction", "lots"], "is not a fraction"),
         (["eval", "nowhere"], "no such run or checkpoint folder"),
         (["verify", "nowhere"], "no such folder"),
         (["cost", RECIPE, "--gpus", "0"], "must be at least 1"),

@@ -127,7 +127,7 @@ from widemix.recipe.losses import softmax_loss
 from widemix.plugins import PERCENT, LossSpec, Metric, register_loss, register_metric
 
 register_loss("triple", LossSpec(lambda logits, targets: 3 * softmax_loss(logits, targets), "three times softmax"))
-register_metric("micro", Metric("share", PERCENT, True, lambda n: MulticlassAccuracy(n, average="micro")))
+register_metric("micro", Metric("fraction", PERCENT, True, lambda n: MulticlassAccuracy(n, average="micro")))
 """
 
 
@@ -149,7 +149,7 @@ def test_its_loss_is_trained_with_and_its_figure_evaluated(
             assert done["micro"] == pytest.approx(done["top1"])
         one, three = (train_lines(tmp_path / loss)[0]["loss"] for loss in ("softmax", "triple"))
         assert three == pytest.approx(3 * one, rel=1e-6)
-        assert f"share {done['micro']:.2f} %" in metrics.all_metrics(done)
+        assert f"fraction {done['micro']:.2f} %" in metrics.all_metrics(done)
         with pytest.raises(InputError, match=r"train.keep_best mirco is not measured .* top1, top5, micro or loss"):
             load_recipe(recipe, [("train.keep_best", "mirco")])
         with pytest.raises(ValueError, match="loss triple is already registered"):

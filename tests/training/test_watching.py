@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import ROOT, SMALL, Fork
 from widemix.errors import InputError
-from widemix.estimate.utilisation import find_gpu, share_of
+from widemix.estimate.utilisation import find_gpu, fraction_of_peak
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.run_dir import default_run_dir
@@ -115,9 +115,9 @@ def test_utilisation_is_flops_over_the_peak():
     recipe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16")])
     flops = model_cost(recipe.model, 224, 1000).training_flops
     # 1,000 images/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
-    assert 1000 * share_of(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
+    assert 1000 * fraction_of_peak(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
     fp32 = load_recipe("imagenet/mixer_b16", [("train.precision", "fp32"), ("train.matmul_precision", "high")])
-    assert share_of(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
+    assert fraction_of_peak(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
 
 
 def test_the_image_of_confusions_has_a_cell_for_each_pair():

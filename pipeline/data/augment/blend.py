@@ -75,21 +75,21 @@ def _blend_with_gray(values, grey, factor, table):
 @jit_noalias
 def color(values, factor, tables):
     """Blend with each pixel's luma, `ImageEnhance.Color`; factor 0 is grayscale. Tables are scratch."""
-    share = np.float32(factor)
-    exact = tables.ctypes.data if blend_tables(share, tables) else 0
-    if _blend_with_luma(values.ctypes.data, values.size, share, exact):
+    fraction = np.float32(factor)
+    exact = tables.ctypes.data if blend_tables(fraction, tables) else 0
+    if _blend_with_luma(values.ctypes.data, values.size, fraction, exact):
         return
     for i in range(values.size // 3):
         red, green, blue = np.int32(values[3 * i]), np.int32(values[3 * i + 1]), np.int32(values[3 * i + 2])
         grey = luma(red, green, blue)
-        values[3 * i] = blended(grey, red - grey, share)
-        values[3 * i + 1] = blended(grey, green - grey, share)
-        values[3 * i + 2] = blended(grey, blue - grey, share)
+        values[3 * i] = blended(grey, red - grey, fraction)
+        values[3 * i + 1] = blended(grey, green - grey, fraction)
+        values[3 * i + 2] = blended(grey, blue - grey, fraction)
 
 
 @jit_noalias
 def blend(values, others, factor):
     """`Image.blend(values, others, factor)`, into `values`."""
-    share = np.float32(factor)
+    fraction = np.float32(factor)
     for i in range(values.size):
-        values[i] = blended(values[i], np.int32(others[i]) - np.int32(values[i]), share)
+        values[i] = blended(values[i], np.int32(others[i]) - np.int32(values[i]), fraction)

@@ -21,9 +21,9 @@ def sharpness(image, factor, rows, columns, tables):
     height, width = image.shape
     if height < 3 or width < 9:
         return
-    share = np.float32(factor)
-    exact = tables.ctypes.data if blend_tables(share, tables) else 0
-    if _sharpen_image(image.ctypes.data, height, width, share, exact, columns.ctypes.data):
+    fraction = np.float32(factor)
+    exact = tables.ctypes.data if blend_tables(fraction, tables) else 0
+    if _sharpen_image(image.ctypes.data, height, width, fraction, exact, columns.ctypes.data):
         return
     columns = columns[:width]
     copy_values(image[0], rows[0])
@@ -33,7 +33,7 @@ def sharpness(image, factor, rows, columns, tables):
         _add_three(above, center, below, columns)
         # Shifted views: for an index i - 3 numba would handle negative values, and LLVM would not vectorise.
         sides = columns[: width - 6], columns[3:-3], columns[6:width]
-        _sharpen(sides[0], sides[1], sides[2], center[3:-3], image[y, 3:-3], share)
+        _sharpen(sides[0], sides[1], sides[2], center[3:-3], image[y, 3:-3], fraction)
 
 
 @jit_noalias

@@ -45,10 +45,10 @@ def _to_rgb(hue, saturation, value):
     sixths = np.float64(np.float32(hue)) * 6.0 / 255.0
     sector = np.int32(math.floor(sixths))
     part = np.float64(np.float32(sixths - np.float64(np.float32(sector))))
-    share, full = np.float64(np.float32(np.float64(saturation) / 255.0)), np.float64(value)
-    low = _nearest(full * (1.0 - share))
-    falling = _nearest(full * (1.0 - share * part))
-    rising = _nearest(full * (1.0 - share * (1.0 - part)))
+    fraction, full = np.float64(np.float32(np.float64(saturation) / 255.0)), np.float64(value)
+    low = _nearest(full * (1.0 - fraction))
+    falling = _nearest(full * (1.0 - fraction * part))
+    rising = _nearest(full * (1.0 - fraction * (1.0 - part)))
     sector %= np.int32(6)
     if sector == 0:
         return value, rising, low

@@ -44,7 +44,7 @@ def apply(image, operation, argument, cubic, fill, scratch):
     """Apply one operation to image uint8 [H, W, 3] in place. The argument is timm's: bits, factor, degrees, ...
 
     `cubic` (else bilinear) and `fill`, R | G << 8 | B << 16, matter where pixels move. Translations are in pixels, or
-    with `_REL` in shares of the side.
+    with `_REL` in fractions of the side.
     """
     chain = np.empty((1, 3))
     chain[0, 0], chain[0, 1], chain[0, 2] = operation, argument, cubic

@@ -151,7 +151,7 @@ OPERATIONS = [
     Operation(SHEAR_Y, "ShearY", {"ShearY": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_y", moves=True),
     Operation(
         TRANSLATE_X_REL,
-        "TranslateX, share of the width",
+        "TranslateX, fraction of the width",
         {"TranslateXRel": _TRANSLATE},
         0.45 * _BOTH_WAYS,
         "translate_x_rel",
@@ -159,7 +159,7 @@ OPERATIONS = [
     ),
     Operation(
         TRANSLATE_Y_REL,
-        "TranslateY, share of the height",
+        "TranslateY, fraction of the height",
         {"TranslateYRel": _TRANSLATE},
         0.45 * _BOTH_WAYS,
         "translate_y_rel",

@@ -24,11 +24,11 @@ def run_mixture(image, program, stream, scratch, chain):
     """
     values, original = image.reshape(-1), scratch.original.reshape(-1)
     mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # no operation of AugMix uses these
-    shares = np.empty(program.width, np.float32)
-    share = sample_chain_weights(program, stream, shares)
+    weights = np.empty(program.width, np.float32)
+    weight = sample_chain_weights(program, stream, weights)
     copy_values(values, original)
     if program.blended:
-        _blend_shares(shares, share)
+        _blend_weights(weights, weight)
         copy_values(values, mixture)
     else:
         _clear(sums)
@@ -37,24 +37,24 @@ def run_mixture(image, program, stream, scratch, chain):
         sample_chain(program, own, chain[:depth])
         apply_chain(image, chain[:depth], program.fill, scratch)
         if program.blended:
-            blend(mixture, values, shares[k])
+            blend(mixture, values, weights[k])
         else:
-            _accumulate(sums, values, shares[k])
+            _accumulate(sums, values, weights[k])
         copy_values(original, values)
     if program.blended:
         copy_values(mixture, values)
     else:
         _cut(sums, mixture)
-        blend(values, mixture, share)
+        blend(values, mixture, weight)
 
 
 @jit
-def _blend_shares(shares, share):
+def _blend_weights(weights, weight):
     """timm's weights of successive blends that give the same mixture."""
     left = np.float32(1.0)
-    for k in range(len(shares) - 1, -1, -1):
-        shares[k] = shares[k] * share / left
-        left *= np.float32(1.0) - shares[k]
+    for k in range(len(weights) - 1, -1, -1):
+        weights[k] = weights[k] * weight / left
+        left *= np.float32(1.0) - weights[k]
 
 
 @jit_noalias
@@ -64,9 +64,9 @@ def _clear(sums):
 
 
 @jit_noalias
-def _accumulate(sums, values, share):
+def _accumulate(sums, values, weight):
     for i in range(sums.size):
-        sums[i] += share * np.float32(values[i])
+        sums[i] += weight * np.float32(values[i])
 
 
 @jit_noalias

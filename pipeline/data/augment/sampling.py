@@ -24,7 +24,7 @@ from widemix.data.random import scramble, uniform
 
 _CHOICE, _PROB, _RADIUS, _ANGLE, _SIGN, _CUBIC, _WITHIN = range(7)
 _NUMBERS = 8  # counters of a step
-_SHARES, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's shares, and of its chains' own streams
+_WEIGHTS, _CHAINS = 1 << 20, 1 << 21  # first counters of AugMix's weights, and of its chains' own streams
 
 
 @jit
@@ -70,8 +70,8 @@ def _sample_step(row, cubic, stream, at, step):
         magnitude *= uniform(stream, at + _RADIUS)
     elif std > 0:
         magnitude += std * _normal(stream, at)
-    share = max(0.0, min(magnitude, limit)) / 10.0
-    step[1] = sample_argument(row, share, stream, at)
+    fraction = max(0.0, min(magnitude, limit)) / 10.0
+    step[1] = sample_argument(row, fraction, stream, at)
     step[2] = uniform(stream, at + _CUBIC) < cubic
 
 
@@ -82,13 +82,13 @@ def _normal(stream, at):
 
 
 @jit
-def sample_argument(row, share, stream, at):
-    """The argument of an operation, by `row` of `Program.table`; `share` is the magnitude over 10.
+def sample_argument(row, fraction, stream, at):
+    """The argument of an operation, by `row` of `Program.table`; `fraction` is the magnitude over 10.
 
     Random numbers come from counter `at` of the stream on. `widemix.data.augment.registry` lists the maps.
     """
     kind, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
-    amount = share * scale
+    amount = fraction * scale
     negative = uniform(stream, at + _SIGN) < 0.5
     if kind == LINEAR:
         return max(low, min(high, amount + offset))
@@ -103,23 +103,23 @@ def sample_argument(row, share, stream, at):
     if kind == ONE_MINUS:
         return 1.0 - max(low, min(high, amount + offset))
     if kind == UNIFORM:
-        return offset + (min(share, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
+        return offset + (min(fraction, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
     assert kind == NO_ARGUMENT
     return 0.0
 
 
 @jit
-def sample_chain_weights(program, stream, shares):
+def sample_chain_weights(program, stream, weights):
     """AugMix: sample the chains' weights into float32 [width]; returns the weight of their sum against the image."""
     total = 0.0
     gammas = np.empty(program.width)
     for k in range(program.width):
-        gammas[k] = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + k)))
+        gammas[k] = _gamma(program.alpha, scramble(stream + np.uint64(_WEIGHTS + k)))
         total += gammas[k]
     for k in range(program.width):
-        shares[k] = gammas[k] / total
-    one = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + program.width)))
-    other = _gamma(program.alpha, scramble(stream + np.uint64(_SHARES + program.width + 1)))
+        weights[k] = gammas[k] / total
+    one = _gamma(program.alpha, scramble(stream + np.uint64(_WEIGHTS + program.width)))
+    other = _gamma(program.alpha, scramble(stream + np.uint64(_WEIGHTS + program.width + 1)))
     return np.float32(one / (one + other))
 
 

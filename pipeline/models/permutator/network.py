@@ -36,8 +36,8 @@ class PermuteMlp(nn.Module):
         along_w = along_w.unflatten(3, (self.side, -1)).permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)
         along_c = self.mlp_c(x)
         pooled = (along_h + along_w + along_c).mean(1)
-        share = self.reweight(pooled).unflatten(1, (-1, 1, 3)).softmax(dim=3).transpose(1, 2)  # [B, 1, C, 3]
-        return self.proj(along_h * share[..., 0] + along_w * share[..., 1] + along_c * share[..., 2])
+        fraction = self.reweight(pooled).unflatten(1, (-1, 1, 3)).softmax(dim=3).transpose(1, 2)  # [B, 1, C, 3]
+        return self.proj(along_h * fraction[..., 0] + along_w * fraction[..., 1] + along_c * fraction[..., 2])
 
 
 class PermutatorBlock(nn.Module):

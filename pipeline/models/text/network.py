@@ -54,8 +54,8 @@ class TextClassifier(nn.Module):
         """Ids [B, t] -> the mean over the real tokens [B, C]."""
         real = ids != PAD
         x = self.norm(self.encode(self.embedding(ids), real))
-        share = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
-        return (x * share[:, :, None]).sum(1)
+        fraction = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
+        return (x * fraction[:, :, None]).sum(1)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """[B, C] -> logits [B, num_classes], or the features with `pre_logits`."""

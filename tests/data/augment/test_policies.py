@@ -163,12 +163,12 @@ def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
     """timm's own AugMix, its draws replaced by ours."""
     program, theirs = compiled(text), timms(text)
     for stream in range(30):
-        shares = np.empty(program.width, np.float32)
-        share = sample_chain_weights(program, np.uint64(stream), shares)
+        weights = np.empty(program.width, np.float32)
+        weight = sample_chain_weights(program, np.uint64(stream), weights)
         chains = [mixed_chain(program, np.uint64(stream), k) for k in range(program.width)]
         numbers, depths = iter(chains), iter(chains)
-        monkeypatch.setattr(np.random, "dirichlet", lambda _, shares=shares: shares)
-        monkeypatch.setattr(np.random, "beta", lambda *_, share=share: share)
+        monkeypatch.setattr(np.random, "dirichlet", lambda _, weights=weights: weights)
+        monkeypatch.setattr(np.random, "beta", lambda *_, weight=weight: weight)
         monkeypatch.setattr(np.random, "randint", lambda *_, depths=depths: next(depths)[1])
 
         def choose(_, depth, replace, numbers=numbers):
@@ -185,12 +185,12 @@ def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.5])
 def test_shares_of_a_mixture_follow_dirichlet_and_beta(alpha):
     program = compiled(f"augmix-a{alpha}-w3")
-    shares, parts = np.empty((20_000, 3), np.float32), np.empty(20_000, np.float32)
+    weights, parts = np.empty((20_000, 3), np.float32), np.empty(20_000, np.float32)
     for stream in range(len(parts)):
-        parts[stream] = sample_chain_weights(program, stream_of(stream), shares[stream])
-    assert np.allclose(shares.sum(1), 1, atol=1e-6)
+        parts[stream] = sample_chain_weights(program, stream_of(stream), weights[stream])
+    assert np.allclose(weights.sum(1), 1, atol=1e-6)
     for k in range(3):
-        assert stats.kstest(shares[:, k], stats.beta(alpha, 2 * alpha).cdf).pvalue > 1e-3
+        assert stats.kstest(weights[:, k], stats.beta(alpha, 2 * alpha).cdf).pvalue > 1e-3
     assert stats.kstest(parts, stats.beta(alpha, alpha).cdf).pvalue > 1e-3
     depths = Counter(mixed_chain(program, stream_of(s), s % 3)[1] for s in range(30_000))
     assert stats.chisquare([depths[depth] for depth in (1, 2, 3)]).pvalue > 1e-3
