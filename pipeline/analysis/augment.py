@@ -43,8 +43,8 @@ def write_sheets(recipe: Recipe, folder: Path, images: int, seed: int) -> list[P
 
 
 def first_batch(recipe: Recipe, images: int, seed: int) -> Batch:
-    """At least `images` images of the first step, in whole mixing groups, on the CPU."""
-    group = recipe.augment.mix_group if recipe.augment.mixing else 1
+    """At least `images` images of the first step, in whole mixup groups, on the CPU."""
+    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
     batch = -(-images // group) * group
     available = len(open_split(recipe.data, recipe.data.train_split, open_beton))
     if batch > available:

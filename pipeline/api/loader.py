@@ -160,7 +160,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         )
         if targeted and smoothing > 0:
             raise InputError(f"smoothing {smoothing}: is for classes, and {path} was prepared with targets")
-        self._soft = augment.mixing or smoothing > 0 or targeted
+        self._soft = augment.mixes_images or smoothing > 0 or targeted
         self._check_batch(split, drop_last, augment, several=views != 1)
         sections = [view_sections(k, view, data, augment) for k, view in enumerate(self.views)] if views != 1 else []
         self._loader = self._open(data, augment, sections, shuffle, drop_last, img_dtype)
@@ -237,7 +237,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         size, group = self.batch_size, augment.mix_group
         if several and not self.is_training:
             raise InputError(f"views {len(self.views)}: an evaluation has one view of each image")
-        if augment.mixing and size % group:
+        if augment.mixes_images and size % group:
             fitting = ", ".join(str(fit) for fit in range(2, size + 1, 2) if size % fit == 0)
             cure = f"{fitting} would" if fitting else "take an even batch_size"
             raise InputError(f"mix_group {group} does not divide batch_size {size}; {cure}")

@@ -2,7 +2,7 @@
 
 Timed on every rank: in turns, a plain step of this rank alone on one batch (compute) and the engine's step on the
 same batch (its additional time is exposed communication, and waiting for slower ranks); then the engine's step on
-batches from the loader (the time waiting for them is `data wait`; what remains is `other`: copies, mixing, Python).
+batches from the loader (the time waiting for them is `data wait`; what remains is `other`: copies, mixup, Python).
 """
 
 import json
@@ -53,7 +53,7 @@ def measure_scale(recipe: Recipe, batch: int, steps: int, cpus: int | None = Non
     process ends, so that a single rank has no more than each of many. `InputError` if the batch does not fit.
     """
     topology = read_topology()
-    group = recipe.augment.mix_group if recipe.augment.mixing else 1
+    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
     if batch % group:
         raise InputError(f"--batch {batch}: must be a multiple of augment.mix_group {group}")
     train = recipe.train.model_copy(update={"global_batch": batch * recipe.train.grad_accum_steps * topology.world})

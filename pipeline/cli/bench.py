@@ -17,7 +17,7 @@ BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
     "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision, simplejpeg, SPDL and DALI",
-    "mixing": "mixup and CutMix as a fraction of a step of Mixer-B/16, against timm",
+    "mixup": "mixup and CutMix as a fraction of a step of Mixer-B/16, against timm",
     "start": "a start until the first batch, against FFCV",
     "prep": "preparing ImageNet images, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
     "step": "the training loop on Mixer-S/16, against 40 lines of plain PyTorch",
@@ -40,7 +40,7 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"Time {text}.")
         add = bench.add_argument
-        if name not in ("checkpoint", "mixing", "step"):
+        if name not in ("checkpoint", "mixup", "step"):
             add(
                 "--from",
                 dest="origin",

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from widemix.data.device_transfer import on_side_stream, record_stream
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.data.prefetch import Prefetch
 from widemix.data.split import PreparedFile
 from widemix.recipe.data import AnyDataSection

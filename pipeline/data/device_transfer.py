@@ -2,7 +2,7 @@
 
 Decoded images are transferred as uint8 [B, H, W, 3] from pinned memory. Normalised on the host they would be four
 times the bytes (588 KiB an image of 224 pixels; in bf16 two), and take 41 us of a CPU each, of about 1.2 ms for
-decoding. Erasing and mixing work on normalised float32 values, so they run on the device too. On the CPU the steps
+decoding. Erasing and mixup work on normalised float32 values, so they run on the device too. On the CPU the steps
 are the same, without a transfer.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from widemix.data.augment.erase import Erasing, erase
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.data.normalise import normalise, per_channel
 from widemix.recipe.data import DataSection
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from widemix.data.augment import erase
 from widemix.data.augment.erase import Erasing, normal_quantiles
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.data.random import GOLDEN, M1, M2
 
 _BLOCK = 2048  # numbers that a program writes

@@ -11,7 +11,7 @@ from widemix.data.augment.batch import build_augmentation
 from widemix.data.augment.erase import sample_erasing
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from widemix.data.finish import Finish
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.data.normalise import empty_host
 from widemix.data.random import REPLACE, key, uniform
 from widemix.data.split import open_split, split_checksums

@@ -13,7 +13,7 @@ import torch
 
 from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
 from widemix.data.images import AugmentedImages, Images
-from widemix.data.mixing import sample_mixture, soft_labels
+from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from widemix.data.paged import PagedOrder, request_ranges
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
@@ -68,10 +68,12 @@ class TrainLoader:
                 f"{data.train_split!r} in {data.path}"
             )
         kind = _order_kind(data, self.source.file) if shuffle else "file"
-        if not drop_last and (kind == "paged" or augment.mixing):
+        if not drop_last and (kind == "paged" or augment.mixes_images):
             part = "data.order paged deals" if kind == "paged" else "mixup and CutMix take"
             raise InputError(f"drop_last False: {part} whole batches only; set drop_last to True")
-        if views and (augment.mixing or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"):
+        if views and (
+            augment.mixes_images or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"
+        ):
             raise InputError("views: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with them")
         self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats))
         if isinstance(self.order, PagedOrder) and topology.rank == 0:
@@ -108,7 +110,7 @@ class TrainLoader:
         targets, mixture = labels, None
         if self.data.targets == "class":
             targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
-        if augment.mixing:
+        if augment.mixes_images:
             first_group = host.first // augment.mix_group
             mixture = sample_mixture(len(labels), host.inputs.shape[1], augment, train.seed, host.step, first_group)
             targets = mixture.mix_targets(targets)

@@ -1,6 +1,6 @@
 """Images with their pixels shuffled in one fixed way (Tolstikhin et al. 2021, section 3.4 and figure 4).
 
-It is the last step before the network, after augmentation and mixing, so that nothing else is different.
+It is the last step before the network, after augmentation and mixup, so that nothing else is different.
 """
 
 import numpy as np

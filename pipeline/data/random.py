@@ -1,6 +1,6 @@
 """Counter-based random numbers: a pure function of (seed, epoch, sample, use) and a counter, without state.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). The same sample in the same
+The bit-mixing function is the finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014). The same sample in the same
 epoch gets the same numbers on every thread, rank and restart.
 """
 

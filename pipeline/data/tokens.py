@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.data.split import open_descriptor, open_split, split_checksums
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError

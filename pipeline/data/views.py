@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from widemix.data.images import AugmentedImages
-from widemix.data.mixing import Mixture
+from widemix.data.mixup import Mixture
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.recipe.augment import AugmentSection

@@ -70,7 +70,7 @@ class AugmentSection(Section):
 
     @model_validator(mode="after")
     def ranges_are_ordered(self):
-        """Ranges rise, and mixing has pairs."""
+        """Ranges rise, and mixup has pairs."""
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise ValueError(f"scale {list(self.scale)} must rise within (0, 1]")
         if not 1e-3 <= self.ratio[0] <= self.ratio[1] <= 1e3:
@@ -81,7 +81,7 @@ class AugmentSection(Section):
             raise ValueError(
                 f"color_jitter {list(self.color_jitter)} must be within [0, 1000], its hue not above 0.5"
             )
-        if self.mixing and self.mix_group % 2:
+        if self.mixes_images and self.mix_group % 2:
             raise ValueError(f"mix_group {self.mix_group} must be even: images are mixed in pairs")
         return self
 
@@ -91,7 +91,7 @@ class AugmentSection(Section):
         return self.cutmix if self.cutmix_minmax is None else 1.0
 
     @property
-    def mixing(self) -> bool:
+    def mixes_images(self) -> bool:
         """Whether mixup or CutMix is on."""
         return self.mixup > 0 or self.cut_alpha > 0
 

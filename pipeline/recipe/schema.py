@@ -258,9 +258,9 @@ def _log_is_possible(recipe: Recipe) -> None:
 
 
 def check_world(recipe: Recipe, world: int) -> None:
-    """The global batch must fall into whole mixing groups on every rank and micro-batch, or `InputError`."""
+    """The global batch must fall into whole mixup groups on every rank and micro-batch, or `InputError`."""
     batch, grad_accum_steps = recipe.train.global_batch, recipe.train.grad_accum_steps
-    group = recipe.augment.mix_group if recipe.augment.mixing else 1
+    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
     unit = world * grad_accum_steps * group
     if batch % unit:
         below, above = batch // unit * unit, -(-batch // unit) * unit

@@ -61,7 +61,7 @@ class TrainSection(Section):
         "name patterns of parameters that are not trained: [stem.*, blocks.0.*]; [body] is all but the head, "
         "[unused] what the network has and does not use",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixing")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = key(0, "seed of weights, data order, augmentation and mixup")
     profile: Annotated[str, BeforeValidator(_is_range)] | None = key(
         None,
         "FIRST:STOP, steps (from 0) of which PyTorch's profiler writes a trace to RUN/profile/; null is off",

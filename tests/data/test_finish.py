@@ -1,4 +1,4 @@
-"""Normalising, erasing and mixing in one kernel: the numbers of doing them one after the other, bit for bit."""
+"""Normalising, erasing and mixup in one kernel: the numbers of doing them one after the other, bit for bit."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_in
 from widemix.data import finish
 from widemix.data.augment.erase import Erasing, sample_erasing
 from widemix.data.finish import Finish, finish_in_steps
-from widemix.data.mixing import Mixture, sample_mixture
+from widemix.data.mixup import Mixture, sample_mixture
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 
@@ -43,7 +43,7 @@ def drawn(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tens
     images = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
     section = AugmentSection(re_prob=0.7, re_count=3, re_mode=mode or "const", mix_group=4, **MIXES[mix])
     erasing = sample_erasing(np.arange(count), side, section, 1, 2) if mode else None
-    mixture = sample_mixture(count, side, section, 1, 5, 3) if section.mixing else None
+    mixture = sample_mixture(count, side, section, 1, 5, 3) if section.mixes_images else None
     return images, erasing, mixture
 
 

@@ -21,7 +21,7 @@ from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader
-from widemix.data.mixing import sample_mixture
+from widemix.data.mixup import sample_mixture
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings

@@ -84,12 +84,12 @@ def tiny(recipe: Recipe) -> list[tuple[str, str]]:
     model = {key: value for key, value in SMALLER[recipe.model.kind].items() if key in given}
     if "token_hidden" in model:
         model["token_hidden"] = given["token_hidden"] // 48  # which grows with the image
-    mixing = [("augment.mix_group", "2")] if recipe.data.kind == "images" else []
+    mixup = [("augment.mix_group", "2")] if recipe.data.kind == "images" else []
     shared = {"train.global_batch": 4, "log.every": 1, "log.tensorboard": "false", "log.images": 0, "data.workers": 1}
     shared["data.num_classes"] = 0
     return [
         *((f"model.{key}", str(value)) for key, value in model.items()),
-        *mixing,
+        *mixup,
         *((k, str(v)) for k, v in shared.items()),
     ]
 

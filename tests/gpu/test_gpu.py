@@ -117,7 +117,7 @@ def test_ranks_on_gpus_have_the_losses_of_one(engine, train, tmp_path):
 
 
 @GPU
-@pytest.mark.parametrize("words", [("step", "recipes/digits/rp_mixer.yaml", "--compiled"), ("mixing",)])
+@pytest.mark.parametrize("words", [("step", "recipes/digits/rp_mixer.yaml", "--compiled"), ("mixup",)])
 def test_benchmarks_run(words, tmp_path):
     code, output = Command("bench", *words, "--rounds", "1", "--json", tmp_path / "rows.json").wait()
     assert code == 0, output

@@ -5,7 +5,7 @@ import pytest
 import torch
 from timm.data import Mixup
 
-from widemix.data.mixing import sample_mixture, soft_labels
+from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.data.random import MIX, key
 from widemix.recipe.augment import AugmentSection
 

@@ -1,9 +1,9 @@
-"""The benchmark of mixing times mixing, and takes its shares from the times of the same round."""
+"""The benchmark of mixup times mixup, and takes its fractions from the times of the same round."""
 
 import pytest
 import torch
 
-from widemix.bench import mixing
+from widemix.bench import mixup
 from widemix.bench.timing import time_in_turns
 from widemix.recipe.augment import AugmentSection
 
@@ -20,27 +20,27 @@ def test_shares_are_medians_over_the_rounds_that_count():
 
         return action
 
-    contestants = {"step": mixing._repeat(takes(9.0, 1.0, 2.0, 4.0), 1), "mixing": mixing._repeat(takes(0.1), 20)}
+    contestants = {"step": mixup._repeat(takes(9.0, 1.0, 2.0, 4.0), 1), "mixup": mixup._repeat(takes(0.1), 20)}
     seconds = time_in_turns(contestants, 3, lambda: now)
     assert seconds["step"] == pytest.approx([1.0, 2.0, 4.0])  # the first round is not counted
-    assert seconds["mixing"] == pytest.approx([0.1] * 3)
-    step, row = (mixing._row(name, own, seconds["step"], size=8) for name, own in seconds.items())
+    assert seconds["mixup"] == pytest.approx([0.1] * 3)
+    step, row = (mixup._row(name, own, seconds["step"], size=8) for name, own in seconds.items())
     assert step == {"name": "step", "percent_of_step": 100, "images_per_s": 4, "ratio": 1}
-    assert row == {"name": "mixing", "percent_of_step": 5, "images_per_s": 80, "ratio": 20}
+    assert row == {"name": "mixup", "percent_of_step": 5, "images_per_s": 80, "ratio": 20}
 
 
-@pytest.mark.parametrize("name", ["timm", *mixing.SETTINGS])
+@pytest.mark.parametrize("name", ["timm", *mixup.SETTINGS])
 def test_every_contestant_mixes_each_call_anew(name):
     """Two images with each other: soft targets of both classes, and other shares in the next call."""
     images, labels = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]), torch.tensor([1, 2])
     if name == "timm":
-        act = mixing._timm(images, labels)
+        act = mixup._timm(images, labels)
         found = [act(number)[1] for number in range(4)]
     else:
-        act = mixing._mix_groups(images, labels, AugmentSection(mix_group=2, smoothing=0.1, **mixing.SETTINGS[name]))
+        act = mixup._mix_groups(images, labels, AugmentSection(mix_group=2, smoothing=0.1, **mixup.SETTINGS[name]))
         found = [act(number) for number in range(4)]
     for targets in found:
-        assert targets.shape == (2, mixing.CLASSES)
+        assert targets.shape == (2, mixup.CLASSES)
         assert torch.allclose(targets.sum(1), torch.ones(2))
         assert torch.allclose(targets[:, 1] + targets[:, 2], torch.tensor(0.9), atol=1e-3)
     assert len({targets[0, 1].item() for targets in found}) == 4

@@ -2,7 +2,7 @@
 
 On a GPU if there is one (bf16, 256 images in groups of 32, wall-clock time), else on the CPU (fp32, 8 images, CPU
 time of the process). A step is forward, backward and AdamW on soft targets, without data loading. timm's `Mixup` is
-timed too, and all that is done with decoded images: normalising, erasing, mixing and rounding.
+timed too, and all that is done with decoded images: normalising, erasing, mixup and rounding.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from widemix.bench.timing import Contestant, compute_clock, time_in_turns
 from widemix.data.augment.erase import sample_erasing
 from widemix.data.finish import by_triton, finish_in_steps
-from widemix.data.mixing import sample_mixture, soft_labels
+from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.recipe.augment import AugmentSection
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of `widemix bench mixing`."""
+    """Return the rows of `widemix bench mixup`."""
     torch.set_num_threads(1)
     gpu = torch.cuda.is_available()
     device, size, group = (torch.device("cuda"), 256, 32) if gpu else (torch.device("cpu"), 8, 8)
