@@ -18,7 +18,7 @@ from widemix.files import atomic_write
 
 _ABOUT = "Made from the docstrings, by `python -m widemix.api.reference docs/reference`."
 _FIXED = "\0"  # a space within an argument
-_WIDTH = 80  # of signatures: a line of the page
+_WIDTH = 88  # of signatures: a line of the page
 
 
 def page() -> str:
