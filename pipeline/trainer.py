@@ -31,10 +31,10 @@ from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, broadcasts_rank0_weights, build_engine, check_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import Exit, InputError, command
-from widemix.estimate.utilisation import peak_share
+from widemix.estimate.utilisation import peak_fraction
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
-from widemix.metrics import main_figure
+from widemix.metrics import main_metric
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
@@ -122,7 +122,7 @@ def train(
         folder = run_dir or on_main(topology, lambda: default_run_dir(recipe_path, overrides))
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
         if start.done and start.is_complete(schedule.last_step):
-            rank.print(f"{folder}: already complete, {main_figure(start.done)}")
+            rank.print(f"{folder}: already complete, {main_metric(start.done)}")
             return Exit.DONE
         _check_something_is_left(recipe, resume, start, schedule.last_step)
         times.end("data and run folder")
@@ -185,7 +185,7 @@ def _build_loop(rank: _Rank, start: ResumeState, schedule: Schedule, eval_loader
         watchdog=watchdog,
         stop=rank.stop,
         requests=SharedRequests(topology, rank.store.clone()),
-        peak_share=peak_share(recipe, topology),
+        peak_fraction=peak_fraction(recipe, topology),
         profiler=profiler,
         mistakes=mistakes,
         start=StartRecord(folder, rank.times, topology, recipe.train.compile, memory_layout),
@@ -268,7 +268,7 @@ def _finish(rank: _Rank, folder: Path, result: dict[str, Any] | None, failing: b
         return Exit.REQUEUE
     if rank.topology.is_main:
         done = write_result(folder, rank.recipe, result)
-        result_line = f"{folder}: done, {main_figure(done)} after {done['seconds']:.1f} s"
+        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s"
         rank.print(f"{result_line}; see {command('report', folder)}")
     return Exit.DONE
 

@@ -57,7 +57,7 @@ def estimate(
     rows = _model(recipe)
     train = recipe.train
     micro = train.micro_batch_size(cluster.gpus)
-    group = recipe.augment.mix_group if recipe.augment.mixing else 1
+    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
     batch = f"{cluster.gpus} ranks x {train.grad_accum_steps} micro-batches of {micro}"
     mixed = f", mixed in groups of {group}" if group > 1 else ""
     rows.append(Row("global batch", train.global_batch, f"{train.global_batch:,}", f"{batch}{mixed}"))

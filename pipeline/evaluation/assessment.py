@@ -26,7 +26,7 @@ from widemix.evaluation.evaluate import evaluate
 from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
 from widemix.formats.manifest import read_manifest
-from widemix.metrics import all_figures
+from widemix.metrics import all_metrics
 from widemix.tally import Tally
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
