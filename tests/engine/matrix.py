@@ -41,6 +41,7 @@ from widemix.training.finetune import UNUSED, freeze, unused_parameters
 
 Cell = Mapping[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
+_COMPILING = 3  # times as long a compiled cell takes, so that few are taken
 _TRIES = 60  # of cells with a pair, before it is taken for one that is always refused
 BATCH, RATE = 8, 1e-2
 NETWORKS = ("plain", *PARTS)
@@ -94,19 +95,19 @@ def pairwise() -> tuple[list[dict[str, str]], list[Pair]]:
     while missing:
         pair = next(iter(missing))
         tries = [{n: numbers.choice(v) for n, v in FACTORS.items()} | dict(pair) for _ in range(_TRIES)]
-        tries.sort(key=lambda cell: -sum(_meet(cell, each) for each in missing))
+        tries.sort(key=lambda cell: -len(_pairs(cell) & missing.keys()) / (_COMPILING if cell["compile"] else 1))
         found = next(filter(accepted, tries), None)
         if found is None:
             impossible.append(pair)
             del missing[pair]
         else:
             cells.append(found)
-            missing = {each: None for each in missing if not _meet(found, each)}
+            missing = {each: None for each in missing if each not in _pairs(found)}
     return cells, impossible
 
 
-def _meet(cell: Cell, pair: Pair) -> bool:
-    return all(cell[name] == value for name, value in pair)
+def _pairs(cell: Cell) -> set[Pair]:
+    return set(itertools.combinations(cell.items(), 2))
 
 
 def said(cell: Cell) -> str:

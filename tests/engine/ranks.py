@@ -19,7 +19,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from tests.conftest import ROOT
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, TrainLoader
-from widemix.distributed.topology import Topology, mean_over_ranks, read_topology
+from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
 from widemix.engine import Engine, State, broadcasts_rank0_weights, build_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.evaluation.evaluate import evaluate_engine
@@ -365,7 +365,7 @@ def matrix(data: Path) -> tuple[dict[str, str], Any]:
     """Of cells in which each two values of the matrix meet: what became of each, and the pairs that never meet."""
     from tests.engine.matrix import pairwise, run_cell, said
 
-    cells, never = pairwise()
+    cells, never = on_main(read_topology(), pairwise)
     return {said(cell): run_cell(cell) for cell in cells}, never
 
 
