@@ -18,9 +18,18 @@ with warnings.catch_warnings():
     import widemix.engine.ddp
     import widemix.engine.deepspeed
     import widemix.engine.fsdp
+    import widemix.engine.kernels
+    import widemix.estimate.utilisation
+    import widemix.evaluation.assessment
+    import widemix.launch.local
+    import widemix.models.unused
+    import widemix.report.page
     import widemix.trainer
     import widemix.training.finetune
     import widemix.training.loop  # noqa: F401
+    from widemix.cli.parser import make_parser
+
+    make_parser()  # which imports what the commands bring
 
 gc.freeze()  # a fork looks for garbage only among its own objects, and copies no page to do so
 gc.enable()
