@@ -9,10 +9,10 @@ from pathlib import Path
 from widemix.cli.parser import COMMANDS
 from widemix.command_line.arguments import Parser
 from widemix.errors import Exit
-from widemix.launch.slurm.cells import cross
+from widemix.launch.slurm.study_runs import cross
 from widemix.recipe import load_recipe
 from widemix.recipe.files import find_study
-from widemix.studies.study import is_study, read_study, study_cells
+from widemix.studies.study import is_study, read_study, study_runs_of
 
 BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -52,7 +52,7 @@ def check(arguments: Namespace) -> Exit:
         return Exit.DONE
     path = find_study(arguments.recipe)
     if path.is_file() and is_study(path):
-        assert study_cells(path, read_study(path), arguments.overrides)
+        assert study_runs_of(path, read_study(path), arguments.overrides)
     elif getattr(arguments, "vary", None):
         assert cross(path, arguments.vary, arguments.overrides)
     else:

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from tests.terminal import Terminal
 from widemix.processes import end_with_torchrun, stop_signals
 
-# A rank, or a cell: says that it is up, and how it ends.
+# A rank, or a run: says that it is up, and how it ends.
 CHILD = """
 import os, signal, sys, time
 def stop(number, _):

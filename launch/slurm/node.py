@@ -221,7 +221,7 @@ def _can_exclude(faulty: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _count_others(faulty: Sequence[str], environ: Mapping[str, str]) -> int:
     """Count the usable nodes of the partition that are neither faulty nor excluded, ignoring --constraint."""
-    job = environ["SLURM_JOB_ID"]  # one cell of an array has the array's own number, which stands for all of them
+    job = environ["SLURM_JOB_ID"]  # one run of an array has the array's own number, which stands for all of them
     if "SLURM_ARRAY_JOB_ID" in environ:
         job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     match = re.search(r" ExcNodeList=(\S+)", " ".join(_words("scontrol", "show", "job", "--oneliner", job)))

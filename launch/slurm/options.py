@@ -94,7 +94,7 @@ def check_options(arguments: argparse.Namespace) -> None:
             raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
     study = arguments.recipe is not None and is_study(Path(arguments.recipe))
     if arguments.at_once and not arguments.vary and not study:
-        raise InputError("--at-once limits the cells of a study: give it with a study file or --vary")
+        raise InputError("--at-once limits the runs of a study: give it with a study file or --vary")
     if arguments.vary and study:
         raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
 

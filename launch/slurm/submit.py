@@ -13,14 +13,14 @@ from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import read_manifest
-from widemix.launch.slurm.cells import TABLE, cross, kept_path, merge, ranges, unfinished
 from widemix.launch.slurm.commands import check_pyxis, queued, run, waits_for
 from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
+from widemix.launch.slurm.study_runs import TABLE, cross, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import Recipe, check_world, dump_recipe
 from widemix.recipe.files import find_study
-from widemix.studies.cell import Cell, unique
-from widemix.studies.study import is_study, read_study, study_cells
+from widemix.studies.study import is_study, read_study, study_runs_of
+from widemix.studies.study_run import StudyRun, unique
 
 SCRIPT = Path(__file__).with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
@@ -34,8 +34,8 @@ class Submission:
     command: sbatch and its arguments.
     folder: the run folder, or the study's folder.
     table: the lines of the study's cells.tsv; empty for a single run.
-    numbers: the lines, from 1, of the cells that are submitted; empty for a single run.
-    recipes: the recipes to keep in the folder, of all cells.
+    numbers: the lines, from 1, of the runs that are submitted; empty for a single run.
+    recipes: the recipes to keep in the folder, of all runs.
     """
 
     command: list[str]
@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of `widemix submit`."""
     add = parser.add_argument
     add("recipe", metavar="FILE.yaml", nargs="?", help="recipe or study: a file, or a shipped one's name")
-    folder = "run folder, on a disk that all nodes share; of a study, the folder of the cells' run folders"
+    folder = "run folder, on a disk that all nodes share; of a study, the folder of its run folders"
     add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
@@ -69,7 +69,7 @@ def _add_studies(add: Callable) -> None:
         "a study without a file, as an array job"
     )
     add("--vary", action="append", default=[], metavar="KEY=A,B", help=vary)
-    add("--at-once", type=int, metavar="N", help="of a study: most cells that run at the same time (default: all)")
+    add("--at-once", type=int, metavar="N", help="of a study: most runs at the same time (default: all)")
 
 
 def _add_slurm(add: Callable) -> None:
@@ -112,21 +112,21 @@ def plan(arguments: argparse.Namespace) -> Submission:
     """Check options, recipe and data, and return the sbatch command; raises `InputError`."""
     check_options(arguments)
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
-    cells = _study_cells(arguments)
-    folder = run_folder(arguments.run_dir, bool(cells))
-    recipes = [cell.recipe for cell in cells] if cells else [load_from_arguments(arguments)]
+    study_runs = _study_runs(arguments)
+    folder = run_folder(arguments.run_dir, bool(study_runs))
+    recipes = [study_run.recipe for study_run in study_runs] if study_runs else [load_from_arguments(arguments)]
     for recipe in recipes:
         check_world(recipe, arguments.nodes * ranks)
     data = {Path(recipe.data.path) for recipe in recipes}
     for path in sorted(data):
         read_manifest(path)
-    table, numbers = _open_cells(cells, folder)
+    table, numbers = _open_runs(study_runs, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]
     command += [arguments.preflight, arguments.stage_to, elastic_sizes(arguments, recipes, ranks)]
     command += [str(arguments.environment.resolve()) if arguments.environment else "", arguments.setup]
     command += [*_python(arguments, folder, data), "--"]
-    if not cells:
+    if not study_runs:
         command += [str(kept_path(folder, recipes[0])), *(f"--{name}={value}" for name, value in arguments.overrides)]
     return Submission(command, folder, table, numbers, recipes)
 
@@ -146,8 +146,8 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     return [*options, *arguments.sbatch]
 
 
-def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
-    """Return the cells of the study file or of --vary; none of a recipe that is to be trained once."""
+def _study_runs(arguments: argparse.Namespace) -> list[StudyRun]:
+    """Return the runs of the study file or of --vary; none of a recipe that is to be trained once."""
     if arguments.recipe is None:
         return []
     path = find_study(arguments.recipe)
@@ -155,24 +155,24 @@ def _study_cells(arguments: argparse.Namespace) -> list[Cell]:
         study = read_study(path)
         if not study.measured:
             raise InputError(f"{path}: shows sizes of networks alone; `widemix study report` plots it")
-        return unique(study_cells(path, study, arguments.overrides))
+        return unique(study_runs_of(path, study, arguments.overrides))
     return cross(path, arguments.vary, arguments.overrides) if arguments.vary else []
 
 
-def _open_cells(cells: list[Cell], folder: Path) -> tuple[list[str], list[int]]:
+def _open_runs(study_runs: list[StudyRun], folder: Path) -> tuple[list[str], list[int]]:
     """Return the lines of the study's table, and the numbers of those to submit: neither done nor queued."""
     queued_jobs = [job.partition("_")[::2] for job in queued(folder)]
     for job, index in queued_jobs:
-        if not (cells and index.isdigit()):
+        if not (study_runs and index.isdigit()):
             raise InputError(f"{folder}: job {job} is queued or running there")
-    if not cells:
+    if not study_runs:
         return [], []
-    table = merge(folder, cells)
-    missing = unfinished(folder, table, cells)
+    table = merge(folder, study_runs)
+    missing = unfinished(folder, table, study_runs)
     indices = {index for _, index in queued_jobs}
     numbers = [number for number in missing if str(number) not in indices]
     if not numbers:
-        raise InputError(f"{folder}: of {len(cells)} cells {len(missing)} are queued or running, the others done")
+        raise InputError(f"{folder}: of {len(study_runs)} runs {len(missing)} are queued or running, the others done")
     return table, numbers
 
 
@@ -220,14 +220,14 @@ def submit(arguments: argparse.Namespace) -> Exit:
     for recipe in submission.recipes:
         atomic_write(kept_path(submission.folder, recipe), dump_recipe(recipe))
     if submission.table:
-        # Cells that are running already read the table.
+        # Runs that are running already read the table.
         atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.table))
     print(text)
     job = run(submission.command).strip().partition(";")[0]
     with (logs / "jobs.jsonl").open("a") as record:
         record.write(json.dumps({"job": job, "command": submission.command}) + "\n")
-    cells = f", {len(submission.numbers)} cells" if submission.numbers else ""
+    count = f", {len(submission.numbers)} runs" if submission.numbers else ""
     if waits_for(job) in _CLOSED:
         print(f"job {job} waits for the partition, which is down: see `sinfo --summarize`")
-    print(f"job {job}{cells}; logs in {logs}")
+    print(f"job {job}{count}; logs in {logs}")
     return Exit.DONE

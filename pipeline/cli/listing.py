@@ -88,7 +88,7 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
     """The table with its head: a column for each kind of metric, and the keys in which the runs differ."""
     from widemix.metrics import metric_heading
     from widemix.run.listing import differing_keys
-    from widemix.studies.cell import yaml_text
+    from widemix.studies.study_run import yaml_text
 
     keys = differing_keys([run.recipe for run in found])
     metrics = list(dict.fromkeys(run.metric for run in found))
@@ -106,7 +106,7 @@ def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
 
 def _diff(paths: list[Path]) -> Exit:
     from widemix.run.listing import compare_recipes
-    from widemix.studies.cell import yaml_text
+    from widemix.studies.study_run import yaml_text
 
     if len(paths) != 2:
         raise InputError(f"runs diff: takes two runs, got {len(paths)}")

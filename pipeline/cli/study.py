@@ -13,9 +13,9 @@ from widemix.recipe.files import find_study
 from widemix.recipe.renamed import current_name
 
 if TYPE_CHECKING:
-    from widemix.studies.cell import Cell
     from widemix.studies.plan import Plan, Run
     from widemix.studies.protocol import Search
+    from widemix.studies.study_run import StudyRun
 
 
 def add_study(commands) -> None:
@@ -24,16 +24,16 @@ def add_study(commands) -> None:
         "study",
         help="train recipes that differ in a few keys, and compare them",
         description="List, train and plot the runs of a study file, such as figure7. "
-        "Its runs are called cells. `widemix submit STUDY.yaml` trains them as a Slurm job array.",
+        "`widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, command, example, text in (
-        ("plan", _plan, " --gpu a100", "print each cell, its state and, with --gpu, its hours and disk space"),
+        ("plan", _plan, " --gpu a100", "print each run, its state and, with --gpu, its hours and disk space"),
         (
             "run",
             _run,
             " --only 'rp-*' --at-once 2",
-            "run the study's search, if it has one, then train the cells that have no row in its table and are not "
+            "run the study's search, if it has one, then train the runs that have no row in its table and are not "
             "being trained by another process; the same command continues, and may run on several machines at once "
             "if they share the folder",
         ),
@@ -55,18 +55,16 @@ def add_study(commands) -> None:
         verb.add_argument(
             "recipe", type=find_study, metavar="STUDY.yaml", help="study file, or a shipped study's name: figure7"
         )
-        verb.add_argument(
-            "--to", type=Path, metavar="DIR", help="folder of the cells' run folders (default: runs/<study>)"
-        )
+        verb.add_argument("--to", type=Path, metavar="DIR", help="folder of the run folders (default: runs/<study>)")
         table = (
             "folder of the study's table STUDY.jsonl and of its report, such as recipes/studies/results (default: "
             "that of the run folders); a run that ends is added to the table, and not trained again"
         )
         verb.add_argument("--report", type=Path, metavar="DIR", help=table)
         verb.add_argument(
-            "--only", default="*", metavar="PATTERN", help="only cells whose name matches, such as 'cifar10-*'"
+            "--only", default="*", metavar="PATTERN", help="only runs whose name matches, such as 'cifar10-*'"
         )
-        verb.epilog = "Recipe keys as --section.key VALUE apply to all cells; give the same ones to all commands."
+        verb.epilog = "Recipe keys as --section.key VALUE apply to all runs; give the same ones to all commands."
         verb.set_defaults(command=command)
         _add_options(name, verb)
     _add_bounds(verbs)
@@ -103,9 +101,9 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
         add("--split", default="holdout", help="split that chooses (default: holdout)")
         add("--trials", type=int, metavar="N", help="values at each point (default: the study's, or 7)")
     if name in ("run", "search"):
-        at_once = "cells to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
+        at_once = "runs to train at the same time; they share this machine's CPUs and GPUs (default: 1)"
         verb.add_argument("--at-once", type=int, default=1, metavar="N", help=at_once)
-        verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each cell (default: 1)")
+        verb.add_argument("--ranks", type=int, default=1, metavar="N", help="processes of each run (default: 1)")
 
 
 def _read(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
@@ -130,30 +128,30 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
 
 def _plan(arguments: argparse.Namespace) -> Exit:
     from widemix.run.lease import Leases
-    from widemix.studies.cell import unique
     from widemix.studies.status import state
+    from widemix.studies.study_run import unique
 
     plan, folder = _trained(arguments)
     leases = Leases(folder)
     plan.add_finished(folder)
-    trials, cells = plan.trials_to_run(), unique(plan.runs())
-    states = {cell.name: state(cell, folder, leases, plan.table) for cell in (*trials, *cells)}
+    trials, study_runs = plan.trials_to_run(), unique(plan.runs())
+    states = {study_run.name: state(study_run, folder, leases, plan.table) for study_run in (*trials, *study_runs)}
     needs = {}
     if arguments.gpu:
         from widemix.studies.requirements import requirements
 
-        needs = requirements([*trials, *cells], arguments.gpu)
-    for cell in (*trials, *cells):
-        need = needs.get(cell.name)
+        needs = requirements([*trials, *study_runs], arguments.gpu)
+    for study_run in (*trials, *study_runs):
+        need = needs.get(study_run.name)
         hours = f"{need.hours:8.2f} h  " if need and need.hours is not None else "       ? h  " if need else ""
-        note = "trial  " if cell in trials else "run    " if trials else ""
-        print(f"{states[cell.name]:8}  {hours}{note}{cell.name}")
-    ended = [cell for cell in cells if states[cell.name] in ("done", "diverged")]
-    print(f"{folder}: {len(ended)} of {len(cells)} cells have ended")
+        note = "trial  " if study_run in trials else "run    " if trials else ""
+        print(f"{states[study_run.name]:8}  {hours}{note}{study_run.name}")
+    ended = [study_run for study_run in study_runs if states[study_run.name] in ("done", "diverged")]
+    print(f"{folder}: {len(ended)} of {len(study_runs)} runs have ended")
     if trials:
         print(f"{len(trials)} trials of the search come first; what widens it, and the values of the runs, follow")
     if needs:
-        rest = [needs[cell.name] for cell in (*trials, *cells) if cell not in ended]
+        rest = [needs[study_run.name] for study_run in (*trials, *study_runs) if study_run not in ended]
         total = sum(need.hours or 0 for need in rest)
         size = sum(need.bytes for need in rest)
         print(f"the others take {total:.1f} hours on one {arguments.gpu}, {size / 1e9:.2f} GB of checkpoints")
@@ -161,7 +159,7 @@ def _plan(arguments: argparse.Namespace) -> Exit:
 
 
 def _run(arguments: argparse.Namespace) -> Exit:
-    from widemix.studies.cell import unique
+    from widemix.studies.study_run import unique
 
     plan, folder = _trained(arguments)
     run = _runner(arguments, plan, folder)
@@ -209,34 +207,36 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
     if low <= 0 and not arguments.linear:
         raise InputError(f"--low {low:g}: must be above 0 on a logarithmic axis; or add --linear")
     span = Range(low=low, high=high, log=not arguments.linear)
-    held = {"eval.every_epochs": max(cell.recipe.train.epochs for cell in plan.cells)}
+    held = {"eval.every_epochs": max(study_run.recipe.train.epochs for study_run in plan.study_runs)}
     return Search(keys={name: span}, trials=arguments.trials or 7, split=arguments.split, set=held)
 
 
 def _runner(arguments: argparse.Namespace, plan: "Plan", folder: Path, search: "Search | None" = None) -> "Run":
-    """Check what the cells need, and the data of those that are missing; returns what trains cells."""
+    """Check what the runs need, and the data of those that are missing; returns what trains runs."""
     from widemix.formats.manifest import read_manifest
     from widemix.recipe import check_world
     from widemix.studies.runner import Runner
 
     check_least(arguments, 1, "at_once", "ranks")
-    for cell in plan.cells:
-        check_world(cell.recipe, arguments.ranks)
+    for study_run in plan.study_runs:
+        check_world(study_run.recipe, arguments.ranks)
     known = plan.table.missing([*plan.trials_to_run(search), *plan.runs()])
-    for path, split in dict.fromkeys((cell.recipe.data.path, cell.recipe.data.eval_split) for cell in known):
+    for path, split in dict.fromkeys(
+        (study_run.recipe.data.path, study_run.recipe.data.eval_split) for study_run in known
+    ):
         splits = read_manifest(Path(path)).splits
         if split not in splits:
             hint = "; `widemix prep --holdout 10%` makes one" if split == "holdout" else ""
             raise InputError(f"{path}: has no split {split}, it has {', '.join(splits)}{hint}")
     folder.mkdir(parents=True, exist_ok=True)
 
-    def run(cells: "Sequence[Cell]") -> Exit:
-        plan.table.add_finished(cells, folder)
-        missing = plan.table.missing(cells)
-        print(f"{plan.table.path}: {len(cells) - len(missing)} of {len(cells)} cells have ended", flush=True)
+    def run(study_runs: "Sequence[StudyRun]") -> Exit:
+        plan.table.add_finished(study_runs, folder)
+        missing = plan.table.missing(study_runs)
+        print(f"{plan.table.path}: {len(study_runs) - len(missing)} of {len(study_runs)} runs have ended", flush=True)
 
-        def ended(cell: "Cell") -> None:
-            plan.table.add_finished([cell], folder)
+        def ended(study_run: "StudyRun") -> None:
+            plan.table.add_finished([study_run], folder)
 
         return Runner(folder, arguments.at_once, arguments.ranks, _gpus(), ended=ended).run(missing)
 
@@ -259,16 +259,16 @@ def _report(arguments: argparse.Namespace) -> Exit:
     plan, folder = _read(arguments)
     if plan.study.measured:
         plan.add_finished(folder)
-    cells = plan.runs()
-    results = collect(cells, plan.table, plan.study)
+    study_runs = plan.runs()
+    results = collect(study_runs, plan.table, plan.study)
     ended = sum(result.row is not None for result in results)
     if plan.study.measured and not ended:
         raise InputError(
-            f"{plan.table.path}: has none of the study's {len(cells)} cells, and {folder} neither; "
+            f"{plan.table.path}: has none of the study's {len(study_runs)} runs, and {folder} neither; "
             "`widemix study run` first"
         )
     files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
-    done = f"{ended} of {len(cells)} cells have ended: " if plan.study.measured else ""
+    done = f"{ended} of {len(study_runs)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")
     return Exit.DONE
 

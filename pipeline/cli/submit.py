@@ -13,7 +13,7 @@ def add_submit(commands) -> None:
         "widemix submit digits/mixer --run-dir /nfs/c --vary train.seed=0,1,2",
         usage="%(prog)s FILE.yaml --run-dir DIR [options] [--section.key VALUE]",
         description="Submit a recipe to Slurm by one sbatch command; a study, or a recipe with --vary, as an array "
-        "job. Cells of a study that are done, queued or running are skipped: the same command again submits "
+        "job. Runs of a study that are done, queued or running are skipped: the same command again submits "
         "those that have failed.",
     )
     add_arguments(parser)

@@ -141,8 +141,8 @@ def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str
         raise InputError(f"{path}: not valid YAML, {yaml_error_message(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
-    if "cells" in values:
-        raise InputError(f"{path}: is a study, not a recipe; `widemix study run {path}` trains its cells")
+    if {"runs", "cells"} & values.keys():  # cells: its old name
+        raise InputError(f"{path}: is a study, not a recipe; `widemix study run {path}` trains its runs")
     values = rename_keys(values, None if stored else str(path))
     base = values.pop("extends", None)
     if base is None:

@@ -64,10 +64,11 @@ def rename_keys(values: Mapping[str, Any], place: str | None) -> dict[str, Any]:
 def warn_renamed(old: str, place: str) -> None:
     """Print once in this process and those that it starts, on rank 0, that a key has another name now."""
     warned = os.environ.get(_WARNED, "").split()
-    if old in RENAMED and old not in warned:
+    names = RENAMED | {"cells": "runs"}  # the key of a study file
+    if old in names and old not in warned:
         os.environ[_WARNED] = " ".join([*warned, old])
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"warning: {place}: {old} is now called {RENAMED[old]}; the next release does not read the old name",
+                f"warning: {place}: {old} is now called {names[old]}; the next release does not read the old name",
                 file=sys.stderr,
             )

@@ -64,7 +64,7 @@ def read_yaml(path: Path) -> Any:
 
 @cache
 def _parse(text: str) -> Any:
-    """The cells of a study have the same few files, hundreds of times."""
+    """The runs of a study have the same few files, hundreds of times."""
     return parse_yaml(text)
 
 

@@ -1,10 +1,10 @@
-"""Leases: which process trains a cell of a study.
+"""Leases: which process trains a run of a study.
 
-The leases of a cell are files `leases/CELL.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
-cell by creating the next file, which fails if another was faster (a link or `O_EXCL`, atomic on local disks, NFS,
+The leases of a run are files `leases/RUN.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
+run by creating the next file, which fails if another was faster (a link or `O_EXCL`, atomic on local disks, NFS,
 Lustre), and keeps it by renewing its modification time. It may create the next one only once the last has expired,
 that is was not renewed for `expiry_s`, or its process has ended on this machine. The holder of an expired lease
-notices at its next renewal that there is a greater N, and ends its cell. Ages are differences of the file system's
+notices at its next renewal that there is a greater N, and ends its run. Ages are differences of the file system's
 own times, so that the clocks of the machines do not matter.
 """
 
@@ -28,7 +28,7 @@ RENEWAL_S = 15.0
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that holds, or held, a cell."""
+    """A process that holds, or held, a run."""
 
     generation: int
     id: str
@@ -44,24 +44,24 @@ class Leases:
         self.folder = folder / "leases"
         self.expiry_s = expiry_s
         self._id = uuid.uuid4().hex
-        self._held: dict[str, int] = {}  # generation by cell
+        self._held: dict[str, int] = {}  # generation by run
 
-    def take(self, cell: str) -> bool:
-        """Try to take a cell; returns whether this process has it now."""
+    def take(self, run: str) -> bool:
+        """Try to take a run; returns whether this process has it now."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        last = self.holder(cell)
+        last = self.holder(run)
         if last is not None and last.alive:
             return False
         generation = last.generation + 1 if last else 1
-        path = self._path(cell, generation)
+        path = self._path(run, generation)
         if not self._create(path):
             return False
         if last is not None:  # unless it has been released and taken anew since it was looked at
-            still = read_record(self._path(cell, last.generation))
+            still = read_record(self._path(run, last.generation))
             if still.get("id") != last.id:
                 path.unlink()
                 return False
-        self._held[cell] = generation
+        self._held[run] = generation
         return True
 
     def _create(self, path: Path) -> bool:
@@ -86,31 +86,31 @@ class Leases:
             own.unlink()
         return True
 
-    def add_process(self, cell: str, pid: int) -> None:
-        """Note a process that works on a cell: the lease also counts while that lives, though this one has died."""
-        atomic_write(self._path(cell, self._held[cell]), json.dumps(self._record(pid)))
+    def add_process(self, run: str, pid: int) -> None:
+        """Note a process that works on a run: the lease also counts while that lives, though this one has died."""
+        atomic_write(self._path(run, self._held[run]), json.dumps(self._record(pid)))
 
-    def renew(self, cell: str) -> bool:
-        """Renew a lease; False if another process has taken the cell because it was renewed too late."""
-        generation = self._held[cell]
-        newest = max(self._generations(cell), default=0)
+    def renew(self, run: str) -> bool:
+        """Renew a lease; False if another process has taken the run because it was renewed too late."""
+        generation = self._held[run]
+        newest = max(self._generations(run), default=0)
         with suppress(OSError):
-            os.utime(self._path(cell, generation))
+            os.utime(self._path(run, generation))
         return newest == generation
 
-    def release(self, cell: str) -> None:
-        """Give a cell back; a lease that another process has taken over is left to it."""
-        generation = self._held.pop(cell)
-        for number in sorted(self._generations(cell)):  # own lease last: until then the cell is held
+    def release(self, run: str) -> None:
+        """Give a run back; a lease that another process has taken over is left to it."""
+        generation = self._held.pop(run)
+        for number in sorted(self._generations(run)):  # own lease last: until then the run is held
             if number <= generation:
-                self._path(cell, number).unlink(missing_ok=True)
+                self._path(run, number).unlink(missing_ok=True)
 
-    def holder(self, cell: str) -> Holder | None:
-        """Return who holds, or last held, a cell; None if nobody does."""
-        generation = max(self._generations(cell), default=0)
+    def holder(self, run: str) -> Holder | None:
+        """Return who holds, or last held, a run; None if nobody does."""
+        generation = max(self._generations(run), default=0)
         if not generation:
             return None
-        path = self._path(cell, generation)
+        path = self._path(run, generation)
         record = read_record(path)
         try:
             age = self._now() - path.stat().st_mtime
@@ -129,15 +129,15 @@ class Leases:
             "taken": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
-    def _generations(self, cell: str) -> list[int]:
+    def _generations(self, run: str) -> list[int]:
         if not self.folder.is_dir():
             return []
-        pattern = re.compile(re.escape(cell) + r"\.(\d+)")
+        pattern = re.compile(re.escape(run) + r"\.(\d+)")
         matches = (pattern.fullmatch(name) for name in os.listdir(self.folder))
         return [int(match[1]) for match in matches if match]
 
-    def _path(self, cell: str, generation: int) -> Path:
-        return self.folder / f"{cell}.{generation}"
+    def _path(self, run: str, generation: int) -> Path:
+        return self.folder / f"{run}.{generation}"
 
     def _now(self) -> float:
         """The time of the file system, s: that of a file written now."""

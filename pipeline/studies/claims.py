@@ -59,7 +59,7 @@ def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
 
     Raises `InputError` for a claim about no point of the figure.
     """
-    panels = list(dict.fromkeys(result.cell.panel for result in results))
+    panels = list(dict.fromkeys(result.study_run.panel for result in results))
     claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
     estimates = [_estimate(claim, results, study) for claim in claims]
     tests = {n: _test(claims[n], estimate) for n, estimate in enumerate(estimates) if estimate is not None}
@@ -124,7 +124,7 @@ def _quantile(probability: float, freedom: float) -> float:
 
 def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate | None:
     """The contrast's mean over seeds; None while runs are missing, or too few for an error."""
-    own = [result for result in results if result.cell.panel == claim.panel]
+    own = [result for result in results if result.study_run.panel == claim.panel]
     sides = [_values(place, claim, own, study) for place in claim.places]
     known = [side for side in sides if side is not None]
     if len(known) < len(sides):
@@ -159,7 +159,7 @@ def _welch(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
 def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study) -> dict[int, float] | None:
     """The mean, or slope, over a place's points for each seed; None while runs are missing or where one diverged."""
     name = claim.y or study.figure.y[0]
-    own = [result for result in results if result.cell.line == place.line and _is_at(place, result)]
+    own = [result for result in results if result.study_run.line == place.line and _is_at(place, result)]
     if not own:
         raise InputError(
             f"claims: {claim.text}: no point of the figure has line {place.line} {_where(place)}".rstrip()
@@ -170,7 +170,7 @@ def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study)
         if math.isnan(value):
             return None
         x = float(result.x) if claim.slope is not None and is_number(result.x) else 0.0
-        by_seed.setdefault(result.cell.recipe.train.seed, []).append((x, value))
+        by_seed.setdefault(result.study_run.recipe.train.seed, []).append((x, value))
     if claim.slope is None:
         return {seed: statistics.fmean(y for _, y in points) for seed, points in by_seed.items()}
     return {seed: _slope(points, claim, study.figure.log_x) for seed, points in by_seed.items()}
@@ -184,7 +184,7 @@ def _slope(points: Sequence[tuple[float, float]], claim: Claim, log: bool) -> fl
 
 
 def _is_at(place: Place, result: Result) -> bool:
-    return all(value_of(name, result.cell.recipe) == value for name, value in place.at.items())
+    return all(value_of(name, result.study_run.recipe) == value for name, value in place.at.items())
 
 
 def _where(place: Place) -> str:

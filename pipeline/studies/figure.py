@@ -22,7 +22,7 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "widemix"  # the same results give the same file
-    panels = list(dict.fromkeys(result.cell.panel for result in results))
+    panels = list(dict.fromkeys(result.study_run.panel for result in results))
     rows = study.figure.y
     figure, axes = plt.subplots(
         len(rows),

@@ -60,7 +60,7 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
     parts += _not_plotted(results, study)
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
-        parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].cell.name}`.")
+        parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].study_run.name}`.")
     if study.measured and study.search is None:
         parts.append(_NOT_SEARCHED)
     parts.append(_conditions(results, study, name, searched))
@@ -71,7 +71,9 @@ def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
     """A line for each result that has no place on a logarithmic axis."""
     if not study.figure.log_y:
         return []
-    lost = [(result.cell.name, name) for result in results for name in study.figure.y if result.y.get(name, 1) <= 0]
+    lost = [
+        (result.study_run.name, name) for result in results for name in study.figure.y if result.y.get(name, 1) <= 0
+    ]
     return [f"Not plotted, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
@@ -129,7 +131,7 @@ def _escaped(text: str) -> str:
 def _tables(results: Sequence[Result], study: Study) -> list[str]:
     """A table for each panel and y: a row for each x, a column for each line. Of learning curves only the end."""
     tables = []
-    for panel in dict.fromkeys(result.cell.panel for result in results):
+    for panel in dict.fromkeys(result.study_run.panel for result in results):
         for name in study.figure.y:
             lines = lines_of(results, panel, name, study.figure)
             spread = ", mean ± standard deviation (seeds)" if study.measured else ""
@@ -195,14 +197,14 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
     if not study.measured:
         return f"Computed on {date} with `widemix study report recipes/studies/{name}`, without training."
     rows = {result.row.run: result.row for result in results if result.row}
-    wanted = {result.cell.name for result in results}
+    wanted = {result.study_run.name for result in results}
     commits = sorted({row.commit for row in rows.values()})
     machines = sorted({row.machine for row in rows.values()})
     hours = sum(row.seconds or 0 for row in rows.values()) / 3600
     cores = [row.core_seconds for row in rows.values() if row.core_seconds is not None]
     speeds = [row.images_per_s for row in rows.values() if row.images_per_s is not None]
-    epochs = sorted({result.cell.recipe.train.epochs for result in results})
-    data = sorted({Path(result.cell.recipe.data.path).name for result in results})
+    epochs = sorted({result.study_run.recipe.train.epochs for result in results})
+    data = sorted({Path(result.study_run.recipe.data.path).name for result in results})
     diverged = sum(row.state == "diverged" for row in rows.values())
     trials = sum(trial.top1 is not None for _, trials in searched for trial in trials)
     return (

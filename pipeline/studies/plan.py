@@ -6,46 +6,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
-from widemix.studies.cell import Cell, unique
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, is_number, value_of
 from widemix.studies.results import Result
 from widemix.studies.rows import Table
-from widemix.studies.search import Arm, Trial, arms, chosen_cells
-from widemix.studies.study import Study, study_cells
+from widemix.studies.search import Arm, Trial, arms, chosen_runs
+from widemix.studies.study import Study, study_runs_of
+from widemix.studies.study_run import StudyRun, unique
 
-Run = Callable[[Sequence[Cell]], Exit]  # trains cells that have not ended, and puts their rows into the table
+Run = Callable[[Sequence[StudyRun]], Exit]  # trains runs that have not ended, and puts their rows into the table
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a study. path: of its file. cells: of the figure, in the order of its lines."""
+    """The runs of a study. path: of its file. study_runs: of the figure, in the order of its lines."""
 
     path: Path
     study: Study
     table: Table
-    cells: list[Cell]
+    study_runs: list[StudyRun]
 
     def searched(self, search: Search | None = None) -> list[tuple[Arm, list[Trial]]]:
         """Each point with its trials so far, by the study's search or another; none where it has no search."""
         search = search or self.study.search
         if search is None:
             return []
-        own = [group.search for group in self.study.cells]
-        return [(arm, arm.trials(self._top1)) for arm in arms(self.cells, search, own)]
+        own = [group.search for group in self.study.runs]
+        return [(arm, arm.trials(self._top1)) for arm in arms(self.study_runs, search, own)]
 
-    def runs(self) -> list[Cell]:
-        """The cells as they are to be trained: with what was chosen for their points, once all their trials ended."""
+    def runs(self) -> list[StudyRun]:
+        """The runs as they are to be trained: with what was chosen for their points, once all their trials ended."""
         searched = self.searched()
         if not searched:
-            return self.cells
-        chosen = ((arm.cells if open_trials(trials) else chosen_cells(arm, trials)) for arm, trials in searched)
-        return [cell for cells in chosen for cell in cells]
+            return self.study_runs
+        chosen = ((arm.study_runs if open_trials(trials) else chosen_runs(arm, trials)) for arm, trials in searched)
+        return [study_run for study_runs in chosen for study_run in study_runs]
 
-    def trials_to_run(self, search: Search | None = None) -> list[Cell]:
+    def trials_to_run(self, search: Search | None = None) -> list[StudyRun]:
         """The trials that can be run now, each once; none when the search is complete."""
-        return unique(cell for _, trials in self.searched(search) for cell in open_trials(trials))
+        return unique(study_run for _, trials in self.searched(search) for study_run in open_trials(trials))
 
     def add_finished(self, folder: Path) -> None:
         """Add the rows of what was trained in the folder without the table, as by a job array."""
@@ -65,8 +65,8 @@ class Plan:
                 return Exit.REQUEUE
         return Exit.DONE
 
-    def _top1(self, cell: Cell) -> float | None:
-        row = self.table.row(cell)
+    def _top1(self, study_run: StudyRun) -> float | None:
+        row = self.table.row(study_run)
         if row is None:
             return None
         return math.nan if row.state == "diverged" else row.metric("top1")
@@ -75,27 +75,29 @@ class Plan:
 def make_plan(
     path: Path, study: Study, table: Table, overrides: Sequence[tuple[str, str]] = (), only: str = "*"
 ) -> Plan:
-    """The plan of a study file; overrides and only as for `study_cells`. Raises `InputError`."""
-    cells = study_cells(path, study, overrides, only)
+    """The plan of a study file; overrides and only as for `study_runs_of`. Raises `InputError`."""
+    study_runs = study_runs_of(path, study, overrides, only)
     if only == "*":
-        verdicts([Result(cell, math.nan, {}) for cell in cells], study)  # claims about points that are not there
-    for cell in cells if study.figure.log_x and study.figure.x not in (*COMPUTED, "epoch") else []:
-        x = value_of(study.figure.x, cell.recipe)
+        verdicts(
+            [Result(study_run, math.nan, {}) for study_run in study_runs], study
+        )  # claims about points that are not there
+    for study_run in study_runs if study.figure.log_x and study.figure.x not in (*COMPUTED, "epoch") else []:
+        x = value_of(study.figure.x, study_run.recipe)
         if is_number(x) and float(x) <= 0:
             raise InputError(
-                f"{path}: figure.x: {study.figure.x} is {x} at {cell.name}, which a logarithmic axis does not have; "
-                "set figure.log_x to false"
+                f"{path}: figure.x: {study.figure.x} is {x} at {study_run.name}, which a logarithmic axis does not "
+                "have; set figure.log_x to false"
             )
-    for cell in cells if study.search else []:
-        every, epochs = cell.recipe.eval.every_epochs, cell.recipe.train.epochs
+    for study_run in study_runs if study.search else []:
+        every, epochs = study_run.recipe.eval.every_epochs, study_run.recipe.train.epochs
         if every < epochs:
             raise InputError(
                 f"{path}: eval.every_epochs {every} reads the test split before the end of {epochs} epochs; after a "
                 f"search it is read once: set eval.every_epochs to {epochs}"
             )
-    return Plan(path, study, table, cells)
+    return Plan(path, study, table, study_runs)
 
 
-def open_trials(trials: Sequence[Trial]) -> list[Cell]:
+def open_trials(trials: Sequence[Trial]) -> list[StudyRun]:
     """The runs of the trials that have not ended."""
-    return [trial.cell for trial in trials if trial.top1 is None]
+    return [trial.study_run for trial in trials if trial.top1 is None]

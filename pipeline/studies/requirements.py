@@ -10,35 +10,35 @@ from widemix.estimate.recipe_tables import header
 from widemix.estimate.report import estimate
 from widemix.models.cost import FLOAT, model_cost
 from widemix.recipe import Recipe
-from widemix.studies.cell import Cell
+from widemix.studies.study_run import StudyRun
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one cell takes: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
+    """What one run takes: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
 
     hours: float | None
     bytes: int
 
 
-def requirements(cells: Sequence[Cell], gpu: str) -> dict[str, Requirements]:
-    """Return what each cell takes, by its name: hours from a roofline, as `widemix cost` computes them."""
+def requirements(study_runs: Sequence[StudyRun], gpu: str) -> dict[str, Requirements]:
+    """Return what each run takes, by its name: hours from a roofline, as `widemix cost` computes them."""
     found: dict[str, Requirements] = {}
-    known: dict[str, Requirements] = {}  # cells that differ only in their seed take the same
-    for cell in cells:
-        values = cell.recipe.model_dump(mode="json")
+    known: dict[str, Requirements] = {}  # runs that differ only in their seed take the same
+    for study_run in study_runs:
+        values = study_run.recipe.model_dump(mode="json")
         values["train"]["seed"] = 0
         alike = repr(values)
         if alike not in known:
-            known[alike] = Requirements(_hours(cell, gpu), _checkpoint_bytes(cell.recipe))
-        found[cell.name] = known[alike]
+            known[alike] = Requirements(_hours(study_run, gpu), _checkpoint_bytes(study_run.recipe))
+        found[study_run.name] = known[alike]
     return found
 
 
-def _hours(cell: Cell, gpu: str) -> float | None:
-    stated = re.search(r"--samples (\d+)", header(cell.path).get("cost", ""))
-    samples = int(stated[1]) if stated and not (Path(cell.recipe.data.path) / "manifest.json").exists() else None
-    rows = estimate(cell.recipe, Cluster(1, gpu), samples)
+def _hours(study_run: StudyRun, gpu: str) -> float | None:
+    stated = re.search(r"--samples (\d+)", header(study_run.path).get("cost", ""))
+    samples = int(stated[1]) if stated and not (Path(study_run.recipe.data.path) / "manifest.json").exists() else None
+    rows = estimate(study_run.recipe, Cluster(1, gpu), samples)
     return next((row.value for row in rows if row.name == "hours"), None)
 
 

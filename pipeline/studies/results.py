@@ -1,4 +1,4 @@
-"""Results of a study: one row for each cell, done or missing, and the mean over seeds for each point of a figure."""
+"""Results of a study: one row for each run, done or missing, and the mean over seeds for each point of a figure."""
 
 import csv
 import io
@@ -7,17 +7,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from widemix.studies.cell import Cell
 from widemix.studies.quantity import MEASURED, is_number, value_of
 from widemix.studies.rows import Row, Table
 from widemix.studies.study import Figure, Study
+from widemix.studies.study_run import StudyRun
 
 
 @dataclass(frozen=True)
 class Result:
-    """A cell, where it is in the figure, and its row; None if it has not ended, or needs no run."""
+    """A run, where it is in the figure, and its row; None if it has not ended, or needs no run."""
 
-    cell: Cell
+    study_run: StudyRun
     x: float | str  # nan of a learning curve
     y: dict[str, float]  # by quantity; without those that are missing, and nan where the run diverged
     row: Row | None = None
@@ -40,22 +40,22 @@ class Point:
     diverged: int = 0  # of the seeds that are wanted
 
 
-def collect(cells: Sequence[Cell], table: Table, study: Study) -> list[Result]:
-    """The results of the cells, from the rows of the study's table."""
-    return [_collect(cell, table, study) for cell in cells]
+def collect(study_runs: Sequence[StudyRun], table: Table, study: Study) -> list[Result]:
+    """The results of the runs, from the rows of the study's table."""
+    return [_collect(study_run, table, study) for study_run in study_runs]
 
 
-def _collect(cell: Cell, table: Table, study: Study) -> Result:
-    figure, recipe = study.figure, cell.recipe
+def _collect(study_run: StudyRun, table: Table, study: Study) -> Result:
+    figure, recipe = study.figure, study_run.recipe
     x = math.nan if figure.x == "epoch" else value_of(figure.x, recipe)
     y = {}
     for name in figure.y:
         if name not in MEASURED and is_number(value := value_of(name, recipe)):
             y[name] = float(value)
-    row = table.row(cell)
+    row = table.row(study_run)
     if row is None:
-        return Result(cell, x, y)
-    return Result(cell, x, y | {name: measured(row, name) for name in MEASURED}, row)
+        return Result(study_run, x, y)
+    return Result(study_run, x, y | {name: measured(row, name) for name in MEASURED}, row)
 
 
 def measured(row: Row, name: str) -> float:
@@ -72,15 +72,15 @@ def measured(row: Row, name: str) -> float:
 def lines_of(results: Sequence[Result], panel: str, name: str, figure: Figure) -> dict[str, list[Point]]:
     """Return the points of each line of a panel, for the y called `name`, in the order of x.
 
-    The cells of a point differ in their seed alone. Points whose top-1 has a standard deviation of `figure.max_std`
+    The runs of a point differ in their seed alone. Points whose top-1 has a standard deviation of `figure.max_std`
     or more are left out.
     """
     lines: dict[str, list[Point]] = {}
-    for line in dict.fromkeys(result.cell.line for result in results if result.cell.panel == panel):
-        own = [result for result in results if (result.cell.panel, result.cell.line) == (panel, line)]
+    for line in dict.fromkeys(result.study_run.line for result in results if result.study_run.panel == panel):
+        own = [result for result in results if (result.study_run.panel, result.study_run.line) == (panel, line)]
         groups: dict[tuple, list[Result]] = {}
         for result in own:
-            groups.setdefault(result.cell.point, []).append(result)
+            groups.setdefault(result.study_run.point, []).append(result)
         if figure.x == "epoch":
             lines[line] = _curve(own, name)
             continue
@@ -117,8 +117,8 @@ def _curve(results: Sequence[Result], name: str) -> list[Point]:
 
 
 def as_csv(results: Sequence[Result], study: Study) -> str:
-    """Return the tidy table, one row a cell; missing cells have empty results."""
-    keys = list(dict.fromkeys(key for result in results for key, _ in result.cell.own if key != "train.seed"))
+    """Return the tidy table, one row a run; missing runs have empty results."""
+    keys = list(dict.fromkeys(key for result in results for key, _ in result.study_run.own if key != "train.seed"))
     names = list(dict.fromkeys([*MEASURED, *study.figure.y])) if study.measured else list(study.figure.y)
     names = [name for name in names if name not in keys]
     own_x = [study.figure.x] if study.figure.x not in (*keys, *names, "epoch") else []  # else a column already
@@ -127,15 +127,15 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
     head = ["panel", "line", *keys, "seed", *own_x, *names]
     writer.writerow([*head, "epochs", "seconds", "core_seconds", "state", "host", "machine", "commit", "run"])
     for result in results:
-        cell, values, row = result.cell, dict(result.cell.own), result.row
-        line: list[object] = [cell.panel, cell.line, *(values.get(key, "") for key in keys)]
-        line += ["" if cell.seed is None else cell.seed, *(_number(result.x) for _ in own_x)]
-        line += [*(_number(result.y.get(name, math.nan)) for name in names), cell.recipe.train.epochs]
+        study_run, values, row = result.study_run, dict(result.study_run.own), result.row
+        line: list[object] = [study_run.panel, study_run.line, *(values.get(key, "") for key in keys)]
+        line += ["" if study_run.seed is None else study_run.seed, *(_number(result.x) for _ in own_x)]
+        line += [*(_number(result.y.get(name, math.nan)) for name in names), study_run.recipe.train.epochs]
         if row is not None:
             line += [_number(row.seconds), _number(row.core_seconds), row.state, row.host, row.machine, row.commit]
         else:
             line += ["", "", "missing" if study.measured else "done", "", "", ""]
-        writer.writerow([*line, cell.name])
+        writer.writerow([*line, study_run.name])
     return text.getvalue()
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from widemix.errors import InputError
 from widemix.run.listing import metrics
-from widemix.studies.cell import Cell
+from widemix.studies.study_run import StudyRun
 
 _DIGITS = 6  # of measured numbers
 
@@ -92,26 +92,26 @@ class Table:
             os.fsync(file.fileno())
         self.rows[row.run] = row
 
-    def add_finished(self, cells: Iterable[Cell], folder: Path) -> None:
-        """Add the rows of the cells that have a finished run in the folder, and none in the table."""
-        for cell in cells:
-            if cell.name not in self.rows and (row := finished_row(cell, folder)) is not None:
+    def add_finished(self, study_runs: Iterable[StudyRun], folder: Path) -> None:
+        """Add the rows of the runs that have a finished run in the folder, and none in the table."""
+        for study_run in study_runs:
+            if study_run.name not in self.rows and (row := finished_row(study_run, folder)) is not None:
                 self.append(row)
 
-    def row(self, cell: Cell) -> Row | None:
-        """The row of a cell; None if it has not ended."""
-        return self.rows.get(cell.name)
+    def row(self, study_run: StudyRun) -> Row | None:
+        """The row of a run; None if it has not ended."""
+        return self.rows.get(study_run.name)
 
-    def missing(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The cells without a row."""
-        return [cell for cell in cells if cell.name not in self.rows]
+    def missing(self, study_runs: Sequence[StudyRun]) -> list[StudyRun]:
+        """The runs without a row."""
+        return [study_run for study_run in study_runs if study_run.name not in self.rows]
 
 
-def finished_row(cell: Cell, folder: Path) -> Row | None:
-    """Return the row of a cell's run folder; None if its run has not ended. Raises `InputError`."""
-    run = folder / cell.name
-    done = cell.result(folder)
-    diverged = done is None and cell.has_diverged(folder)
+def finished_row(study_run: StudyRun, folder: Path) -> Row | None:
+    """Return the row of a run from its folder; None if it has not ended. Raises `InputError`."""
+    run = folder / study_run.name
+    done = study_run.result(folder)
+    diverged = done is None and study_run.has_diverged(folder)
     if done is None and not diverged:
         return None
     try:
@@ -127,15 +127,17 @@ def finished_row(cell: Cell, folder: Path) -> Row | None:
         measured["train_loss"] = next((line["loss"] for line in reversed(curve) if line["split"] == "train"), None)
         speeds = [line["images_per_s"] for line in lines if "images_per_s" in line]
         return Row(
-            run=cell.name,
-            recipe=shlex.join([_place(cell.path), *(f"--{name}={value}" for name, value in cell.overrides)]),
+            run=study_run.name,
+            recipe=shlex.join(
+                [_place(study_run.path), *(f"--{name}={value}" for name, value in study_run.overrides)]
+            ),
             state="done" if finite else "diverged",
-            seed=cell.recipe.train.seed,
-            split=cell.recipe.data.eval_split,
-            epochs=cell.recipe.train.epochs,
+            seed=study_run.recipe.train.seed,
+            split=study_run.recipe.data.eval_split,
+            epochs=study_run.recipe.train.epochs,
             metrics={name: None if value is None else _rounded(value) for name, value in measured.items()},
             seconds=float(done["seconds"]) if done else None,
-            core_seconds=_core_seconds(folder, cell),
+            core_seconds=_core_seconds(folder, study_run),
             images_per_s=_rounded(statistics.median(speeds)) if speeds else None,
             commit=(environment.get("commit") or "unknown")[:12],
             machine=_machine(environment),
@@ -147,19 +149,19 @@ def finished_row(cell: Cell, folder: Path) -> Row | None:
         raise InputError(f"{run}: is not a finished run ({error})") from None
 
 
-def add_core_seconds(folder: Path, cell: Cell, seconds: float) -> None:
-    """Note the CPU time that one start of a cell's run took."""
-    with _times(folder, cell).open("a") as file:
+def add_core_seconds(folder: Path, study_run: StudyRun, seconds: float) -> None:
+    """Note the CPU time that one start of a run took."""
+    with _times(folder, study_run).open("a") as file:
         file.write(f"{seconds:.1f}\n")
 
 
-def _core_seconds(folder: Path, cell: Cell) -> float | None:
-    times = _times(folder, cell)
+def _core_seconds(folder: Path, study_run: StudyRun) -> float | None:
+    times = _times(folder, study_run)
     return round(sum(map(float, times.read_text().split())), 1) if times.exists() else None
 
 
-def _times(folder: Path, cell: Cell) -> Path:
-    return folder / "logs" / f"{cell.name}.core_seconds"
+def _times(folder: Path, study_run: StudyRun) -> Path:
+    return folder / "logs" / f"{study_run.name}.core_seconds"
 
 
 def _curve(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Trains the open cells of a study, several at once, each in a process of its own that may die."""
+"""Trains the open runs of a study, several at once, each in a process of its own that may die."""
 
 import os
 import resource
@@ -17,17 +17,17 @@ from widemix.distributed.launchers import without_launcher
 from widemix.errors import Exit, RunError
 from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
 from widemix.run.lease import RENEWAL_S, Leases
-from widemix.studies.cell import Cell
 from widemix.studies.rows import add_core_seconds
+from widemix.studies.study_run import StudyRun
 
 _POLL_S = 0.1
-_LOOK_S = 10.0  # between looks for cells that others have given back
+_LOOK_S = 10.0  # between looks for runs that others have given back
 _AFTER_STOP = (Exit.REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)  # the latter before training has begun
 
 
 @dataclass
 class _Running:
-    cell: Cell
+    study_run: StudyRun
     process: subprocess.Popen
     log: TextIO
     slot: int
@@ -36,11 +36,11 @@ class _Running:
 
 
 class Runner:
-    """One process's share of a study: takes cells that nobody has, until none is left.
+    """One process's share of a study: takes runs that nobody has, until none is left.
 
-    folder: of the study. at_once: cells at the same time. ranks: of each cell. gpus: those of this machine, by the
-    names that CUDA_VISIBLE_DEVICES takes; the cells that run at once share them, and the CPUs. program: what trains a
-    cell, with the arguments of `widemix train`. ended: called with each cell whose run has ended here, also one that
+    folder: of the study. at_once: runs at the same time. ranks: of each run. gpus: those of this machine, by the
+    names that CUDA_VISIBLE_DEVICES takes; the runs that run at once share them, and the CPUs. program: what trains a
+    run, with the arguments of `widemix train`. ended: called with each run that has ended here, also one that
     has diverged: that is a result too.
     """
 
@@ -51,24 +51,24 @@ class Runner:
         ranks: int = 1,
         gpus: Sequence[str] = (),
         program: Sequence[str] = (sys.executable, "-m", "widemix", "train"),
-        ended: Callable[[Cell], None] = lambda _: None,
+        ended: Callable[[StudyRun], None] = lambda _: None,
     ):
         self._folder, self._at_once, self._ranks, self._gpus = folder, at_once, ranks, list(gpus)
         self._program, self._ended = program, ended
         self._leases = Leases(folder)
         self._running: list[_Running] = []
-        self._failed: dict[str, str] = {}  # why, by cell
+        self._failed: dict[str, str] = {}  # why, by run
         self._stopped = False
-        self._next_look = 0.0  # when to look for open cells again
+        self._next_look = 0.0  # when to look for open runs again
 
-    def run(self, cells: Sequence[Cell]) -> Exit:
-        """Train all cells that have not ended and that no other process has; raises `RunError` if some have failed.
+    def run(self, study_runs: Sequence[StudyRun]) -> Exit:
+        """Train all runs that have not ended and that no other process has; raises `RunError` if some have failed.
 
-        Returns REQUEUE after one of `stop_signals`. The cells then get SIGTERM: they save a checkpoint and end.
+        Returns REQUEUE after one of `stop_signals`. The runs then get SIGTERM: they save a checkpoint and end.
         """
         before = {number: signal.signal(number, self._stop) for number in stop_signals()}
         try:
-            waiting = list(cells)
+            waiting = list(study_runs)
             while True:
                 if not self._stopped and time.monotonic() >= self._next_look:
                     self._fill(waiting)
@@ -80,49 +80,49 @@ class Runner:
             for running in self._running:  # only after an error of ours
                 running.process.kill()
                 running.process.wait()
-                self._leases.release(running.cell.name)
+                self._leases.release(running.study_run.name)
             for number, handler in before.items():
                 signal.signal(number, handler)
-        return self._conclude(cells)
+        return self._conclude(study_runs)
 
-    def _fill(self, waiting: list[Cell]) -> None:
-        """Start cells until `at_once` are running; those that are done or started are taken out of `waiting`."""
-        for cell in list(waiting):
+    def _fill(self, waiting: list[StudyRun]) -> None:
+        """Start runs until `at_once` are running; those that are done or started are taken out of `waiting`."""
+        for study_run in list(waiting):
             if self._stopped or len(self._running) >= self._at_once:
                 return
-            if not cell.has_ended(self._folder):
-                if not self._leases.take(cell.name):
+            if not study_run.has_ended(self._folder):
+                if not self._leases.take(study_run.name):
                     continue
-                if not cell.has_ended(self._folder):  # by another process, since it was looked at
-                    self._start(cell)
+                if not study_run.has_ended(self._folder):  # by another process, since it was looked at
+                    self._start(study_run)
                 else:
-                    self._leases.release(cell.name)
-            waiting.remove(cell)
+                    self._leases.release(study_run.name)
+            waiting.remove(study_run)
         self._next_look = time.monotonic() + _LOOK_S
 
-    def _start(self, cell: Cell) -> None:
+    def _start(self, study_run: StudyRun) -> None:
         slot = min(set(range(self._at_once)) - {running.slot for running in self._running})
-        command = [*self._program, str(cell.path)]
-        command += ["--run-dir", str(self._folder / cell.name), "--ranks", str(self._ranks)]
-        command += [f"--{name}={value}" for name, value in cell.overrides]
+        command = [*self._program, str(study_run.path)]
+        command += ["--run-dir", str(self._folder / study_run.name), "--ranks", str(self._ranks)]
+        command += [f"--{name}={value}" for name, value in study_run.overrides]
         logs = self._folder / "logs"
         logs.mkdir(exist_ok=True)
-        log = (logs / f"{cell.name}.log").open("a")
-        # Of several runners that srun started, each trains cells of its own.
+        log = (logs / f"{study_run.name}.log").open("a")
+        # Of several runners that srun started, each trains runs of its own.
         environ = without_launcher(os.environ) | self._devices(slot)
         cpus = self._cpus(slot)
         prepare = partial(_prepare, end_with_parent(), cpus)
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare
         )
-        self._leases.add_process(cell.name, process.pid)
-        self._running.append(_Running(cell, process, log, slot, time.monotonic()))
+        self._leases.add_process(study_run.name, process.pid)
+        self._running.append(_Running(study_run, process, log, slot, time.monotonic()))
         if self._stopped:  # perhaps while it was started, when `_stop` did not know it
             process.send_signal(signal.SIGTERM)
-        _say(f"{cell.name}: started")
+        _say(f"{study_run.name}: started")
 
     def _devices(self, slot: int) -> dict[str, str]:
-        """CUDA_VISIBLE_DEVICES of a slot: one GPU for each rank; cells share GPUs if there are too few."""
+        """CUDA_VISIBLE_DEVICES of a slot: one GPU for each rank; runs share GPUs if there are too few."""
         if not self._gpus:
             return {}
         own = [self._gpus[(slot * self._ranks + rank) % len(self._gpus)] for rank in range(self._ranks)]
@@ -135,9 +135,9 @@ class Runner:
         return [usable[(slot * count + number) % len(usable)] for number in range(count)]
 
     def _collect(self) -> None:
-        """Renew the leases, and note the cells that have ended."""
+        """Renew the leases, and note the runs that have ended."""
         for running in list(self._running):
-            name = running.cell.name
+            name = running.study_run.name
             if time.monotonic() - running.renewed > RENEWAL_S:
                 running.renewed = time.monotonic()
                 if not self._leases.renew(name) and not running.taken_over:
@@ -147,7 +147,7 @@ class Runner:
             code = running.process.poll()
             if code is None:
                 continue
-            add_core_seconds(self._folder, running.cell, _cpu_seconds_of_children() - before)
+            add_core_seconds(self._folder, running.study_run, _cpu_seconds_of_children() - before)
             self._running.remove(running)
             self._next_look = 0.0
             running.log.close()
@@ -156,12 +156,12 @@ class Runner:
                 state = self._failed[name] = "another process has taken it, since this one was suspended"
             elif code not in (Exit.DONE, *(_AFTER_STOP if self._stopped else ())):
                 state = _last_line(Path(running.log.name), code)
-                if running.cell.has_diverged(self._folder):
+                if running.study_run.has_diverged(self._folder):
                     state = f"diverged: {state}"
                 else:
                     self._failed[name] = state
-            if not running.taken_over and running.cell.has_ended(self._folder):
-                self._ended(running.cell)
+            if not running.taken_over and running.study_run.has_ended(self._folder):
+                self._ended(running.study_run)
             self._leases.release(name)
             _say(f"{name}: {state}")
 
@@ -171,20 +171,20 @@ class Runner:
         for running in self._running:
             running.process.send_signal(signal.SIGTERM)
 
-    def _conclude(self, cells: Sequence[Cell]) -> Exit:
-        open_cells = [cell for cell in cells if not cell.has_ended(self._folder)]
-        others = [cell for cell in open_cells if cell.name not in self._failed]
-        _say(f"{self._folder}: {len(cells) - len(open_cells)} of {len(cells)} cells have ended")
+    def _conclude(self, study_runs: Sequence[StudyRun]) -> Exit:
+        open_runs = [study_run for study_run in study_runs if not study_run.has_ended(self._folder)]
+        others = [study_run for study_run in open_runs if study_run.name not in self._failed]
+        _say(f"{self._folder}: {len(study_runs) - len(open_runs)} of {len(study_runs)} runs have ended")
         if self._stopped:
             return Exit.REQUEUE
-        for cell in others:
-            holder = self._leases.holder(cell.name)
+        for study_run in others:
+            holder = self._leases.holder(study_run.name)
             where = f"is trained by process {holder.pid} on {holder.host}" if holder else "is open again"
-            _say(f"{cell.name}: {where}")
+            _say(f"{study_run.name}: {where}")
         if self._failed:
             name, reason = next(iter(self._failed.items()))
             raise RunError(
-                f"{len(self._failed)} of {len(cells)} cells failed, first {name}: {reason} "
+                f"{len(self._failed)} of {len(study_runs)} runs failed, first {name}: {reason} "
                 f"(see {self._folder}/logs); the same command trains them again"
             )
         return Exit.DONE
@@ -203,12 +203,12 @@ def _cpu_seconds_of_children() -> float:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):  # nothing reads it any more: the cells are still to end with a checkpoint
+    with suppress(OSError):  # nothing reads it any more: the runs are still to end with a checkpoint
         print(text, flush=True)
 
 
 def _last_line(log: Path, code: int) -> str:
-    """The last line that a failed cell printed, or its exit code."""
+    """The last line that a failed run printed, or its exit code."""
     lines = log.read_text(errors="replace").strip().splitlines()
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return lines[-1].removeprefix("error: ")[:300] if lines and code > 0 else ended

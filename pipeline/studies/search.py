@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
-from widemix.studies.cell import Cell, yaml_text
 from widemix.studies.protocol import Range, Search
+from widemix.studies.study_run import StudyRun, yaml_text
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
-Outcome = Callable[[Cell], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended
+Outcome = Callable[[StudyRun], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,28 @@ class Trial:
     """Values that are tried, the run that tries them, and its top-1, %: nan if it diverged, None before it ends."""
 
     values: Mapping[str, float]
-    cell: Cell
+    study_run: StudyRun
     top1: float | None
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A point of the figure whose values are searched. cells: its runs, one for each seed. ranges: of its keys."""
+    """A point of the figure whose values are searched. study_runs: one for each seed. ranges: of its keys."""
 
     name: str
-    cells: tuple[Cell, ...]
+    study_runs: tuple[StudyRun, ...]
     ranges: Mapping[str, Range]
     search: Search
 
-    def trial(self, values: Mapping[str, float]) -> Cell:
+    def trial(self, values: Mapping[str, float]) -> StudyRun:
         """The run that tries the values; raises `InputError` if its recipe is invalid."""
-        search, cell = self.search, self.cells[0]
-        if taken := {name for name, _ in cell.varied} & {*search.set, *self.ranges, "data.eval_split"}:
+        search, study_run = self.search, self.study_runs[0]
+        if taken := {name for name, _ in study_run.varied} & {*search.set, *self.ranges, "data.eval_split"}:
             raise InputError(f"search: the study varies {min(taken)}")
         held = {"data.eval_split": search.split, **search.set}
-        shared = (*cell.shared, *((name, yaml_text(value)) for name, value in held.items()))
-        seeded = cell.seeded or ("train.seed",)
-        return replace(cell, shared=shared, seed=search.seed, seeded=seeded, chosen=_as_chosen(values))
+        shared = (*study_run.shared, *((name, yaml_text(value)) for name, value in held.items()))
+        seeded = study_run.seeded or ("train.seed",)
+        return replace(study_run, shared=shared, seed=search.seed, seeded=seeded, chosen=_as_chosen(values))
 
     def trials(self, outcome: Outcome) -> list[Trial]:
         """All trials in their order; while one has not ended, those that can be run beside it and none after."""
@@ -61,8 +61,8 @@ class Arm:
         return self._beyond(trials) is not None
 
     def _trial(self, values: Mapping[str, float], outcome: Outcome) -> Trial:
-        cell = self.trial(values)
-        return Trial(values, cell, outcome(cell))
+        study_run = self.trial(values)
+        return Trial(values, study_run, outcome(study_run))
 
     def _beyond(self, trials: Sequence[Trial]) -> dict[str, float] | None:
         """The best values with one of them moved out of what was tried; None if the best lies within it."""
@@ -88,11 +88,11 @@ class Arm:
         return True
 
 
-def arms(cells: Iterable[Cell], search: Search, own: Sequence[Mapping[str, Range]]) -> list[Arm]:
+def arms(study_runs: Iterable[StudyRun], search: Search, own: Sequence[Mapping[str, Range]]) -> list[Arm]:
     """The points of a study. own: the ranges that each of its entries has besides those of `search`."""
-    points: dict[tuple, list[Cell]] = {}
-    for cell in cells:
-        points.setdefault(cell.point, []).append(cell)
+    points: dict[tuple, list[StudyRun]] = {}
+    for study_run in study_runs:
+        points.setdefault(study_run.point, []).append(study_run)
     found = []
     for group in points.values():
         first = group[0]
@@ -113,12 +113,12 @@ def best(trials: Iterable[Trial]) -> Trial | None:
     return max(ended, key=lambda trial: trial.top1 or 0.0, default=None)
 
 
-def chosen_cells(arm: Arm, trials: Sequence[Trial]) -> list[Cell]:
+def chosen_runs(arm: Arm, trials: Sequence[Trial]) -> list[StudyRun]:
     """The runs of a point with the values that its trials have chosen; raises `InputError` if all diverged."""
     winner = best(trials)
     if winner is None:
         raise InputError(f"{arm.name}: all {len(trials)} trials diverged; give search.keys lower ranges")
-    return [replace(cell, chosen=_as_chosen(winner.values)) for cell in arm.cells]
+    return [replace(study_run, chosen=_as_chosen(winner.values)) for study_run in arm.study_runs]
 
 
 def as_csv(searched: Iterable[tuple[Arm, Sequence[Trial]]]) -> str:
@@ -131,7 +131,7 @@ def as_csv(searched: Iterable[tuple[Arm, Sequence[Trial]]]) -> str:
     for arm, trial in rows:
         state = "missing" if trial.top1 is None else "done" if math.isfinite(trial.top1) else "diverged"
         numbers = [trial.values.get(name, "") for name in names]
-        writer.writerow([arm.name, *numbers, trial.top1 if state == "done" else "", state, trial.cell.name])
+        writer.writerow([arm.name, *numbers, trial.top1 if state == "done" else "", state, trial.study_run.name])
     return text.getvalue()
 
 

@@ -14,7 +14,7 @@ def solve(key: str, constraint: str, target: float, recipe: Recipe) -> int | flo
     """Return the value of the key `model.LEAF` at which the recipe's network has the target; None if there is none.
 
     constraint: one of `CONSTRAINTS`.
-    recipe: has the cell's other keys, and any value of this one.
+    recipe: has the run's other keys, and any value of this one.
     """
     section, _, leaf = key.partition(".")
     if section != "model" or leaf not in type(recipe.model).model_fields:

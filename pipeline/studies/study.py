@@ -16,24 +16,24 @@ from widemix.recipe.files import SHIPPED
 from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message
 from widemix.section import Section, key
-from widemix.studies.cell import Cell, yaml_text
 from widemix.studies.protocol import Claim, Place, Range, Search
 from widemix.studies.quantity import COMPUTED, CURVES, MEASURED
 from widemix.studies.solve import CONSTRAINTS, solve
+from widemix.studies.study_run import StudyRun, yaml_text
 
 LEAST_SEEDS = 3  # of a study that searches first
 Solve = dict[Literal["omega", "weights"], float | list[float]]
 
 
 class Group(Section):
-    """An entry of `cells`: recipes, and the axes whose combinations are its cells."""
+    """An entry of `runs`: recipes, and the axes whose combinations are its runs."""
 
     label: str = key(..., "label of its line in the figure")
     recipes: dict[str, str] = key(..., "recipes to start from, relative to the study file, each by its panel's name")
-    set: dict[str, Any] = key({}, "section.key names with the value that all cells of the entry have")
+    set: dict[str, Any] = key({}, "section.key names with the value that all runs of the entry have")
     axes: dict[str, list[Any] | Solve] = key(
         {},
-        "section.key names with a list of values each; every combination is a cell. Several keys that vary together "
+        "section.key names with a list of values each; every combination is a run. Several keys that vary together "
         "are one axis, 'KEY, KEY', with a list of rows. {omega: X} or {weights: X} instead of a list: the value at "
         "which the network has X connections a layer, or the greatest with X weights in all blocks; X may be a list",
     )
@@ -110,9 +110,9 @@ class Study(Section):
     source: str = key(..., "paper, figure or table, and the section with its settings")
     claim: str = key("", "the trend that the paper reports, in one sentence, if it does")
     seeds: list[Annotated[int, Field(ge=0)]] = key([], "values of train.seed; empty: that of the recipe, once")
-    set: dict[str, Any] = key({}, "section.key names with the value that all cells have")
+    set: dict[str, Any] = key({}, "section.key names with the value that all runs have")
     search: Search | None = key(None, "what is searched for each point before its runs; null: nothing")
-    cells: Annotated[list[Group], Field(min_length=1)] = key(..., "lines of the figure")
+    runs: Annotated[list[Group], Field(min_length=1)] = key(..., "lines of the figure")
     figure: Figure
     claims: list[Claim] = key([], "comparisons that the runs decide")
     published: list[Published] = key([], "published numbers and statements")
@@ -138,7 +138,7 @@ class Study(Section):
 
 _SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for the names of their keys
     "figure": Figure,
-    "cells": Group,
+    "runs": Group,
     "published": Published,
     "search": Search,
     "keys": Range,
@@ -150,19 +150,22 @@ _SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for th
 
 
 def is_study(path: Path) -> bool:
-    """Whether a YAML file is a study and no recipe: it has `cells`."""
+    """Whether a YAML file is a study and no recipe: it has `runs`, `cells` before they were called so."""
     try:
         values = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
-    return isinstance(values, dict) and "cells" in values
+    return isinstance(values, dict) and bool({"runs", "cells"} & values.keys())
 
 
 def read_study(path: Path) -> Study:
     """Read a study file; raises `InputError`, in one line that names the file, the key and what is wrong."""
     try:
         values = read_yaml(path)
-        if isinstance(values, dict) and "cells" not in values and values.keys() & {"extends", "model", "train"}:
+        if isinstance(values, dict) and "cells" in values and "runs" not in values:
+            warn_renamed("cells", str(path))
+            values = {"runs" if name == "cells" else name: value for name, value in values.items()}
+        if isinstance(values, dict) and "runs" not in values and values.keys() & {"extends", "model", "train"}:
             raise InputError(f"{path}: is a recipe, not a study; {command('train', path)} trains it")
         if not isinstance(values, dict):
             raise InputError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
@@ -186,30 +189,32 @@ def read_study(path: Path) -> Study:
         raise InputError(f"{path}: {f'{where}: ' if where else ''}{message}{hint}") from None
 
 
-def study_cells(path: Path, study: Study, overrides: Sequence[tuple[str, str]] = (), only: str = "*") -> list[Cell]:
-    """Return the cells of a study in the order of its lines.
+def study_runs_of(
+    path: Path, study: Study, overrides: Sequence[tuple[str, str]] = (), only: str = "*"
+) -> list[StudyRun]:
+    """Return the runs of a study in the order of its lines.
 
-    overrides: applied to all cells, before the values that the study varies.
-    only: a shell pattern for the names of run folders; other cells are omitted.
+    overrides: applied to all runs, before the values that the study varies.
+    only: a shell pattern for the names of run folders; other runs are omitted.
 
-    Raises `InputError` if a recipe is invalid, an override is varied, or a cell is duplicated within its entry.
+    Raises `InputError` if a recipe is invalid, an override is varied, or a run is duplicated within its entry.
     """
-    cells = []
-    for number, group in enumerate(study.cells):
-        own = list(_group_cells(path, study, number, overrides))
-        names = [cell.name for cell in own]
+    study_runs = []
+    for number, group in enumerate(study.runs):
+        own = list(_group_runs(path, study, number, overrides))
+        names = [study_run.name for study_run in own]
         if duplicates := {name for name in names if names.count(name) > 1}:
-            raise InputError(f"{path}: cells.{number} ({group.label}): the cell {min(duplicates)} is duplicated")
-        cells += own
-    chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, only)]
+            raise InputError(f"{path}: runs.{number} ({group.label}): the run {min(duplicates)} is duplicated")
+        study_runs += own
+    chosen = [study_run for study_run in study_runs if fnmatch.fnmatchcase(study_run.name, only)]
     if not chosen:
-        first = f"the first is {cells[0].name}" if cells else "there are no cells"
-        raise InputError(f"{path}: no cell is called {only}; {first}")
+        first = f"the first is {study_runs[0].name}" if study_runs else "there are no runs"
+        raise InputError(f"{path}: no run is called {only}; {first}")
     return chosen
 
 
-def _group_cells(path: Path, study: Study, number: int, overrides: Sequence[tuple[str, str]]) -> Iterator[Cell]:
-    group = study.cells[number]
+def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple[str, str]]) -> Iterator[StudyRun]:
+    group = study.runs[number]
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
     for name in (*study.set, *group.set, *varies):
@@ -223,7 +228,7 @@ def _group_cells(path: Path, study: Study, number: int, overrides: Sequence[tupl
             seeds: list[int | None] = [*study.seeds] or [None]
             for seed in seeds:
                 seeded = () if seed is None else ("train.seed", *group.seeded)
-                yield Cell(path.parent / recipe, varied, shared, panel, line, seed, seeded, group=number)
+                yield StudyRun(path.parent / recipe, varied, shared, panel, line, seed, seeded, group=number)
 
 
 def _combinations(

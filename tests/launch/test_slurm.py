@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm: submitted, preempted, with a failing node, and studies with a failed cell."""
+"""Jobs on a real Slurm: submitted, preempted, with a failing node, and studies with a failed run."""
 
 import re
 import shutil
@@ -162,7 +162,7 @@ def kill_rank(run: Path, rank: int) -> None:
 
 
 def names_of(output: str) -> list[str]:
-    """The run folders of the cells, from the table that a dry run prints."""
+    """The run folders of the runs, from the table that a dry run prints."""
     return [line.partition("\t")[0] for line in output.splitlines() if "\t" in line and "--train.seed=" in line]
 
 
@@ -174,7 +174,7 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
     (folder / names[1] / "thesis.tex").write_text("not a run")
     output = submit(folder, *study)
     job = job_of(output)
-    assert "3 cells" in output
+    assert "3 runs" in output
     assert "are queued or running" in submit(folder, *study, code=2)  # all are queued or running
     slurm.until(lambda: not slurm("squeue", "-h"), 600)
     assert [(folder / name / "done.json").exists() for name in names] == [True, False, True]
@@ -191,17 +191,17 @@ def test_a_study_resubmits_the_cell_that_failed_and_no_other(slurm, submit, tmp_
 
 
 def test_a_signal_requeues_its_cell_and_no_other(slurm, submit, tmp_path):
-    """One cell of an array has the array's own number, by which scontrol means them all."""
+    """One run of an array has the array's own number, by which scontrol means them all."""
     folder = tmp_path / "study"
     array = job_of(submit(folder, "--vary", "train.seed=0,1"))
     slurm.until(lambda: len([run for run in folder.glob("digits-*") if train_lines(run)]) == 2, 600)
-    cells = dict(line.split() for line in slurm("squeue", "-h", "-o", "%A %F_%K").splitlines())
-    cell = cells.pop(array)
-    (other,) = cells.values()
-    slurm("scancel", "--batch", "--signal=USR1", cell, check=True)
-    slurm.start_again(cell, 1)
-    assert [slurm.ended(job) for job in (cell, other)] == ["COMPLETED", "COMPLETED"]
-    assert [slurm.job(job, "Restarts") for job in (cell, other)] == ["1", "0"]
+    study_runs = dict(line.split() for line in slurm("squeue", "-h", "-o", "%A %F_%K").splitlines())
+    study_run = study_runs.pop(array)
+    (other,) = study_runs.values()
+    slurm("scancel", "--batch", "--signal=USR1", study_run, check=True)
+    slurm.start_again(study_run, 1)
+    assert [slurm.ended(job) for job in (study_run, other)] == ["COMPLETED", "COMPLETED"]
+    assert [slurm.job(job, "Restarts") for job in (study_run, other)] == ["1", "0"]
     assert sorted(len(summaries(run)) for run in folder.glob("digits-*")) == [1, 2]
     assert "invalid date" not in "".join(path.read_text() for path in folder.glob("slurm/*.log"))
 

@@ -25,10 +25,10 @@ from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
 from widemix.launch.slurm import node as node_module
 from widemix.launch.slurm import submit as module
-from widemix.launch.slurm.cells import cross, kept_path, merge, ranges, unfinished
 from widemix.launch.slurm.finish import _finish, judge
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from widemix.launch.slurm.ports import free_ports
+from widemix.launch.slurm.study_runs import cross, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import dump_recipe, load_recipe
 
@@ -116,7 +116,7 @@ def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(
         (("--container", "no.sif"), "no.sif: no such file"),
         (("--vary", "train.sed=1,2"), "train.seed"),
         (("--vary", "seed"), "section.key=VALUE"),
-        (("--vary", "train.seed=1,1"), "two cells have train.seed=1"),
+        (("--vary", "train.seed=1,1"), "two runs have train.seed=1"),
         (("--vary", "train.seed=1", "--vary", "train.seed=2"), "train.seed: is given twice"),
         (("--vary", "data.path=none,nothing"), "none: no such folder"),
         (("--partitoin", "x"), "--partitoin"),
@@ -155,12 +155,12 @@ def test_shipped_recipes_and_studies_are_submitted_by_name(digits, tmp_path, mon
     parser = Parser()
     module.add_arguments(parser)
     words = ["--data.path", str(digits), "--run-dir", str(tmp_path / "run"), "--container", "image.sif", "--dry-run"]
-    for name, cells in (("digits/rp_mixer", 0), ("figure7-small", 6)):
+    for name, study_runs in (("digits/rp_mixer", 0), ("figure7-small", 6)):
         assert run_command(parser, module.submit, [name, *words]) == 0, capsys.readouterr().err
         command = shlex.split(capsys.readouterr().out.splitlines()[0])
         bound = command[command.index("--bind") + 1].split(",")
         assert all(Path(folder).is_dir() for folder in bound)
-        assert any(word.startswith("--array") for word in command) == (cells > 0)
+        assert any(word.startswith("--array") for word in command) == (study_runs > 0)
 
 
 def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monkeypatch, capsys):
@@ -258,7 +258,7 @@ def test_a_recipe_that_is_edited_later_changes_no_job_that_waits(digits, tmp_pat
 
 
 def test_a_job_submitted_from_another_one_is_told_nothing_of_that(monkeypatch):
-    """sbatch hands its environment on: a run that an array's task had submitted was taken for a cell of a study."""
+    """sbatch hands its environment on: a run that an array's task had submitted was taken for a run of a study."""
     of_job = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURM_MEM_PER_NODE": "100", "SRUN_CPUS_PER_TASK": "2"}
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "g1"}
     for name, value in {**of_job, **kept}.items():
@@ -430,26 +430,26 @@ def test_nodes_wait_for_the_last_however_long_it_stages():
         assert [future.result(300).get("all") for future in (*early, last)] == [b"here"] * 3
 
 
-def finish(cell, folder):
-    """A finished run of a cell."""
-    run = folder / cell.name
+def finish(study_run, folder):
+    """A finished run."""
+    run = folder / study_run.name
     run.mkdir()
-    (run / "recipe.yaml").write_text(dump_recipe(cell.recipe))
+    (run / "recipe.yaml").write_text(dump_recipe(study_run.recipe))
     (run / "done.json").write_text('{"top1": 50.0}')
 
 
 def test_cells_are_the_product_and_keep_their_lines(tmp_path):
-    cells = cross(RECIPE, ["train.seed=0,1", "augment.scale=[0.1, 1],[0.5, 1]", "optim.lr=1e-3"])
-    names = [cell.name.rpartition("_")[0] for cell in cells[:2]]
+    study_runs = cross(RECIPE, ["train.seed=0,1", "augment.scale=[0.1, 1],[0.5, 1]", "optim.lr=1e-3"])
+    names = [study_run.name.rpartition("_")[0] for study_run in study_runs[:2]]
     assert names == ["digits-mixer_seed-0_scale-0.1_1_lr-1e-3", "digits-mixer_seed-0_scale-0.5_1_lr-1e-3"]
-    assert cells[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
+    assert study_runs[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
     two, zero = cross(RECIPE, ["train.seed=2,0"])
     (tmp_path / "cells.tsv").write_text("".join(f"{line}\n" for line in merge(tmp_path, [two, zero])))
     wider = cross(RECIPE, ["train.seed=0,1,2"])
     lines = merge(tmp_path, wider)
     assert lines == [
-        f"{cell.name}\t{kept_path(tmp_path, cell.recipe)}\t--train.seed={seed}"
-        for cell, seed in zip([two, zero, wider[1]], (2, 0, 1), strict=True)
+        f"{study_run.name}\t{kept_path(tmp_path, study_run.recipe)}\t--train.seed={seed}"
+        for study_run, seed in zip([two, zero, wider[1]], (2, 0, 1), strict=True)
     ]
     finish(wider[0], tmp_path)
     assert unfinished(tmp_path, lines, wider) == [1, 3]
@@ -458,8 +458,8 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
 
 def test_cells_of_another_recipe_are_not_done(tmp_path):
     """They once were: only the varied values were in the name of a run folder."""
-    for cell in cross(RECIPE, ["train.seed=0,1"]):
-        finish(cell, tmp_path)
+    for study_run in cross(RECIPE, ["train.seed=0,1"]):
+        finish(study_run, tmp_path)
     same = cross(RECIPE, ["train.seed=0,1"], [("log.every", "3")])
     other = cross(RECIPE, ["train.seed=0,1"], [("optim.lr", "1e-2")])
     wider = cross(RECIPE.with_name("rp_mixer.yaml"), ["train.seed=0,1"])

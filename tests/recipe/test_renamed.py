@@ -13,7 +13,7 @@ from widemix.recipe import dump_recipe, experiment_hash, keys, load_recipe, load
 from widemix.recipe.renamed import RENAMED
 from widemix.studies.plan import make_plan
 from widemix.studies.rows import Table
-from widemix.studies.study import read_study
+from widemix.studies.study import is_study, read_study
 
 DIGITS = ROOT / "recipes/digits/mixer.yaml"
 WARNING = "engine.kernels is now called engine.memory_layout; the next release does not read the old name\n"
@@ -91,15 +91,28 @@ def test_a_study_in_the_old_spelling_has_the_runs_that_it_had(tmp_path, capsys):
     path = tmp_path / "study.yaml"
     path.write_text(
         "title: Layouts\nsource: none\n"
-        f"cells: [{{label: all, recipes: {{digits: {DIGITS}}}, axes: {{engine.kernels: [plain, batch_last]}}}}]\n"
+        f"runs: [{{label: all, recipes: {{digits: {DIGITS}}}, axes: {{engine.kernels: [plain, batch_last]}}}}]\n"
         "figure: {x: engine.kernels}\n"
     )
-    cells = make_plan(path, read_study(path), Table(tmp_path / "study.jsonl"), (), "*").cells
-    assert [cell.name for cell in cells] == [
+    study_runs = make_plan(path, read_study(path), Table(tmp_path / "study.jsonl"), (), "*").study_runs
+    assert [study_run.name for study_run in study_runs] == [
         "digits-mixer_kernels-plain_5b0cd099d1",
         "digits-mixer_kernels-batch_last_5b0cd099d1",
     ]
-    assert [cell.recipe.engine.memory_layout for cell in cells] == ["plain", "batch_last"]
+    assert [study_run.recipe.engine.memory_layout for study_run in study_runs] == ["plain", "batch_last"]
     assert capsys.readouterr().err == f"warning: {path}: {WARNING}"
     with pytest.raises(InputError, match="varies it"):
         make_plan(path, read_study(path), Table(tmp_path / "study.jsonl"), [("engine.memory_layout", "plain")], "*")
+
+
+def test_a_study_that_says_cells_is_read(tmp_path, capsys):
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        f"title: t\nsource: s\ncells: [{{label: a, recipes: {{Digits: {DIGITS}}}}}]\nfigure: {{x: model.depth}}\n"
+    )
+    assert is_study(path)
+    assert [group.label for group in read_study(path).runs] == ["a"]
+    with pytest.raises(InputError, match="is a study, not a recipe"):
+        load_recipe(path)
+    said = "cells is now called runs; the next release does not read the old name\n"
+    assert capsys.readouterr().err == f"warning: {path}: {said}"

@@ -11,7 +11,7 @@ from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 from widemix.studies.quantity import value_of
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 
 FOLDER = ROOT / "recipes"
 STUDIES = sorted(FOLDER.glob("studies/*.yaml"))
@@ -50,19 +50,19 @@ def test_a_claim_is_that_of_the_paper_that_the_source_begins_with(path):
     assert not study.claim or re.match(paper, study.source)
 
 
-def cells(study: str, line: str = "") -> list[Recipe]:
+def study_runs(study: str, line: str = "") -> list[Recipe]:
     """The recipes of a study's first seed, or of one of its lines."""
     path = FOLDER / f"studies/{study}.yaml"
     parsed = read_study(path)
-    chosen = study_cells(path, parsed.model_copy(update={"seeds": parsed.seeds[:1]}))
-    return [cell.recipe for cell in chosen if cell.line.startswith(line)]
+    chosen = study_runs_of(path, parsed.model_copy(update={"seeds": parsed.seeds[:1]}))
+    return [study_run.recipe for study_run in chosen if study_run.line.startswith(line)]
 
 
 def test_figure_6d_has_the_omega_of_mixer_b16():
     """Appendix C.5: Omega = 290,217,984 at gamma 4 is that of (S, C) = (196, 768), and S the nearest to it."""
     omega = 4 * (768 * 196**2 + 768**2 * 196) / 2
     assert omega == 290_217_984
-    recipes = cells("figure6d", "Normal")
+    recipes = study_runs("figure6d", "Normal")
     assert [recipe.model.patch_size for recipe in recipes] == [7, 8, 14, 16, 28, 32]
     for section in (recipe.model for recipe in recipes):
         assert section.channels == 3 * section.patch_size**2
@@ -76,7 +76,8 @@ def test_figure_6d_has_the_omega_of_mixer_b16():
 def test_figure_4_pairs_have_equal_gamma_m():
     """Appendix C.2: gamma m of both is 2 S C, though the first token mixing of the Mixers has other inputs."""
     mixers, mlps = (
-        [value_of("hidden_width", recipe) for recipe in cells("figure4", line)] for line in ("MLP-Mixer", "SW-MLP")
+        [value_of("hidden_width", recipe) for recipe in study_runs("figure4", line)]
+        for line in ("MLP-Mixer", "SW-MLP")
     )
     assert mixers == mlps
     assert (mixers[0], mixers[-1]) == (2 * 4 * 360, 2 * 64 * 64)
@@ -84,15 +85,15 @@ def test_figure_4_pairs_have_equal_gamma_m():
 
 def test_figure_s2_is_drawn_over_gamma_m():
     """Its printed axis has labels from 2,000 to 10,000: m goes from 540 to 4,096, gamma m from 2,160 to 16,384."""
-    widths = [value_of("width", recipe) for recipe in cells("figureS2")]
+    widths = [value_of("width", recipe) for recipe in study_runs("figureS2")]
     assert (min(widths), max(widths)) == (540, 4096)
     x = read_study(FOLDER / "studies/figureS2.yaml").figure.x
-    assert [value_of(x, recipe) for recipe in cells("figureS2")] == [4 * width for width in widths]
+    assert [value_of(x, recipe) for recipe in study_runs("figureS2")] == [4 * width for width in widths]
 
 
 def test_figure_2a_pairs_are_as_wide_and_as_sparse():
     """The SW-MLP of p = 1/C has the widths and, but for the first block, the connections of the Mixer of S = C."""
-    mixers, mlps = cells("figure2a")[:2], cells("figure2a")[2:]
+    mixers, mlps = study_runs("figure2a")[:2], study_runs("figure2a")[2:]
     assert [mixer.model.channels for mixer in mixers] == [64, 32]
     assert all(len([mlp for mlp in mlps if mlp.model.channels == c]) == 11 for c in (64, 32))
     for mixer in mixers:
@@ -118,7 +119,7 @@ def test_the_fair_pair_differs_in_width_alone():
 def test_squares_stay_finite_in_the_deepest_cells(name):
     """Without norms they would not be after four blocks."""
     line = "squares" if name == "svhn" else "Mixer, squares"
-    for recipe in cells(f"depth_to_width_{name}", line)[:: 8 if name == "svhn" else 9]:
+    for recipe in study_runs(f"depth_to_width_{name}", line)[:: 8 if name == "svhn" else 9]:
         torch.manual_seed(0)
         network = build_model(recipe.model, recipe.data.image_size, 3)
         given = torch.randn(2, 3, 32, 32) if name == "svhn" else torch.randint(1, 30522, (2, 128))

@@ -1,4 +1,4 @@
-"""A cell has one holder: leases are taken by one process, expire, and are taken over by one process."""
+"""A run has one holder: leases are taken by one process, expire, and are taken over by one process."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from widemix.run.lease import Leases
 
 
 def holder(folder, **changes):
-    """Make a lease of the cell `c` look like that of another machine, not renewed for 100 s."""
+    """Make a lease of the run `c` look like that of another machine, not renewed for 100 s."""
     path = max(folder.glob("leases/c.*"))
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     os.utime(path, (time.time() - 100,) * 2)

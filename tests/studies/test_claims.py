@@ -13,13 +13,13 @@ from widemix.studies.claims import holm, verdicts
 from widemix.studies.page import as_page
 from widemix.studies.results import collect
 from widemix.studies.rows import Row, Table
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
 title: t
 source: s
 seeds: [0, 1, 2, 3]
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.depth: [2, 4]}
@@ -40,9 +40,22 @@ NORMAL2, NORMAL4 = (60.0, 61.0, 60.5, 61.5), (70.0, 71.5, 70.2, 71.0)
 RP2, RP4 = (57.0, 57.8, 57.2, 58.6), (70.5, 71.0, 71.2, 71.4)
 
 
-def row(cell, top1):
+def row(study_run, top1):
     return Row(
-        cell.name, "", "done", cell.seed, "val", 1, {"top1": top1, "loss": 1.0}, 1.0, 1.0, 1.0, "c", "m", "h", "d"
+        study_run.name,
+        "",
+        "done",
+        study_run.seed,
+        "val",
+        1,
+        {"top1": top1, "loss": 1.0},
+        1.0,
+        1.0,
+        1.0,
+        "c",
+        "m",
+        "h",
+        "d",
     )
 
 
@@ -50,12 +63,12 @@ def study_of(folder, top1s, text=STUDY):
     path = folder / "study.yaml"
     path.write_text(text.replace("ROOT", str(ROOT)))
     study = read_study(path)
-    cells = study_cells(path, study)
+    study_runs = study_runs_of(path, study)
     table = Table(folder / "study.jsonl")
-    for cell, top1 in zip(cells, (value for group in top1s for value in group), strict=False):
+    for study_run, top1 in zip(study_runs, (value for group in top1s for value in group), strict=False):
         if top1 is not None:
-            table.append(row(cell, top1))
-    return collect(cells, table, study), study
+            table.append(row(study_run, top1))
+    return collect(study_runs, table, study), study
 
 
 def test_differences_of_seeds_are_tested_in_pairs(tmp_path):
@@ -107,13 +120,13 @@ def test_sides_without_shared_seeds_are_welchs(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(text.replace("ROOT", str(ROOT)))
     study = read_study(path)
-    cells = study_cells(path, study)
+    study_runs = study_runs_of(path, study)
     values = {"Normal": iter([60.0, 70.0, 61.0, 71.0, 60.5, 70.5]), "RP": iter([58.0, 0, 57.0, 0, 58.5, 0, 57.7, 0])}
     table = Table(tmp_path / "study.jsonl")
-    for cell in cells:
-        entry = row(cell, next(values[cell.line]))
-        table.append(Row(**{**asdict(entry), "seed": cell.recipe.train.seed}))
-    first, *_ = verdicts(collect(cells, table, study), study)
+    for study_run in study_runs:
+        entry = row(study_run, next(values[study_run.line]))
+        table.append(Row(**{**asdict(entry), "seed": study_run.recipe.train.seed}))
+    first, *_ = verdicts(collect(study_runs, table, study), study)
     expected = stats.ttest_ind([42.0, 43.0, 41.5, 42.3], [40.0, 39.0, 39.5], equal_var=False)
     interval = expected.confidence_interval(0.95)
     assert first.interval == pytest.approx((interval.low, interval.high))
@@ -138,18 +151,18 @@ def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
     path.write_text(text.replace("ROOT", str(ROOT)))
     study = read_study(path)
     study = study.model_copy(update={"claims": study.claims[2:]})
-    cells = study_cells(path, study)
+    study_runs = study_runs_of(path, study)
     table = Table(tmp_path / "study.jsonl")
-    for cell in cells:
-        depth, rises = cell.recipe.model.depth, cell.panel == "Two"
+    for study_run in study_runs:
+        depth, rises = study_run.recipe.model.depth, study_run.panel == "Two"
         sign = -1 if rises else 1
-        table.rows[cell.name] = row(cell, 50.0 + sign * (2 * depth + 0.1 * cell.seed * depth))
-    found = verdicts(collect(cells, table, study), study)
+        table.rows[study_run.name] = row(study_run, 50.0 + sign * (2 * depth + 0.1 * study_run.seed * depth))
+    found = verdicts(collect(study_runs, table, study), study)
     assert [(verdict.claim.panel, verdict.word) for verdict in found] == [
         ("One", "supported"),
         ("Two", "contradicted"),
     ]
-    assert "| Two: deeper is better |" in as_page(collect(cells, table, study), study, "study.yaml")
+    assert "| Two: deeper is better |" in as_page(collect(study_runs, table, study), study, "study.yaml")
 
 
 def test_holm_by_hand():

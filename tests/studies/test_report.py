@@ -1,4 +1,4 @@
-"""A report has each cell's result in its place: means over seeds, missing cells, no other recipe's runs."""
+"""A report has each run's result in its place: means over seeds, missing runs, no other recipe's runs."""
 
 import csv
 import json
@@ -19,14 +19,14 @@ from widemix.studies.requirements import requirements
 from widemix.studies.results import as_csv, collect, lines_of
 from widemix.studies.rows import Table
 from widemix.studies.status import state
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
 title: Widths
 source: a paper, figure 1
 claim: Wider is better.
 seeds: [0, 1, 2]
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.channels: [8, 16]}
@@ -47,11 +47,11 @@ def study(tmp_path):
     return path
 
 
-def pretend(cell, folder, top1, recipe=None):
-    """A finished run in a cell's folder."""
-    run = folder / cell.name
+def pretend(study_run, folder, top1, recipe=None):
+    """A finished run in a run's folder."""
+    run = folder / study_run.name
     run.mkdir(parents=True)
-    recipe = recipe or cell.recipe
+    recipe = recipe or study_run.recipe
     (run / "recipe.yaml").write_text(dump_recipe(recipe))
     done = {"top1": top1, "top5": 90.0, "loss": 1.0, "step": 1, "seconds": 2.0, "recipe": recipe_hash(recipe)}
     (run / "done.json").write_text(json.dumps(done))
@@ -63,17 +63,17 @@ def pretend(cell, folder, top1, recipe=None):
 def results_of(path, folder, **figure):
     parsed = read_study(path)
     parsed = parsed.model_copy(update={"figure": parsed.figure.model_copy(update=figure)})
-    cells = study_cells(path, parsed)
+    study_runs = study_runs_of(path, parsed)
     table = Table(folder / f"{path.stem}.jsonl")
-    table.add_finished(cells, folder)
-    return collect(cells, table, parsed), parsed
+    table.add_finished(study_runs, folder)
+    return collect(study_runs, table, parsed), parsed
 
 
 def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missing(study, tmp_path):
-    cells = study_cells(study, read_study(study))
+    study_runs = study_runs_of(study, read_study(study))
     values = (60.0, 61.0, 65.0, 70.0, 72.0)  # of Normal: three seeds at C = 8, two of three at C = 16
-    for cell, top1 in zip(cells, values, strict=False):
-        pretend(cell, tmp_path, top1)
+    for study_run, top1 in zip(study_runs, values, strict=False):
+        pretend(study_run, tmp_path, top1)
     results, parsed = results_of(study, tmp_path)
     lines = lines_of(results, "Digits", "error", parsed.figure)
     first, second = lines["Normal"]
@@ -98,14 +98,16 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
 
 
 def test_another_recipes_run_is_no_result(study, tmp_path):
-    cell = study_cells(study, read_study(study))[0]
-    pretend(cell, tmp_path, 60.0, load_recipe(cell.path, [*cell.overrides, ("optim.lr", "0.7")]))
+    study_run = study_runs_of(study, read_study(study))[0]
+    pretend(study_run, tmp_path, 60.0, load_recipe(study_run.path, [*study_run.overrides, ("optim.lr", "0.7")]))
     results, _ = results_of(study, tmp_path)
     assert results[0].row is None
-    assert not cell.has_ended(tmp_path)
-    moved = load_recipe(cell.path, [*cell.overrides, ("data.path", "/scratch/digits")])  # staged to a node's disk
-    (tmp_path / cell.name / "recipe.yaml").write_text(dump_recipe(moved))
-    assert cell.has_ended(tmp_path)
+    assert not study_run.has_ended(tmp_path)
+    moved = load_recipe(
+        study_run.path, [*study_run.overrides, ("data.path", "/scratch/digits")]
+    )  # staged to a node's disk
+    (tmp_path / study_run.name / "recipe.yaml").write_text(dump_recipe(moved))
+    assert study_run.has_ended(tmp_path)
 
 
 def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, tmp_path, monkeypatch, capsys):
@@ -116,12 +118,12 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
         return code, output.out + output.err
 
     parsed = read_study(study)
-    cells = study_cells(study, parsed)
+    study_runs = study_runs_of(study, parsed)
     here, there, both, report = (tmp_path / name for name in ("here", "there", "both", "report"))
-    for number, cell in enumerate(cells[:5]):
-        pretend(cell, there if number < 3 else here, 60.0 + number)
-        pretend(cell, both, 60.0 + number)
-    pretend(cells[0], here, 10.0)  # trained twice: the row that is there counts
+    for number, study_run in enumerate(study_runs[:5]):
+        pretend(study_run, there if number < 3 else here, 60.0 + number)
+        pretend(study_run, both, 60.0 + number)
+    pretend(study_runs[0], here, 10.0)  # trained twice: the row that is there counts
     assert widemix("study", "report", study, "--to", there, "--report", report)[0] == 0
     assert widemix("study", "report", study, "--to", here, "--report", report)[0] == 0
     assert widemix("study", "report", study, "--to", both, "--report", tmp_path / "whole")[0] == 0
@@ -130,7 +132,7 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
     first = ("--to", tmp_path / "new", "--only", "*-s_mixer_channels-8_*")
     code, output = widemix("study", "run", study, "--report", report, *first)  # trains none
     assert code == 0
-    assert "3 of 3 cells have ended" in output
+    assert "3 of 3 runs have ended" in output
     (report / "widths.jsonl").write_text('{"run": "x"}\n')
     code, output = widemix("study", "report", study, "--to", here, "--report", report)
     assert code == 2
@@ -141,7 +143,7 @@ def test_values_and_names_share_an_axis(study, tmp_path):
     """Where one line has numbers and another has none, as a Mixer has no model.density."""
     text = study.read_text().replace("rp_s_mixer", "mixer").replace("  seeded: [model.permutation_seed]\n", "")
     study.write_text(text)
-    pretend(study_cells(study, read_study(study))[0], tmp_path, 60.0)
+    pretend(study_runs_of(study, read_study(study))[0], tmp_path, 60.0)
     results, parsed = results_of(study, tmp_path, x="model.expansion", y=("error",))
     assert {result.x for result in results} == {"None", 2.0}
     (csv_file, png, *_) = write_report(results, parsed, study, tmp_path / "report")
@@ -150,25 +152,25 @@ def test_values_and_names_share_an_axis(study, tmp_path):
 
 
 def test_points_whose_seeds_deviate_are_left_out(study, tmp_path):
-    cells = study_cells(study, read_study(study))
-    for cell, top1 in zip(cells, (60.0, 60.1, 60.2, 70.0, 71.0, 72.0), strict=False):
-        pretend(cell, tmp_path, top1)
+    study_runs = study_runs_of(study, read_study(study))
+    for study_run, top1 in zip(study_runs, (60.0, 60.1, 60.2, 70.0, 71.0, 72.0), strict=False):
+        pretend(study_run, tmp_path, top1)
     results, parsed = results_of(study, tmp_path, max_std=0.15)
     assert [point.x for point in lines_of(results, "Digits", "top1", parsed.figure)["Normal"]] == [128]
 
 
 def test_a_learning_curve_is_the_mean_of_the_evaluations(study, tmp_path):
-    cells = study_cells(study, read_study(study))
-    for cell, top1 in zip(cells, (60.0, 64.0), strict=False):
-        pretend(cell, tmp_path, top1)
+    study_runs = study_runs_of(study, read_study(study))
+    for study_run, top1 in zip(study_runs, (60.0, 64.0), strict=False):
+        pretend(study_run, tmp_path, top1)
     results, parsed = results_of(study, tmp_path, x="epoch")
     curve = lines_of(results, "Digits", "error", parsed.figure)["Normal"]
     assert [(point.x, point.mean) for point in curve] == [(1, 40.0), (2, 39.0), (3, 38.0)]
 
 
 def test_the_report_is_written_and_the_same_twice(study, tmp_path):
-    for number, cell in enumerate(study_cells(study, read_study(study))[:8]):
-        pretend(cell, tmp_path, 50.0 + number)
+    for number, study_run in enumerate(study_runs_of(study, read_study(study))[:8]):
+        pretend(study_run, tmp_path, 50.0 + number)
     results, parsed = results_of(study, tmp_path, y=["error", "loss"])
     files = write_report(results, parsed, study, tmp_path / "report")
     assert [path.name for path in files] == ["widths.csv", "widths.png", "widths.svg", "widths.md"]
@@ -182,25 +184,25 @@ def test_sizes_are_drawn_without_runs(tmp_path):
     path = ROOT / "recipes/studies/figure3.yaml"
     results, parsed = results_of(path, tmp_path)
     assert not parsed.measured
-    points = next(iter(lines_of(results, results[0].cell.panel, "width", parsed.figure).values()))
+    points = next(iter(lines_of(results, results[0].study_run.panel, "width", parsed.figure).values()))
     best = max(points, key=lambda point: point.mean)
     assert best.x == pytest.approx(1e8 ** (1 / 3), rel=0.05)  # equation 15: C* = S* = Omega^(1/3)
     assert best.mean == pytest.approx(1e8 ** (2 / 3), rel=0.01)
 
 
 def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
-    cells = study_cells(study, read_study(study))
-    done, begun, running = cells[0], cells[1], cells[2]
+    study_runs = study_runs_of(study, read_study(study))
+    done, begun, running = study_runs[0], study_runs[1], study_runs[2]
     pretend(done, tmp_path, 50.0)
     (tmp_path / begun.name).mkdir()
     (tmp_path / begun.name / "recipe.yaml").touch()
     leases, table = Leases(tmp_path), Table(tmp_path / "widths.jsonl")
     assert leases.take(running.name)
-    states = [state(cell, tmp_path, leases, table) for cell in cells[:4]]
+    states = [state(study_run, tmp_path, leases, table) for study_run in study_runs[:4]]
     assert states[:2] == ["done", "begun"]
     assert states[2].startswith("running on ")
     assert states[3] == "open"
-    needs = requirements(cells[:3], "v100")
+    needs = requirements(study_runs[:3], "v100")
     assert needs[done.name] == needs[begun.name]  # seeds take the same
     model = done.recipe.model
     weights = model_cost(model, 8, 10).parameters
@@ -213,9 +215,9 @@ def test_any_label_is_drawn_and_stays_in_its_cell(study, tmp_path):
     label = "_a|b $c_d$ *e* 50 %"
     text = study.read_text().replace("label: RP", f"label: '{label}'").replace("{Digits:", "{'$x|_y':")
     study.write_text(text)
-    cells = study_cells(study, read_study(study))
-    for cell in cells:
-        pretend(cell, tmp_path, 60.0)
+    study_runs = study_runs_of(study, read_study(study))
+    for study_run in study_runs:
+        pretend(study_run, tmp_path, 60.0)
     results, parsed = results_of(study, tmp_path)
     write_report(results, parsed, study, tmp_path / "report")
     page = (tmp_path / "report" / "widths.md").read_text()
@@ -231,7 +233,7 @@ def test_a_table_has_each_column_once_and_whole_numbers_whole(tmp_path):
         f"""
 title: t
 source: s
-cells:
+runs:
 - label: B/16
   recipes: {{ImageNet: {ROOT}/recipes/imagenet/mixer_b16.yaml}}
 figure: {{x: parameters, y: [parameters, width]}}
@@ -241,12 +243,12 @@ figure: {{x: parameters, y: [parameters, width]}}
     (row,) = csv.DictReader(as_csv(results, parsed).splitlines())
     head = as_csv(results, parsed).splitlines()[0].split(",")
     assert len(head) == len(set(head))
-    cost = model_cost(results[0].cell.recipe.model, 224, 1000)
+    cost = model_cost(results[0].study_run.recipe.model, 224, 1000)
     assert row["parameters"] == str(cost.parameters) == "59880472"
 
 
 def test_a_seed_that_diverged_is_told_from_one_that_is_missing(study, tmp_path):
-    first, second, third, *_ = study_cells(study, read_study(study))
+    first, second, third, *_ = study_runs_of(study, read_study(study))
     pretend(first, tmp_path, 60.0)
     pretend(second, tmp_path, None)  # its last evaluation was not finite
     results, parsed = results_of(study, tmp_path)

@@ -11,13 +11,13 @@ from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.recipe import dump_recipe
 from widemix.studies.rows import Table, add_core_seconds, finished_row
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
 title: t
 source: s
 seeds: [0, 1, 2]
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
 figure: {x: width}
@@ -35,16 +35,16 @@ LINES = [
 
 
 @pytest.fixture
-def cells(tmp_path):
+def study_runs(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text(STUDY.replace("ROOT", str(ROOT)))
-    return study_cells(path, read_study(path))
+    return study_runs_of(path, read_study(path))
 
 
-def pretend(cell, folder, done=None, lines=LINES):
-    run = folder / cell.name
+def pretend(study_run, folder, done=None, lines=LINES):
+    run = folder / study_run.name
     run.mkdir(parents=True)
-    (run / "recipe.yaml").write_text(dump_recipe(cell.recipe))
+    (run / "recipe.yaml").write_text(dump_recipe(study_run.recipe))
     (run / "environment.json").write_text(
         json.dumps({"commit": 40 * "a", "host": "n1", "device": "cpu", "usable_cpus": 2})
     )
@@ -53,12 +53,12 @@ def pretend(cell, folder, done=None, lines=LINES):
         (run / "done.json").write_text(json.dumps(done | {"step": 4, "seconds": 7.5, "recipe": "f"}))
 
 
-def test_a_row_has_what_its_run_folder_has(cells, tmp_path):
-    pretend(cells[0], tmp_path, {"top1": 50.0, "top5": 90.0, "loss": 1.25})
+def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
+    pretend(study_runs[0], tmp_path, {"top1": 50.0, "top5": 90.0, "loss": 1.25})
     (tmp_path / "logs").mkdir()
     for seconds in (2.5, 4.5):  # two starts
-        add_core_seconds(tmp_path, cells[0], seconds)
-    row = finished_row(cells[0], tmp_path)
+        add_core_seconds(tmp_path, study_runs[0], seconds)
+    row = finished_row(study_runs[0], tmp_path)
     assert row.metrics == {"top1": 50.0, "top5": 90.0, "loss": 1.25, "train_loss": 0.375}
     assert (row.state, row.seed, row.split, row.seconds, row.core_seconds) == ("done", 0, "test", 7.5, 7.0)
     assert (row.images_per_s, row.commit, row.machine, row.host) == (200.0, 12 * "a", "2 CPU cores", "n1")
@@ -71,70 +71,76 @@ def test_a_row_has_what_its_run_folder_has(cells, tmp_path):
     assert row.recipe == "recipes/digits/s_mixer.yaml --train.seed=0"
 
 
-def test_only_runs_that_ended_have_rows(cells, tmp_path):
-    pretend(cells[0], tmp_path)  # still running, or killed
-    pretend(cells[1], tmp_path, {"top1": None, "loss": None})
+def test_only_runs_that_ended_have_rows(study_runs, tmp_path):
+    pretend(study_runs[0], tmp_path)  # still running, or killed
+    pretend(study_runs[1], tmp_path, {"top1": None, "loss": None})
     pretend(
-        cells[2], tmp_path, lines=[*LINES, {"split": "event", "step": 5, "event": "diverged", "reason": "the loss"}]
+        study_runs[2],
+        tmp_path,
+        lines=[*LINES, {"split": "event", "step": 5, "event": "diverged", "reason": "the loss"}],
     )
     table = Table(tmp_path / "study.jsonl")
-    table.add_finished(cells, tmp_path)
-    assert [table.row(cell) and table.row(cell).state for cell in cells] == [None, "diverged", "diverged"]
-    assert table.missing(cells) == cells[:1]
+    table.add_finished(study_runs, tmp_path)
+    assert [table.row(study_run) and table.row(study_run).state for study_run in study_runs] == [
+        None,
+        "diverged",
+        "diverged",
+    ]
+    assert table.missing(study_runs) == study_runs[:1]
     again = Table(tmp_path / "study.jsonl")
     assert again.rows == table.rows
 
 
-def test_a_cut_last_line_is_left_out_and_replaced(cells, tmp_path, capsys):
-    for cell in cells:
-        pretend(cell, tmp_path, {"top1": 50.0, "loss": 1.0})
+def test_a_cut_last_line_is_left_out_and_replaced(study_runs, tmp_path, capsys):
+    for study_run in study_runs:
+        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
     path = tmp_path / "study.jsonl"
-    Table(path).add_finished(cells, tmp_path)
+    Table(path).add_finished(study_runs, tmp_path)
     whole = path.read_bytes()
     assert whole.count(b"\n") == 3
     path.write_bytes(whole + 40 * b"\0")
-    assert set(Table(path).rows) == {cell.name for cell in cells}
+    assert set(Table(path).rows) == {study_run.name for study_run in study_runs}
     for cut in (whole[:-1], whole[:-400], whole[: whole.index(b"\n") + 2]):
         path.write_bytes(cut)
         table = Table(path)
         assert "its last line was cut off" in capsys.readouterr().err
-        table.add_finished(cells, tmp_path)
+        table.add_finished(study_runs, tmp_path)
         assert path.read_bytes() == whole
 
 
-def test_two_tables_are_merged_by_their_lines(cells, tmp_path):
+def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):
     one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
-    for cell in cells:
-        pretend(cell, tmp_path, {"top1": 50.0, "loss": 1.0})
-    one.add_finished(cells[:2], tmp_path)
-    other.add_finished(cells[1:], tmp_path)
+    for study_run in study_runs:
+        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
+    one.add_finished(study_runs[:2], tmp_path)
+    other.add_finished(study_runs[1:], tmp_path)
     both = tmp_path / "both.jsonl"
     both.write_bytes(one.path.read_bytes() + other.path.read_bytes())
-    assert set(Table(both).rows) == {cell.name for cell in cells}
+    assert set(Table(both).rows) == {study_run.name for study_run in study_runs}
 
 
-def test_a_line_in_the_middle_that_is_no_row_is_named(cells, tmp_path):
-    pretend(cells[0], tmp_path, {"top1": 50.0, "loss": 1.0})
+def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path):
+    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
     path = tmp_path / "study.jsonl"
     table = Table(path)
-    table.add_finished(cells[:1], tmp_path)
-    good = json.dumps(asdict(table.row(cells[0])))
+    table.add_finished(study_runs[:1], tmp_path)
+    good = json.dumps(asdict(table.row(study_runs[0])))
     for bad in ("<<<<<<< HEAD", "{}", '{"run": 1}', good.replace("50.0", '"50"')):
         path.write_text(f"{good}\n{bad}\n")
         with pytest.raises(InputError, match="line 2: is not the line of a run"):
             Table(path)
 
 
-def test_a_study_goes_on_from_its_table_alone(cells, tmp_path, monkeypatch, capsys):
+def test_a_study_goes_on_from_its_table_alone(study_runs, tmp_path, monkeypatch, capsys):
     """As in a fresh clone: the run folders are gone."""
     folder, report = tmp_path / "runs", tmp_path / "report"
-    for cell in cells:
-        pretend(cell, folder, {"top1": 50.0, "loss": 1.0})
-    Table(report / "study.jsonl").add_finished(cells, folder)
+    for study_run in study_runs:
+        pretend(study_run, folder, {"top1": 50.0, "loss": 1.0})
+    Table(report / "study.jsonl").add_finished(study_runs, folder)
     path = tmp_path / "study.yaml"
     for verb in ("plan", "run", "report"):
         words = ["widemix", "study", verb, str(path), "--report", str(report), "--to", str(tmp_path / "new")]
         monkeypatch.setattr("sys.argv", words)
         assert run_command(make_parser()) == 0
-        assert "3 of 3 cells have ended" in capsys.readouterr().out
+        assert "3 of 3 runs have ended" in capsys.readouterr().out
     assert not list((tmp_path / "new").glob("*/done.json"))

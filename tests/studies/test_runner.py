@@ -1,4 +1,4 @@
-"""A study is run by processes that are killed and started again, several at once: no cell is lost or doubled."""
+"""A study is run by processes that are killed and started again, several at once: no run is lost or doubled."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from widemix.errors import Exit, RunError
 from widemix.recipe import dump_recipe
 from widemix.run.lease import Leases
 from widemix.studies.runner import Runner
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
 title: t
 source: s
 claim: c
 seeds: [SEEDS]
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.channels: [8, 16]}
@@ -31,7 +31,7 @@ figure: {x: width}
 """
 
 # Stands for `widemix train`: ten steps that a restart continues; SIGTERM ends it after a moment. While there is a
-# file `hold-N` it waits after its fifth step once N cells are done.
+# file `hold-N` it waits after its fifth step once N runs are done.
 TRAINER = """
 import os, pathlib, shutil, signal, sys, time
 run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
@@ -66,25 +66,25 @@ import pathlib, sys
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.studies.runner import Runner
-from widemix.studies.study import read_study, study_cells
+from widemix.studies.study import read_study, study_runs_of
 path, folder, trainer, at_once = sys.argv[1:]
 runner = Runner(pathlib.Path(folder), int(at_once), program=(sys.executable, "-S", trainer))
-cells = study_cells(pathlib.Path(path), read_study(pathlib.Path(path)))
-sys.exit(run_command(Parser(), lambda _: runner.run(cells), []))
+runs = study_runs_of(pathlib.Path(path), read_study(pathlib.Path(path)))
+sys.exit(run_command(Parser(), lambda _: runner.run(runs), []))
 """
 
 
 class Study:
-    """A study whose cells take a third of a second, and its runners."""
+    """A study whose runs take a third of a second, and its runners."""
 
     def __init__(self, folder, seeds: int):
         self.path, self.folder = folder / "study.yaml", folder / "runs"
         self.path.write_text(STUDY.replace("ROOT", str(ROOT)).replace("SEEDS", ", ".join(map(str, range(seeds)))))
         (folder / "trainer.py").write_text(TRAINER)
-        self.cells = study_cells(self.path, read_study(self.path))
+        self.study_runs = study_runs_of(self.path, read_study(self.path))
         (folder / "recipes").mkdir()
-        for cell in self.cells:
-            (folder / "recipes" / cell.name).write_text(dump_recipe(cell.recipe))
+        for study_run in self.study_runs:
+            (folder / "recipes" / study_run.name).write_text(dump_recipe(study_run.recipe))
         self.folder.mkdir()
 
     def start(self, at_once=1):
@@ -92,10 +92,10 @@ class Study:
         return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def done(self) -> int:
-        return sum(cell.has_ended(self.folder) for cell in self.cells)
+        return sum(study_run.has_ended(self.folder) for study_run in self.study_runs)
 
     def held(self) -> int:
-        """How many cells stand in their middle, and their leases name their process."""
+        """How many runs stand in their middle, and their leases name their process."""
         count = 0
         for run in (path.parent for path in self.folder.glob("*/steps") if path.read_text() == 5 * "."):
             with suppress(FileNotFoundError):  # it was passing by
@@ -111,21 +111,24 @@ def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_tra
         time.sleep(0.02)
         assert all(runner.poll() is None for runner in first)
     for runner in first:
-        runner.kill()  # it alone: its cells end because it has
+        runner.kill()  # it alone: its runs end because it has
         runner.communicate()
-    assert study.done() < len(study.cells)
+    assert study.done() < len(study.study_runs)
     hold.unlink()
     second = [study.start(2), study.start()]
     outputs = [runner.communicate(timeout=600)[0] for runner in second]
     assert [runner.returncode for runner in second] == [0, 0], outputs
-    assert {run.name for run in study.folder.iterdir()} == {cell.name for cell in study.cells} | {"logs", "leases"}
-    for cell in study.cells:
-        run = study.folder / cell.name
+    assert {run.name for run in study.folder.iterdir()} == {study_run.name for study_run in study.study_runs} | {
+        "logs",
+        "leases",
+    }
+    for study_run in study.study_runs:
+        run = study.folder / study_run.name
         assert sorted(path.name for path in run.iterdir()) == ["done.json", "recipe.yaml", "steps"]
         assert (run / "steps").read_text() == 10 * "."
-    assert study.done() == len(study.cells)
-    leases = Leases(study.folder)  # of a cell that was done when its runner was killed one stays, which holds nothing
-    assert not any(holder.alive for cell in study.cells if (holder := leases.holder(cell.name)))
+    assert study.done() == len(study.study_runs)
+    leases = Leases(study.folder)  # of a run that was done when its runner was killed one stays, which holds nothing
+    assert not any(holder.alive for study_run in study.study_runs if (holder := leases.holder(study_run.name)))
 
 
 def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
@@ -167,13 +170,13 @@ def test_a_runner_that_is_stopped_while_it_starts_a_cell_stops_that_too_and_star
     study = Study(tmp_path, seeds=2)
     note = Leases.add_process
 
-    def stopped_here(leases, cell, pid):
+    def stopped_here(leases, study_run, pid):
         os.kill(os.getpid(), signal.SIGTERM)
-        note(leases, cell, pid)
+        note(leases, study_run, pid)
 
     monkeypatch.setattr(Leases, "add_process", stopped_here)
     runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", "import time; time.sleep(600)"))
-    assert runner.run(study.cells) == Exit.REQUEUE
+    assert runner.run(study.study_runs) == Exit.REQUEUE
     assert len(list((study.folder / "logs").glob("*.log"))) == 1
     assert study.done() == 0
     assert not list(study.folder.glob("leases/*"))
@@ -193,23 +196,23 @@ def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(
     )
     runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", print_world))
     with pytest.raises(RunError):
-        runner.run(study.cells)
+        runner.run(study.study_runs)
     assert {log.read_text() for log in (study.folder / "logs").glob("*.log")} == {"{'SLURM_STEP_ID'}\n"}
 
 
 def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
     study = Study(tmp_path, seeds=2)
-    for cell, how in zip(study.cells, "12", strict=False):
-        (study.folder / cell.name).mkdir()
-        (study.folder / cell.name / "refuse").write_text(how)
+    for study_run, how in zip(study.study_runs, "12", strict=False):
+        (study.folder / study_run.name).mkdir()
+        (study.folder / study_run.name / "refuse").write_text(how)
     runner = study.start()
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 1
-    assert f"2 of 4 cells failed, first {study.cells[0].name}: refused" in output
-    assert f"{study.cells[1].name}: killed by SIGKILL" in output
+    assert f"2 of 4 runs failed, first {study.study_runs[0].name}: refused" in output
+    assert f"{study.study_runs[1].name}: killed by SIGKILL" in output
     assert study.done() == 2
-    for cell in study.cells[:2]:
-        (study.folder / cell.name / "refuse").unlink()
+    for study_run in study.study_runs[:2]:
+        (study.folder / study_run.name / "refuse").unlink()
     runner = study.start()
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, output
@@ -217,17 +220,17 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
 
 
 def test_the_command_trains_a_study(tmp_path, digits):
-    """As a user starts it, with real training; the first cell's folder is not a run's."""
+    """As a user starts it, with real training; the first run's folder is not a run's."""
     study = Study(tmp_path, seeds=1)
     words = (*SMALL, "--data.path", str(digits), "--train.max_steps", "1")
     pairs = [(name.removeprefix("--"), value) for name, value in zip(words[::2], words[1::2], strict=True)]
-    wrong, other = study_cells(study.path, read_study(study.path), pairs)
+    wrong, other = study_runs_of(study.path, read_study(study.path), pairs)
     (study.folder / wrong.name).mkdir()
     (study.folder / wrong.name / "mine.txt").touch()
     command = ("study", "run", study.path, "--to", study.folder, "--at-once", "2", *words)
     code, output = Command(*command).wait()
     assert code == 1
-    assert f"1 of 2 cells failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
+    assert f"1 of 2 runs failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
     assert other.has_ended(study.folder)
 
 

@@ -14,7 +14,7 @@ from widemix.recipe import dump_recipe
 from widemix.studies.plan import make_plan
 from widemix.studies.protocol import Range, Search
 from widemix.studies.rows import Table
-from widemix.studies.search import as_csv, best, chosen_cells
+from widemix.studies.search import as_csv, best, chosen_runs
 from widemix.studies.study import read_study
 
 STUDY = """
@@ -23,7 +23,7 @@ source: s
 seeds: [0, 1, 2]
 set: {eval.every_epochs: 1000}
 search: {keys: {optim.lr: {low: 0.001, high: 0.256}}, trials: 3, widen: 3, set: {train.epochs: 3}}
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.channels: [8, 16]}
@@ -52,23 +52,23 @@ class Trainer:
     def __init__(self, plan, folder, stop_at=None, kill=None):
         self.plan, self.folder, self.stop_at, self.kill, self.tried = plan, folder, stop_at, kill, []
 
-    def __call__(self, cells):
-        for cell in cells:
+    def __call__(self, study_runs):
+        for study_run in study_runs:
             if len(self.tried) == self.stop_at:
                 return Exit.REQUEUE
-            recipe = cell.recipe
-            self.tried.append(cell.name)
+            recipe = study_run.recipe
+            self.tried.append(study_run.name)
             if self.kill == len(self.tried):
                 raise RunError("killed by SIGKILL")
-            run = self.folder / cell.name
+            run = self.folder / study_run.name
             run.mkdir(exist_ok=True, parents=True)
             (run / "recipe.yaml").write_text(dump_recipe(recipe))
             (run / "environment.json").write_text("{}")
             (run / "metrics.jsonl").write_text("")
-            peak = PEAKS[cell.line, recipe.model.channels]
+            peak = PEAKS[study_run.line, recipe.model.channels]
             top1 = None if recipe.optim.lr > 0.9 else 90 - 10 * abs(math.log10(recipe.optim.lr / peak))
             (run / "done.json").write_text(json.dumps({"top1": top1, "loss": 1.0, "seconds": 1.0}))
-            self.plan.table.add_finished([cell], self.folder)
+            self.plan.table.add_finished([study_run], self.folder)
         return Exit.DONE
 
 
@@ -90,22 +90,22 @@ def test_trials_are_even_and_those_at_an_edge_are_widened(plan, tmp_path):
 
 
 def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_value(plan, tmp_path):
-    assert {cell.recipe.optim.lr for cell in plan.runs()} == {0.004}  # the recipe's, before the search
+    assert {study_run.recipe.optim.lr for study_run in plan.runs()} == {0.004}  # the recipe's, before the search
     plan.search(Trainer(plan, tmp_path / "runs"))
     for arm, trials in plan.searched():
         for trial in trials:
-            recipe = trial.cell.recipe
+            recipe = trial.study_run.recipe
             assert (recipe.data.eval_split, recipe.train.epochs, recipe.train.seed) == ("holdout", 3, 1000)
-        assert {cell.name for cell in arm.cells}.isdisjoint(trial.cell.name for trial in trials)
+        assert {study_run.name for study_run in arm.study_runs}.isdisjoint(trial.study_run.name for trial in trials)
     runs = plan.runs()
-    assert [(cell.line, cell.recipe.optim.lr, cell.recipe.train.seed) for cell in runs] == [
+    assert [(study_run.line, study_run.recipe.optim.lr, study_run.recipe.train.seed) for study_run in runs] == [
         *[("Normal", 0.016, seed) for seed in (0, 1, 2)],
         *[("Normal", 0.256, seed) for seed in (0, 1, 2)],
         *[("RP", 6.25e-05, seed) for seed in (0, 1, 2)],
     ]
-    assert {cell.recipe.data.eval_split for cell in runs} == {"test"}
-    assert [cell.recipe.model.permutation_seed for cell in runs[6:]] == [0, 1, 2]
-    assert plan.searched()[2][1][0].cell.recipe.model.permutation_seed == 1000
+    assert {study_run.recipe.data.eval_split for study_run in runs} == {"test"}
+    assert [study_run.recipe.model.permutation_seed for study_run in runs[6:]] == [0, 1, 2]
+    assert plan.searched()[2][1][0].study_run.recipe.model.permutation_seed == 1000
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 11])
@@ -161,7 +161,7 @@ def test_only_a_result_that_is_not_finite_is_final(tmp_path):
     assert again.tried == []
     arm = plan.searched()[0][0]
     with pytest.raises(InputError, match="all 1 trials diverged"):
-        chosen_cells(arm, [replace(trials[0], top1=math.nan)])
+        chosen_runs(arm, [replace(trials[0], top1=math.nan)])
 
 
 def test_an_entry_may_search_keys_of_its_own(tmp_path):
@@ -169,7 +169,9 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
         "  seeded: [model.permutation_seed]\n",
         "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded: [model.permutation_seed]\n",
     )
-    arms = [(arm.cells[0].line, list(arm.ranges), len(trials)) for arm, trials in plan_of(tmp_path, text).searched()]
+    arms = [
+        (arm.study_runs[0].line, list(arm.ranges), len(trials)) for arm, trials in plan_of(tmp_path, text).searched()
+    ]
     assert arms == [
         ("Normal", ["optim.lr"], 3),
         ("Normal", ["optim.lr"], 3),

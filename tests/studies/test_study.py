@@ -1,4 +1,4 @@
-"""A study file says which cells there are: axes, constraints, seeds, lines; mistakes are one line."""
+"""A study file says which runs there are: axes, constraints, seeds, lines; mistakes are one line."""
 
 import pytest
 
@@ -6,15 +6,15 @@ from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import experiment_hash, load_recipe
-from widemix.studies.cell import unique
-from widemix.studies.study import is_study, read_study, study_cells
+from widemix.studies.study import is_study, read_study, study_runs_of
+from widemix.studies.study_run import unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
 TWO = """
 title: t
 source: s
 claim: c
-cells:
+runs:
 - label: Normal
   recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
   axes: {model.channels: [8, 16]}
@@ -28,22 +28,22 @@ def write(folder, text=TWO):
     return path
 
 
-def cells_of(path, overrides=(), only="*"):
-    return study_cells(path, read_study(path), overrides, only)
+def planned(path, overrides=(), only="*"):
+    return study_runs_of(path, read_study(path), overrides, only)
 
 
 def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_axes(tmp_path):
-    text = TWO.replace("cells:\n", "set: {train.epochs: 2, optim.lr: 0.5}\ncells:\n")
+    text = TWO.replace("runs:\n", "set: {train.epochs: 2, optim.lr: 0.5}\ncells:\n")
     text = text.replace("  axes", "  set: {optim.lr: 0.25}\n  axes")
-    cells = cells_of(write(tmp_path, text), [("train.epochs", "3")])
-    recipes = [cell.recipe for cell in cells]
+    study_runs = planned(write(tmp_path, text), [("train.epochs", "3")])
+    recipes = [study_run.recipe for study_run in study_runs]
     assert [(r.model.channels, r.train.epochs, r.optim.lr) for r in recipes] == [(8, 3, 0.25), (16, 3, 0.25)]
-    assert [cell.name.rpartition("_")[0] for cell in cells] == [
+    assert [study_run.name.rpartition("_")[0] for study_run in study_runs] == [
         "digits-s_mixer_channels-8",
         "digits-s_mixer_channels-16",
     ]
-    assert [cell.name for cell in cells_of(write(tmp_path), only="*channels-16_*")] == [
-        cells_of(write(tmp_path))[1].name
+    assert [study_run.name for study_run in planned(write(tmp_path), only="*channels-16_*")] == [
+        planned(write(tmp_path))[1].name
     ]
     assert is_study(write(tmp_path))
     assert not is_study(ROOT / "recipes/digits/s_mixer.yaml")
@@ -51,9 +51,9 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
 
 def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
     path = write(tmp_path)
-    name = cells_of(path)[0].name
+    name = planned(path)[0].name
     for changes in ([("train.seed", "1")], [("data.path", "datasets/other")], [("train.max_steps", "5")]):
-        assert cells_of(path, changes)[0].name != name  # once, all of these were one folder
+        assert planned(path, changes)[0].name != name  # once, all of these were one folder
     for changes in (
         [("log.every", "1")],
         [("engine.kind", "fsdp")],
@@ -61,30 +61,30 @@ def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
         [("optim.lr", "0.001")],
     ):
         same = load_recipe(ROOT / "recipes/digits/s_mixer.yaml").optim.lr == 0.001 or changes[0][0] != "optim.lr"
-        assert (cells_of(path, changes)[0].name == name) is same
-    recipe = cells_of(path)[0].recipe
+        assert (planned(path, changes)[0].name == name) is same
+    recipe = planned(path)[0].recipe
     assert name.endswith(experiment_hash(recipe))
 
 
 def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
-    text = TWO.replace("cells:\n", "seeds: [3, 4]\ncells:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
-    cells = cells_of(write(tmp_path, text.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
-    drawn = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in cells]
+    text = TWO.replace("runs:\n", "seeds: [3, 4]\ncells:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
+    study_runs = planned(write(tmp_path, text.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
+    drawn = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
     assert drawn == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
-    assert len({cell.name for cell in cells}) == 4
+    assert len({study_run.name for study_run in study_runs}) == 4
 
 
 def test_lines_share_a_cell_that_is_the_same(tmp_path):
     entry = TWO[TWO.index("- label") : TWO.index("figure")]
-    cells = cells_of(write(tmp_path, TWO.replace("figure:", entry.replace("Normal", "Again") + "figure:")))
-    assert [cell.line for cell in cells] == ["Normal", "Normal", "Again", "Again"]
-    assert len(unique(cells)) == 2
+    study_runs = planned(write(tmp_path, TWO.replace("figure:", entry.replace("Normal", "Again") + "figure:")))
+    assert [study_run.line for study_run in study_runs] == ["Normal", "Normal", "Again", "Again"]
+    assert len(unique(study_runs)) == 2
 
 
 def test_joined_axes_vary_together_and_lines_are_labelled(tmp_path):
     axes = "{'model.channels, model.patch_size': [[8, 2], [16, 2]], model.depth: [1, 2]}\n  lines: [model.depth]"
-    cells = cells_of(write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes)))
-    assert [(c.recipe.model.channels, c.line) for c in cells] == [
+    study_runs = planned(write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes)))
+    assert [(c.recipe.model.channels, c.line) for c in study_runs] == [
         (8, "Normal, depth 1"),
         (8, "Normal, depth 2"),
         (16, "Normal, depth 1"),
@@ -97,8 +97,8 @@ def test_omega_gives_the_papers_pairs_and_widths():
     path = ROOT / "recipes/studies/figure5.yaml"
     study = read_study(path)
     study = study.model_copy(update={"seeds": [0]})
-    cells = [cell for cell in study_cells(path, study) if cell.panel == "CIFAR-10"]
-    mixers = [cell.recipe.model for cell in cells if cell.line == "Normal, 2^18"]
+    study_runs = [study_run for study_run in study_runs_of(path, study) if study_run.panel == "CIFAR-10"]
+    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "Normal, 2^18"]
     assert [(m.channels, m.tokens) for m in mixers] == [
         (16, 173),
         (32, 113),
@@ -107,12 +107,12 @@ def test_omega_gives_the_papers_pairs_and_widths():
         (113, 32),
         (173, 16),
     ]
-    mixers = [cell.recipe.model for cell in cells if cell.line == "RP, 2^21"]
+    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "RP, 2^21"]
     printed = [(16, 504), (32, 346), (64, 226), (226, 64), (346, 32), (504, 16)]
     assert [(m.channels, m.tokens) for m in mixers] == printed
-    mixers = [cell.recipe.model for cell in cells if cell.line == "Normal, 2^27"]
+    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "Normal, 2^27"]
     assert [(m.channels, m.tokens) for m in mixers] == [(128, 1386), (256, 904), (904, 256), (1386, 128)]
-    widths = [cell.recipe.model.width for cell in cells if cell.line == "SW-MLP"]
+    widths = [study_run.recipe.model.width for study_run in study_runs if study_run.line == "SW-MLP"]
     assert widths == [540, 612, 724, 935, 1619]
 
 
@@ -126,7 +126,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
     recipe = {"svhn": "svhn/mixer_gelu", "mnli": "mnli/transformer"}[name]
     axes = "{model.depth: [1, 4, 5000], model.channels: {weights: [131072, 262144]}}"
     text = TWO.replace("digits/s_mixer", recipe).replace("{model.channels: [8, 16]}", axes)
-    cells = cells_of(write(tmp_path, text))
+    study_runs = planned(write(tmp_path, text))
 
     def weights(model):
         with torch.device("meta"):
@@ -134,9 +134,9 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         blocks = network.encoder if name == "mnli" else network.blocks
         return sum(parameter.numel() for parameter in blocks.parameters())
 
-    assert [cell.recipe.model.depth for cell in cells] == [1, 1, 4, 4]
-    for cell, budget in zip(cells, [131072, 262144] * 2, strict=True):
-        model = cell.recipe.model
+    assert [study_run.recipe.model.depth for study_run in study_runs] == [1, 1, 4, 4]
+    for study_run, budget in zip(study_runs, [131072, 262144] * 2, strict=True):
+        model = study_run.recipe.model
         assert weights(model) <= budget < weights(model.model_copy(update={"channels": model.channels + unit}))
 
 
@@ -144,10 +144,10 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
     ("old", "new", "overrides", "only", "error_message"),
     [
         ("", "", [("model.channels", "8")], "*", "--model.channels: .* varies it"),
-        ("", "", [], "x*", "no cell is called x.; the first is digits-s_mixer_channels-8"),
-        ("[8, 16]", "[8, 8]", [], "*", r"cells.0 \(Normal\): the cell digits-s_mixer_channels-8_.* is duplicated"),
-        ("[8, 16]", "[]", [], "*", "cells.0: axes: model.channels: has no values"),
-        ("axes", "axis", [], "*", "cells.0.axis: .*did you mean axes"),
+        ("", "", [], "x*", "no run is called x.; the first is digits-s_mixer_channels-8"),
+        ("[8, 16]", "[8, 8]", [], "*", r"runs.0 \(Normal\): the run digits-s_mixer_channels-8_.* is duplicated"),
+        ("[8, 16]", "[]", [], "*", "runs.0: axes: model.channels: has no values"),
+        ("axes", "axis", [], "*", "runs.0.axis: .*did you mean axes"),
         ("claim", "clam", [], "*", "clam: .*did you mean claim"),
         ("model.channels", "model.chanels", [], "*", "model.chanels.*channels"),
         ("[8, 16]", "[8, 0]", [], "*", "model.channels"),
@@ -162,7 +162,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
 def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, overrides, only, error_message):
     path = write(tmp_path, TWO.replace(old, new, 1) if old else TWO)
     with pytest.raises(InputError, match=error_message) as found:
-        cells_of(path, overrides, only)
+        planned(path, overrides, only)
     assert "\n" not in str(found.value)
 
 
@@ -170,9 +170,9 @@ def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, ov
 def test_a_shipped_study_has_no_cell_twice_in_a_line(path):
     """Of its first seed: every recipe is valid, and no two points of a line are the same experiment."""
     study = read_study(path)
-    cells = study_cells(path, study.model_copy(update={"seeds": study.seeds[:1]}))
-    drawn = [(cell.panel, cell.line, cell.name) for cell in cells]
+    study_runs = study_runs_of(path, study.model_copy(update={"seeds": study.seeds[:1]}))
+    drawn = [(study_run.panel, study_run.line, study_run.name) for study_run in study_runs]
     assert len(set(drawn)) == len(drawn) > 0
     assert not study.measured or len(study.seeds) in (0, 1, 3, 4, 5)
-    for cell in cells[:1]:
-        model_cost(cell.recipe.model, cell.recipe.data.image_size, cell.recipe.data.num_classes)
+    for study_run in study_runs[:1]:
+        model_cost(study_run.recipe.model, study_run.recipe.data.image_size, study_run.recipe.data.num_classes)

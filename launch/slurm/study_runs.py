@@ -1,7 +1,7 @@
-"""The cells of a study as a job array, one line each in cells.tsv.
+"""The runs of a study as a job array, one line each in cells.tsv.
 
-A line is the cell's name, a copy of its recipe and its overrides, separated by tabs. The number of a line is the
-cell's index in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that cells
+A line is the run's name, a copy of its recipe and its overrides, separated by tabs. The number of a line is the
+run's index in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that runs
 of another recipe have other lines and other run folders.
 """
 
@@ -14,18 +14,18 @@ import yaml
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe, recipe_hash
-from widemix.studies.cell import Cell, yaml_text
+from widemix.studies.study_run import StudyRun, yaml_text
 
 TABLE = "cells.tsv"
 
 
-def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] = ()) -> list[Cell]:
-    """Return one cell for every combination of values.
+def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] = ()) -> list[StudyRun]:
+    """Return one run for every combination of values.
 
-    recipe: what all cells start from, with the overrides `shared` applied.
-    vary: `["train.seed=0,1", "model.kind=mixer"]` gives two cells.
+    recipe: what all runs start from, with the overrides `shared` applied.
+    vary: `["train.seed=0,1", "model.kind=mixer"]` gives two runs.
 
-    Raises `InputError` if a text is not of this form, the recipe of a cell is invalid, or a value is repeated.
+    Raises `InputError` if a text is not of this form, the recipe of a run is invalid, or a value is repeated.
     """
     axes = []
     for text in vary:
@@ -36,12 +36,12 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
     keys = [text.partition("=")[0] for text in vary]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"--vary {repeated[0]}: is given twice; list all its values in one --vary")
-    cells = [Cell(recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
-    names = [cell.name for cell in cells]
-    if duplicates := [cell for cell in cells if names.count(cell.name) > 1]:
+    study_runs = [StudyRun(recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
+    names = [study_run.name for study_run in study_runs]
+    if duplicates := [study_run for study_run in study_runs if names.count(study_run.name) > 1]:
         values = ", ".join(f"{key}={text}" for key, text in duplicates[0].own)
-        raise InputError(f"--vary: two cells have {values}")
-    return cells
+        raise InputError(f"--vary: two runs have {values}")
+    return study_runs
 
 
 def _values(text: str, option: str) -> list[str]:
@@ -61,25 +61,25 @@ def kept_path(folder: Path, recipe: Recipe) -> Path:
     return folder / "slurm" / f"recipe-{recipe_hash(recipe)}.yaml"
 
 
-def table_line(cell: Cell, folder: Path) -> str:
-    """Return the cell's line of the folder's cells.tsv, without the line break."""
-    overrides = (f"--{key}={value}" for key, value in cell.overrides)
-    return "\t".join([cell.name, str(kept_path(folder, cell.recipe)), *overrides])
+def table_line(study_run: StudyRun, folder: Path) -> str:
+    """Return the run's line of the folder's cells.tsv, without the line break."""
+    overrides = (f"--{key}={value}" for key, value in study_run.overrides)
+    return "\t".join([study_run.name, str(kept_path(folder, study_run.recipe)), *overrides])
 
 
-def merge(folder: Path, cells: Sequence[Cell]) -> list[str]:
-    """Return the lines of the folder's cells.tsv, with those of these cells replaced, or appended if they are new."""
+def merge(folder: Path, study_runs: Sequence[StudyRun]) -> list[str]:
+    """Return the lines of the folder's cells.tsv, with those of these runs replaced, or appended if they are new."""
     table = folder / TABLE
     lines = table.read_text().splitlines() if table.exists() else []
     known = {line.partition("\t")[0]: line for line in lines}
-    known |= {cell.name: table_line(cell, folder) for cell in cells}
+    known |= {study_run.name: table_line(study_run, folder) for study_run in study_runs}
     return list(known.values())
 
 
-def unfinished(folder: Path, lines: Sequence[str], cells: Sequence[Cell]) -> list[int]:
-    """Return the line numbers, from 1, of the cells that have not ended."""
+def unfinished(folder: Path, lines: Sequence[str], study_runs: Sequence[StudyRun]) -> list[int]:
+    """Return the line numbers, from 1, of the runs that have not ended."""
     numbers = {line.partition("\t")[0]: number for number, line in enumerate(lines, 1)}
-    return sorted(numbers[cell.name] for cell in cells if not cell.has_ended(folder))
+    return sorted(numbers[study_run.name] for study_run in study_runs if not study_run.has_ended(folder))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""A cell of a study: one run, of a recipe with some keys changed, in a folder of its own."""
+"""A run of a study: a recipe with some keys changed, trained in a separate folder."""
 
 import json
 import re
@@ -14,12 +14,12 @@ _LONGEST = 120  # characters of a folder's name before the hash
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyRun:
     """One run of a study.
 
     path: the recipe that it starts from.
     varied: the keys that tell its point from others, as `("section.key", "YAML value")`.
-    shared: overrides that all cells have, applied before `varied`.
+    shared: overrides that all runs have, applied before `varied`.
     panel, line: where its result is plotted.
     seed: its seed; None if the study has none. seeded: the keys that are set to it.
     chosen: the values that a search has chosen for its point, applied after `varied`. group: its entry of the study.
@@ -37,17 +37,17 @@ class Cell:
 
     @property
     def own(self) -> tuple[tuple[str, str], ...]:
-        """What tells it from other cells: the values of its point, those chosen for it, and its seed."""
+        """What tells it from other runs: the values of its point, those chosen for it, and its seed."""
         return (*self.varied, *self.chosen, *((key, str(self.seed)) for key in self.seeded))
 
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
-        """All changes of the recipe, those shared by all cells first."""
+        """All changes of the recipe, those shared by all runs first."""
         return (*self.shared, *self.own)
 
     @property
     def point(self) -> tuple:
-        """What cells that differ in their seed alone have in common."""
+        """What runs that differ in their seed alone have in common."""
         return (self.group, self.path, self.varied, self.panel, self.line)
 
     @cached_property
@@ -59,7 +59,7 @@ class Cell:
     def name(self) -> str:
         """Name of the run folder: the recipe's, the varied values, and a hash of the resolved recipe.
 
-        `[("model.depth", "2"), ("train.seed", "1")]` is `cifar10-s_mixer_depth-2_seed-1_9f2b6c01d4`. Cells of other
+        `[("model.depth", "2"), ("train.seed", "1")]` is `cifar10-s_mixer_depth-2_seed-1_9f2b6c01d4`. Runs of other
         recipes therefore have other folders, whatever they were started with.
         """
         words = [f"{self.path.resolve().parent.name}-{self.path.stem}"]
@@ -99,9 +99,9 @@ class Cell:
         return not run_differences(load_stored_recipe(run / "recipe.yaml"), self.recipe)
 
 
-def unique(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells to train: one of each name, since lines of a figure may share a cell."""
-    return list({cell.name: cell for cell in cells}.values())
+def unique(study_runs: Iterable[StudyRun]) -> list[StudyRun]:
+    """Return the runs to train: one of each name, since lines of a figure may share a run."""
+    return list({study_run.name: study_run for study_run in study_runs}.values())
 
 
 def yaml_text(value: object) -> str:
