@@ -32,7 +32,7 @@ from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, build_engine
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
-from widemix.recipe.train import LogSection
+from widemix.recipe.log import LogSection
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory

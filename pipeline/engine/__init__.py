@@ -14,7 +14,8 @@ from widemix.errors import InputError
 from widemix.models.drop_path import number_drop_paths
 from widemix.models.timm_methods import timm_method
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 
 def build_engine(

@@ -13,7 +13,8 @@ from widemix.distributed.topology import Topology
 from widemix.engine.torch_engine import TorchEngine
 from widemix.engine.torch_versions import without_buffer_sync
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 _DEFAULT_BUCKET_MB = EngineSection.model_fields["bucket_cap_mb"].default
 

@@ -24,7 +24,8 @@ from widemix.engine.state import State
 from widemix.engine.torch_versions import set_timeout
 from widemix.optim.build import build_optimizer
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 # Keys of DeepSpeed that have a place in the recipe, and that place.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}

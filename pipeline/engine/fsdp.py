@@ -26,7 +26,8 @@ from widemix.engine.torch_engine import TorchEngine
 from widemix.engine.torch_versions import set_timeout
 from widemix.errors import InputError
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 
 class FSDPEngine(TorchEngine):

@@ -27,7 +27,8 @@ from widemix.models.batch_last import by_c
 from widemix.models.batch_last.block import arrange
 from widemix.models.batch_last.layers import Block, features_of
 from widemix.native.build import cache_folder, compiled
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 _ROUNDS = 9
 _SECONDS = 0.1  # at most for one pass of a block on a CPU: there the batch is cut down to fit

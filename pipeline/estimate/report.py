@@ -16,7 +16,7 @@ from widemix.estimate.units import short, size
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.models.cost import model_cost
 from widemix.recipe import Recipe, check_world
-from widemix.recipe.train import EngineSection
+from widemix.recipe.engine import EngineSection
 
 ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
     ("DDP", "ddp", 0),

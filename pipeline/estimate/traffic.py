@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from widemix.estimate.hardware import LATENCY
 from widemix.estimate.network import Pass
-from widemix.recipe.train import EngineSection, TrainSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.train import TrainSection
 
 
 class Traffic(NamedTuple):

@@ -15,10 +15,13 @@ from widemix.models.section import ModelSection
 from widemix.optim.section import OptimSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import AnyDataSection, DataSection
+from widemix.recipe.engine import EngineSection
+from widemix.recipe.eval import EvalSection
 from widemix.recipe.faults import FaultsSection
+from widemix.recipe.log import LogSection
 from widemix.recipe.losses import LOSSES
 from widemix.recipe.schedule import ScheduleSection, exact
-from widemix.recipe.train import EngineSection, EvalSection, LogSection, TrainSection
+from widemix.recipe.train import TrainSection
 from widemix.section import Section
 
 

@@ -1,11 +1,11 @@
-"""Sections `train`, `engine`, `eval` and `log`."""
+"""Section `train`: length, batch, precision, loss, initial weights and checkpoints of a run."""
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from widemix.recipe.losses import LOSSES
-from widemix.section import Decay, OneOf, Positive, PositiveAmount, Seconds, Section, key
+from widemix.section import Decay, OneOf, Positive, PositiveAmount, Section, key
 
 
 def _is_range(text: object) -> object:
@@ -84,63 +84,3 @@ class TrainSection(Section):
     def micro_batch_size(self, world: int) -> int:
         """Samples that each of `world` ranks computes at once."""
         return self.global_batch // world // self.grad_accum_steps
-
-
-class EngineSection(Section):
-    """The engine that runs a training step on many ranks, and its options."""
-
-    kind: Literal["ddp", "fsdp", "deepspeed"] = key(
-        "ddp", "ddp: a replica on each rank; fsdp: sharded by block (FSDP2); deepspeed: ZeRO"
-    )
-    zero_stage: Literal[0, 1, 2, 3] = key(
-        1, "deepspeed: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights"
-    )
-    cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep the optimizer state in host memory, fsdp also the shards")
-    deepspeed_config: str | None = key(
-        None, "a DeepSpeed JSON for settings that recipes have no key for; contradicting the recipe is an error"
-    )
-    sharding: Literal["full", "hybrid"] = key(
-        "full", "fsdp: shards over all ranks; hybrid: over the ranks of a node, and every node has all shards"
-    )
-    bucket_cap_mb: Positive = key(25, "bucket size of ddp and ZeRO, in MB of gradients")
-    gradient_as_bucket_view: bool = key(True, "ddp: gradients are views of the buckets, which saves a copy of them")
-    static_graph: bool = key(False, "ddp: every step uses the same parameters in the same order")
-    reduce_dtype: Literal["fp32", "bf16"] = key(
-        "fp32", "dtype in which gradients are summed over ranks; with ZeRO also over micro-batches"
-    )
-    memory_layout: Literal["auto", "plain", "batch_last"] = key(
-        "auto",
-        "memory layout of the blocks of Mixers in training: plain: as written; batch_last: the images next to each "
-        "other in memory, where permutations move whole rows; auto: the faster, timed at the start; plain if "
-        "deterministic",
-    )
-    overlap_comm: bool = key(True, "ZeRO: communicate during the backward pass")
-    timeout_s: Seconds = key(1800, "timeout of collectives, in seconds")
-
-
-class EvalSection(Section):
-    """Evaluation during training."""
-
-    every_epochs: Positive = key(1, "epochs between evaluations; the last epoch is always evaluated")
-    every_minutes: PositiveAmount | None = key(
-        None, "evaluate only at the first of these epochs that ends so many minutes after the last evaluation"
-    )
-    batch_size: Positive = key(128, "samples per batch and rank")
-
-
-class LogSection(Section):
-    """What a run logs."""
-
-    every: Positive = key(50, "steps between lines of metrics.jsonl")
-    tensorboard: bool = key(True, "also write the metrics for TensorBoard, into the run folder")
-    wandb: bool = key(
-        False, "also send the metrics to Weights & Biases; WANDB_PROJECT and WANDB_MODE (offline) say where"
-    )
-    mlflow: bool = key(
-        False, "also send the metrics to MLflow; MLFLOW_TRACKING_URI says where (default: sqlite:///mlflow.db)"
-    )
-    block_norms: bool = key(False, "also log the gradient norm of each block, of the last step before a line")
-    mistakes: Annotated[int, Field(ge=0, le=256)] = key(
-        0, "misclassified images to show after each evaluation, with the confusion matrix; 0 is off"
-    )
-    images: Annotated[int, Field(ge=0, lt=2**31)] = key(32, "images in the grid of the first step; 0 is off")

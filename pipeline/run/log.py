@@ -6,7 +6,7 @@ from typing import Any
 
 from widemix.distributed.topology import Topology
 from widemix.recipe import Recipe
-from widemix.recipe.train import LogSection
+from widemix.recipe.log import LogSection
 from widemix.run.events import describe_event
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 from widemix.run.progress import Progress

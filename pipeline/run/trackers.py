@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.recipe import Recipe, flat_recipe
-from widemix.recipe.train import LogSection
+from widemix.recipe.log import LogSection
 
 NOT_METRICS = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"

@@ -7,7 +7,8 @@ not depend on it.
 import time
 
 from widemix.distributed.requests import Request
-from widemix.recipe.train import EvalSection, TrainSection
+from widemix.recipe.eval import EvalSection
+from widemix.recipe.train import TrainSection
 
 
 class Cadence:

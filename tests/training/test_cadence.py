@@ -3,7 +3,8 @@
 import pytest
 
 from widemix.distributed.requests import Request
-from widemix.recipe.train import EvalSection, TrainSection
+from widemix.recipe.eval import EvalSection
+from widemix.recipe.train import TrainSection
 from widemix.training import cadence
 from widemix.training.cadence import Cadence
 
