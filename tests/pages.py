@@ -6,8 +6,6 @@ from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemix.cli.parser import COMMANDS
-from widemix.command_line.arguments import Parser
 from widemix.errors import Exit
 from widemix.launch.slurm.study_runs import cross
 from widemix.recipe import load_recipe
@@ -35,15 +33,6 @@ class Block:
 def blocks(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     return [Block(language, text, reason or "") for reason, language, text in BLOCK.findall(page.read_text())]
-
-
-def parser() -> Parser:
-    """The parser of `widemix`."""
-    made = Parser(prog="widemix")
-    commands = made.add_subparsers(required=True)
-    for add in COMMANDS:
-        add(commands)
-    return made
 
 
 def check(arguments: Namespace) -> Exit:

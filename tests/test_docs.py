@@ -9,8 +9,9 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.forks import Forks, be_widemix
-from tests.pages import blocks, check, parser
+from tests.pages import blocks, check
 from widemix.cli import reference
+from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
@@ -56,7 +57,7 @@ def follow(page, folder, monkeypatch, capsys) -> None:
             if not block.reason:
                 run(folder, words, environ)
             elif words[0] == "widemix":
-                assert run_command(parser(), check, words[1:]) == 0, capsys.readouterr().err
+                assert run_command(make_parser(), check, words[1:]) == 0, capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

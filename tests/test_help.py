@@ -4,10 +4,13 @@ import argparse
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
 from tests.conftest import ROOT
+from widemix.cli import parser
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
 from widemix.command_line.arguments import Parser, describe_section
@@ -32,6 +35,22 @@ def test_help_is_one_screen_and_its_sections_have_the_other_options(name, monkey
     actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     options = [option for action in actions for option in action.option_strings]
     assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("name", parser.COMMANDS)
+def test_a_command_alone_is_as_among_the_others(name):
+    alone, among = (
+        {each.prog: each.format_help() for each in _commands(made)} for made in (make_parser(name), COMMANDS)
+    )
+    assert alone == {prog: text for prog, text in among.items() if prog.split()[1] == name}
+
+
+def test_a_command_does_not_import_the_others():
+    code = "from widemix.cli.parser import make_parser; import sys; make_parser('train'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert "widemix.cli.train" in modules
+    assert not {"widemix.cli.study", "widemix.cli.bench", "widemix.cli.prep"} & {*modules}
 
 
 def test_examples_in_help_parse(monkeypatch):

@@ -20,7 +20,7 @@ def main() -> None:
         tune_garbage_collector()
         from widemix.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too
 
-        code = run_command(make_parser())
+        code = run_command(make_parser(only=sys.argv[1] if len(sys.argv) > 1 else None))
         if os.environ.get("RANK"):
             exit_rank(code)
     except KeyboardInterrupt:

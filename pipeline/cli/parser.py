@@ -3,31 +3,32 @@
 A command imports what it needs when it runs, so that help and errors are printed without delay.
 """
 
+from importlib import import_module
 from importlib.metadata import version
 
-from widemix.cli import analyse, bench, listing, machine, predict, prep, prepared, report, runs, study, submit, train
 from widemix.command_line.arguments import Parser, accept_local_rank
 
-COMMANDS = (
-    prep.add_prep,
-    prep.add_join,
-    prepared.add_adopt,
-    prepared.add_verify,
-    prepared.add_stage,
-    train.add_train,
-    runs.add_eval,
-    predict.add_predict,
-    runs.add_export,
-    runs.add_push,
-    listing.add_runs,
-    report.add_report,
-    submit.add_submit,
-    study.add_study,
-    analyse.add_analyse,
-    bench.add_bench,
-    machine.add_cost,
-    machine.add_doctor,
-)
+# The commands in the order of the help; in which module of `widemix.cli` which function adds them to a parser.
+COMMANDS = {
+    "prep": "prep.add_prep",
+    "join": "prep.add_join",
+    "adopt": "prepared.add_adopt",
+    "verify": "prepared.add_verify",
+    "stage": "prepared.add_stage",
+    "train": "train.add_train",
+    "eval": "runs.add_eval",
+    "predict": "predict.add_predict",
+    "export": "runs.add_export",
+    "push": "runs.add_push",
+    "runs": "listing.add_runs",
+    "report": "report.add_report",
+    "submit": "submit.add_submit",
+    "study": "study.add_study",
+    "analyse": "analyse.add_analyse",
+    "bench": "bench.add_bench",
+    "cost": "machine.add_cost",
+    "doctor": "machine.add_doctor",
+}
 
 
 EXAMPLES = """widemix prep digits --to datasets/digits        prepare a dataset, once
@@ -35,8 +36,8 @@ widemix train digits/rp_mixer --run-dir runs/a  train a recipe; the same command
 widemix eval runs/a                             evaluate its newest checkpoint"""
 
 
-def make_parser() -> Parser:
-    """Return the parser of all commands."""
+def make_parser(only: str | None = None) -> Parser:
+    """Return the parser of all commands; of one alone, without importing the others, where `only` is its name."""
     parser = Parser(
         prog="widemix",
         description="Train MLP-Mixers and other wide, sparse networks. `widemix COMMAND --help` describes a command.",
@@ -45,6 +46,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"widemix {version('widemix')}")
     accept_local_rank(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in COMMANDS:
-        add(commands)
+    for name in [only] if only in COMMANDS else COMMANDS:
+        module, _, function = COMMANDS[name].partition(".")
+        getattr(import_module(f"widemix.cli.{module}"), function)(commands)
     return parser

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.pages import parser
+from widemix.cli.parser import make_parser
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from widemix.launch import pod as launched
 from widemix.recipe import check_world, load_recipe
@@ -52,7 +52,7 @@ def containers() -> list[tuple[dict, int]]:
 def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
     for container, ranks in containers():
         assert container["command"] == ["python3", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
-        arguments = parser().parse_args(["train", *container["args"]])
+        arguments = make_parser().parse_args(["train", *container["args"]])
         assert ranks == 128
         check_world(load_recipe(ROOT / arguments.recipe), ranks)
 

@@ -7,7 +7,8 @@ import pytest
 from torch.distributed.run import parse_args
 
 from tests.conftest import ROOT
-from tests.pages import check, parser
+from tests.pages import check
+from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 
 PAGE = (ROOT / "launch" / "README.md").read_text()
@@ -20,7 +21,7 @@ OURS = [match[1] for line in CODE if (match := PROGRAM.search(line))]
 def test_a_command_is_valid(words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
-    assert run_command(parser(), check, given) == 0, capsys.readouterr().err
+    assert run_command(make_parser(), check, given) == 0, capsys.readouterr().err
 
 
 def test_torchrun_accepts_its_options():
