@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     import widemix.engine.ddp
     import widemix.engine.deepspeed
     import widemix.engine.fsdp
-    import widemix.engine.kernels
+    import widemix.engine.memory_layout
     import widemix.estimate.utilisation
     import widemix.evaluation.assessment
     import widemix.launch.local

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -68,13 +69,24 @@ def test_a_network_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
     analyses = ("cka nowhere nowhere", "spectrum nowhere", "weights nowhere", "pixels nowhere", "filters nowhere")
     commands = ["eval nowhere", f"predict nowhere {tmp_path}", "bench inference nowhere"]
     (tmp_path / "a.png").touch()
-    for words in [*commands, *(f"analyse {analysis} --json x.json" for analysis in analyses)]:
-        program = "import sys; from widemix.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
-        answer = subprocess.run(
-            [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, cwd=ROOT, check=False
-        )
-        assert answer.returncode == 2, answer.stderr
-        assert "nowhere: no such run or checkpoint folder; give a run" in answer.stderr
+    program = """
+        import sys
+        from widemix.cli import main
+        for words in sys.argv[1:]:
+            sys.argv[1:] = words.split()
+            try:
+                main()
+            except SystemExit as end:
+                assert end.code == 2, end.code
+        assert "torch" not in sys.modules
+    """
+    words = [*commands, *(f"analyse {analysis} --json x.json" for analysis in analyses)]
+    start = [sys.executable, "-c", textwrap.dedent(program), *words]
+    answer = subprocess.run(start, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert answer.returncode == 0, answer.stderr
+    lines = answer.stderr.splitlines()
+    assert len(lines) == len(words)
+    assert all("nowhere: no such run or checkpoint folder; give a run" in line for line in lines)
 
 
 def test_data_that_is_not_there(train, tmp_path):
