@@ -22,7 +22,6 @@ with warnings.catch_warnings():
     import widemix.estimate.utilisation
     import widemix.evaluation.assessment
     import widemix.launch.local
-    import widemix.models.unused
     import widemix.report.page
     import widemix.trainer
     import widemix.training.finetune
