@@ -22,7 +22,7 @@ from widemix.recipe.files import find_study
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 
-SCRIPT = Path(__file__).with_name("train.sbatch")
+SCRIPT = Path(__file__).resolve().with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
 _CLOSED = ("PartitionDown", "PartitionInactive")
 

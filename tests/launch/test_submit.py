@@ -601,7 +601,7 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert parsed.rdzv_endpoint == endpoint
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
-    assert (parsed.training_script, parsed.training_script_args) == ("widemix", "train", ["r.yaml"])
+    assert (parsed.training_script, parsed.training_script_args) == ("widemix", ["train", "r.yaml"])
 
 
 def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
