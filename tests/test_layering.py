@@ -33,6 +33,7 @@ LAYERS = [
     ["widemix.data"],
     ["widemix.engine"],
     ["widemix.run"],
+    ["widemix.plots"],
     ["widemix.training"],
     ["widemix.evaluation"],
     ["widemix.estimate", "widemix.doctor"],

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from widemix.analysis.figures import COLORS, label, new_figure, styled
 from widemix.errors import InputError
 from widemix.models.block_diagonal import GroupedLinear
 from widemix.models.mixer.network import Mixer, MixerBlock
 from widemix.models.pk import MixingLayer, weigh
 from widemix.models.sw_mlp.network import SwMlp, SwMlpBlock
 from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.plots.style import COLORS, label, new_figure, styled
 
 
 class TooLargeError(InputError):

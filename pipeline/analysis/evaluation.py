@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from widemix.analysis.figures import COLORS, label, literal, new_figure, styled
 from widemix.evaluation.assessment import BINS, Assessment, Details
+from widemix.plots.style import COLORS, label, literal, new_figure, styled
 
 NAMED = 40  # classes whose names fit
 

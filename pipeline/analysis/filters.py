@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from widemix.analysis.figures import label, new_figure, styled
 from widemix.errors import InputError
 from widemix.models.permutation import Permute
+from widemix.plots.style import label, new_figure, styled
 
 _TOKEN_MIXINGS = ("mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens")  # of our networks, and timm's
 

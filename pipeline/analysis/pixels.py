@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from widemix.analysis.figures import COLORS, label, new_figure, styled
 from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
 from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import Network
+from widemix.plots.style import COLORS, label, new_figure, styled
 from widemix.recipe.data import DataSection
 
 ORDERS = {"original": "original", "patches": "patches, and pixels within patches", "all": "all pixels"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from widemix.analysis.figures import new_figure, styled
+from widemix.plots.style import new_figure, styled
 
 RESTARTS = 8  # of the left side, whose loss is not convex
 

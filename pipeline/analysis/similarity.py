@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 
 from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from widemix.analysis.figures import COLORS, heat_map, label, new_figure, short_names, styled
 from widemix.data.loader import EvalLoader
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
 from widemix.evaluation.networks import Network
 from widemix.formats.manifest import read_manifest
 from widemix.models.cost import model_cost
+from widemix.plots.style import COLORS, heat_map, label, new_figure, short_names, styled
 from widemix.recipe.data import AnyDataSection, DataSection
 from widemix.tally import Tally
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from widemix.analysis.figures import COLORS, new_figure, styled
 from widemix.analysis.spectrum import marchenko_pastur_edge, singular_values, sparse_edge
+from widemix.plots.style import COLORS, new_figure, styled
 
 
 def masked_gaussian(rows: int, columns: int, density: float, random: np.random.Generator) -> scipy.sparse.csr_array:

@@ -9,11 +9,11 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
-from widemix.analysis.figures import label, new_figure, styled
 from widemix.analysis.spectrum import LayerSpectrum, spectra
 from widemix.errors import InputError
 from widemix.evaluation.networks import Network, initial_module, load_network, of_recipe
 from widemix.models.registry import empty_inputs
+from widemix.plots.style import label, new_figure, styled
 from widemix.run.checkpoint import complete_checkpoints
 
 LINES = ("-", "--", ":", "-.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.metrics import METRICS, metric_heading, show_metric
-from widemix.report.chart import MOST, Series, line_chart
+from widemix.plots.chart import MOST, Series, line_chart
 from widemix.report.parts import chip, formatted, named, section, table
 from widemix.report.run import ReportedRun, is_number
 from widemix.run.listing import differing_keys

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from widemix.report.chart import STYLES
+from widemix.plots.chart import STYLES
 from widemix.report.run import ReportedRun
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.studies.figure import save
+from widemix.plots.style import save
 
 DOMINANCE = math.log2(3)  # 1.585: how many times deeper Mixers may be and still be dominated (proposition 5.10)
 

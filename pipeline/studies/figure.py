@@ -1,12 +1,11 @@
 """The figure of a study: a panel for each data set, a line with error bars for each entry, and published points."""
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from widemix.files import atomic_write
+from widemix.plots.style import save
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
 from widemix.studies.study import Study
@@ -41,15 +40,6 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     _add_legend(figure, axes)
     save(figure, paths)
     plt.close(figure)
-
-
-def save(figure: Any, paths: Sequence[Path]) -> None:
-    """Write a figure of matplotlib into files, each in the format of its suffix; the same figure, the same bytes."""
-    for path in paths:
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
-        atomic_write(path, buffer.getvalue())
 
 
 def _plot_panel(ax: Any, lines: dict[str, list[Point]], study: Study) -> None:

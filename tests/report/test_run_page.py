@@ -12,8 +12,8 @@ from PIL import Image
 
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.plots.chart import Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe
-from widemix.report.chart import Series, line_chart, thinned, tick_labels, ticks
 from widemix.run.listing import metrics
 
 EVIL = "<script>alert('x')</script>\"'&"

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 
-from widemix.analysis.figures import add_to_tensorboard, as_png, new_figure
+from widemix.plots.style import add_to_tensorboard, as_png, new_figure
 from widemix.recipe import load_recipe
 from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter

@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from widemix.analysis.evaluation import plot_confusion
-from widemix.analysis.figures import as_png, label
 from widemix.evaluation.assessment import Assessment, Details
+from widemix.plots.style import as_png, label
 
 DETAILS = Details([[1, 0], [1, 0]], [100.0, 0.0], [], 0.0)
 

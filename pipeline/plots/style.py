@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from widemix.errors import InputError
+from widemix.files import atomic_write
 from widemix.run import checkpoint
 from widemix.run.lock import hold
 
@@ -50,6 +51,15 @@ def as_png(figure: Figure) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is shown as a box
         figure.savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
+
+
+def save(figure: Any, paths: Sequence[Path]) -> None:
+    """Write a figure of matplotlib into files, each in the format of its suffix; the same figure, the same bytes."""
+    for path in paths:
+        buffer = io.BytesIO()
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
+        atomic_write(path, buffer.getvalue())
 
 
 def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:

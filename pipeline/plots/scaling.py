@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from widemix.bench.scale import PARTS
-
 COLOURS = ("#3b6ea8", "#c8553d", "#e0a458", "#9aa5b1")
 
 
-def plot_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
+def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str], file: Path) -> None:
     """Plot images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
     import matplotlib
 
@@ -34,7 +32,7 @@ def plot_scale(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
     places = range(len(rows))
     below = [0.0] * len(rows)
-    for part, colour in zip(PARTS, COLOURS, strict=True):
+    for part, colour in zip(parts_of_step, COLOURS, strict=True):
         heights = [1e3 * row[part] for row in rows]
         parts.bar(places, heights, 0.6, bottom=below, color=colour, label=part)
         below = [a + b for a, b in zip(below, heights, strict=True)]
