@@ -24,7 +24,7 @@ SUFFIXES = (
     ".ppm",
     ".pgm",
 )
-HEAD = 32  # bytes, by which formats are told
+HEAD = 32  # bytes, by which formats are recognised
 FORMATS = re.compile(
     rb"\xff\xd8\xff"  # JPEG
     rb"|\x89PNG\r\n\x1a\n"

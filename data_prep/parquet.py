@@ -112,7 +112,7 @@ class _File(NamedTuple):
 def read(origin: Path) -> Dataset:
     """The splits whose files `*.parquet` are in `origin`, in the order of the files' names and of their rows.
 
-    A file's split is told by its path, as in `split_of`. Labels are -1 where there are none, as in the test
+    A file's split follows from its path, as in `split_of`. Labels are -1 where there are none, as in the test
     split of imagenet-1k. Raises `InputError` for files that are damaged, or lack a column of images or labels.
     """
     listed = {

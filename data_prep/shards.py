@@ -1,4 +1,4 @@
-"""The splits of datasets that are spread over many files, told by words in the files' paths."""
+"""The splits of datasets that are spread over many files, recognised by words in the files' paths."""
 
 import os
 import re

@@ -46,7 +46,7 @@ class TarImages(Sequence[Sample]):
 def read(origin: Path) -> Dataset:
     """The splits whose shards are in `origin`, in the order of the shards' names and of their members.
 
-    A shard's split is told by its path, as in `split_of`. Class names are the lines of `classes.txt`, by default
+    A shard's split follows from its path, as in `split_of`. Class names are the lines of `classes.txt`, by default
     the labels. Raises `InputError` for damaged shards.
     """
     splits = {split: _images(origin, tars) for split, tars in find_shards(origin, ".tar").items()}

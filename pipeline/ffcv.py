@@ -10,7 +10,7 @@ Batches equal those of `widemix.Loader`, bit for bit, for the same seed, epoch a
 stand between these. A file of `widemix prep` has a third field, which `"segments": None` leaves out. What FFCV makes
 impossible: an error within a batch cannot reach the training loop, which would wait for ever, so a damaged image
 is black, with a warning; batches are overwritten after some more, so copy those that you keep; and there is no mixup
-or CutMix, because an operation is not told the step.
+or CutMix, because an operation does not know the step.
 
 FFCV must be installed: `pip install 'widemix[ffcv]'`.
 """

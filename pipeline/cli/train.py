@@ -43,7 +43,7 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         return _train_rank(arguments)
-    recipe = load_from_arguments(arguments)  # first: a wrong one is told before torch is imported
+    recipe = load_from_arguments(arguments)  # first: a wrong one is reported before torch is imported
     check_least(arguments, 1, "ranks")
     ranks = arguments.ranks or _count_gpus()
     check_world(recipe, ranks)
@@ -118,7 +118,7 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
     note_process(restarted=has_rank_status())
     remove_earlier_statuses()
     write_rank_status(None)
-    recipe = match_folder(load_from_arguments(arguments))  # what is wrong is told before torch is imported
+    recipe = match_folder(load_from_arguments(arguments))  # what is wrong is reported before torch is imported
     from widemix.trainer import train
 
     return train(

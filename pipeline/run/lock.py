@@ -85,14 +85,14 @@ def _wait_for(folder: Path, take: Callable[[], bool], holder: Callable[[], tuple
 
     holder: who holds the folder, and whether waiting for them is in vain.
     """
-    deadline, told = time.monotonic() + wait_s, False
+    deadline, announced = time.monotonic() + wait_s, False
     while not take():
         who, in_vain = holder()
         if in_vain or time.monotonic() > deadline:
             raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
-        if not told:
+        if not announced:
             print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
-            told = True
+            announced = True
         time.sleep(min(1.0, wait_s / 15))
 
 
