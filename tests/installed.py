@@ -101,17 +101,18 @@ def main(root: Path) -> int:
     from PIL import Image
 
     import widemix
+    from widemix.cli.parser import make_parser
     from widemix.command_line.commands import run_command
 
     assert not Path(widemix.__file__).resolve().is_relative_to(root)
     assert timm.is_model("rp_mixer_b16_224")  # with `import widemix` alone
     wrong: list[str] = []
     helpers = runpy.run_path(str(root / "tests/pages.py"), run_name="pages")
-    blocks, check, parser = (helpers[name] for name in ("blocks", "check", "parser"))
+    blocks, check = helpers["blocks"], helpers["check"]
     Path("images").mkdir()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("images/black.png")
     for words in FOLLOWED:
-        attempt(wrong, f"widemix {words}", lambda words=words: run_command(parser(), argv=words.split()))
+        attempt(wrong, f"widemix {words}", lambda words=words: run_command(make_parser(), argv=words.split()))
     attempt(wrong, "timm", lambda: timm.create_model("local-dir:exported", pretrained=True) is None)
     sys.path.insert(0, "")  # the plug-ins of the pages
     for page in pages(root):
@@ -126,7 +127,7 @@ def main(root: Path) -> int:
             if match := re.match(r"# (\w+\.(?:py|yaml))\n", block.text):
                 Path(match[1]).write_text(block.text)
         for words in commands_in(page):
-            attempt(wrong, f"{where}: {words}", lambda words=words: run_command(parser(), check, words))
+            attempt(wrong, f"{where}: {words}", lambda words=words: run_command(make_parser(), check, words))
     for path in (*sorted((root / "examples").glob("*.py")), root / "examples/look_inside.ipynb"):
         for code in cells(path) if path.suffix == ".ipynb" else [path.read_text()]:
             for name in names_in(code):
