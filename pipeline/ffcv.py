@@ -107,7 +107,7 @@ def resume(loader: Any, epoch: Epoch, step: Whole) -> None:
 
 
 class _Keyed(Operation):
-    """An operation that samples by (seed, epoch, sample)."""
+    """An operation whose random numbers are a function of (seed, epoch, sample)."""
 
     order: Order
 
@@ -118,7 +118,7 @@ class _Keyed(Operation):
         if order is None or order.loader.reader.metadata is not metadata.base:
             name = type(self).__name__
             raise InputError(
-                f"widemix.ffcv.{name} samples by epoch: give the loader order=widemix.ffcv.Order(seed=...)"
+                f"widemix.ffcv.{name} is random by epoch: give the loader order=widemix.ffcv.Order(seed=...)"
             )
         self.order = order
 

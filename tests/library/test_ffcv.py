@@ -140,7 +140,7 @@ def test_centre_crops_are_our_evaluations(folder: Path) -> None:
 
 def test_operations_that_draw_want_our_order(folder: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"RandomResizedCrop draws by epoch: give the loader order=widemix\.ffcv\.Order"
+        ValueError, match=r"RandomResizedCrop is random by epoch: give the loader order=widemix\.ffcv\.Order"
     ):
         ffcv_loader(folder, ToTensor(), order=OrderOption.RANDOM)
     with pytest.raises(ValueError, match="place it after Normalize"):
