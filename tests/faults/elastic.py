@@ -34,5 +34,6 @@ def _torchrun(world: int, restarts: int, words: tuple[str, ...]) -> None:
 def _rank(*words: str) -> None:
     from widemix.command_line import commands
 
-    commands.exit_rank = lambda code: os._exit(code) if code else None  # the agent waits for what the function returns
+    # The agent waits for what the function returns.
+    commands.exit_rank = lambda code: os._exit(code) if code else None
     train_with(*words)
