@@ -30,7 +30,6 @@ COMMANDS = {
     "doctor": "machine.add_doctor",
 }
 
-
 EXAMPLES = """widemix prep digits --to datasets/digits        prepare a dataset, once
 widemix train digits/rp_mixer --run-dir runs/a  train a recipe; the same command resumes
 widemix eval runs/a                             evaluate its newest checkpoint"""

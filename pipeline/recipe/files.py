@@ -58,9 +58,10 @@ def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str, stored: b
     origin = dict.fromkeys(_leaves(merged), path)
     known = keys()
     for name, text in overrides:
-        warn_renamed(name, "the command line")
-        _override(merged, current_name(name), text, known)
-        origin[current_name(name)] = "the command line"
+        now = current_name(name)
+        warn_renamed(name, now, "the command line")
+        _override(merged, now, text, known)
+        origin[now] = "the command line"
     return parse_recipe(merged, origin, default_origin=path)
 
 

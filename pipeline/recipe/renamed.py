@@ -57,18 +57,17 @@ def rename_keys(values: Mapping[str, Any], place: str | None) -> dict[str, Any]:
                 raise InputError(f"{place or 'recipe'}: {old} and {new} are one key; remove {old}, its old name")
             renamed[section] = {now if name == leaf else name: value for name, value in keys.items()}
             if place is not None:
-                warn_renamed(old, place)
+                warn_renamed(old, new, place)
     return renamed
 
 
-def warn_renamed(old: str, place: str) -> None:
-    """Print once in this process and those that it starts, on rank 0, that a key has another name now."""
+def warn_renamed(old: str, new: str, place: str) -> None:
+    """Print once in this process and those that it starts, on rank 0, that a key has another name now, if it has."""
     warned = os.environ.get(_WARNED, "").split()
-    names = RENAMED | {"cells": "runs"}  # the key of a study file
-    if old in names and old not in warned:
+    if old != new and old not in warned:
         os.environ[_WARNED] = " ".join([*warned, old])
         if os.environ.get("RANK", "0") == "0":
             print(
-                f"warning: {place}: {old} is now called {names[old]}; the next release does not read the old name",
+                f"warning: {place}: {old} is now called {new}; the next release does not read the old name",
                 file=sys.stderr,
             )

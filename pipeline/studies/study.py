@@ -163,7 +163,7 @@ def read_study(path: Path) -> Study:
     try:
         values = read_yaml(path)
         if isinstance(values, dict) and "cells" in values and "runs" not in values:
-            warn_renamed("cells", str(path))
+            warn_renamed("cells", "runs", str(path))
             values = {"runs" if name == "cells" else name: value for name, value in values.items()}
         if isinstance(values, dict) and "runs" not in values and values.keys() & {"extends", "model", "train"}:
             raise InputError(f"{path}: is a recipe, not a study; {command('train', path)} trains it")
@@ -218,7 +218,7 @@ def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
     for name in (*study.set, *group.set, *varies):
-        warn_renamed(name, str(path))
+        warn_renamed(name, current_name(name), str(path))
     if conflicts := [name for name, _ in overrides if current_name(name) in set(map(current_name, varies))]:
         raise InputError(f"--{conflicts[0]}: {path} varies it")
     constant = [(name, yaml_text(value)) for name, value in {**study.set, **group.set}.items()]
