@@ -52,20 +52,20 @@ test-cluster: setup
 nights: setup
 	@$(CLUSTER)
 	.venv/bin/python -m widemix prep digits --to runs/nights/digits
-	.venv/bin/python -m tests.launch.nights runs/nights/digits "runs/nights/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
+	.venv/bin/python -m tests.stress.nights runs/nights/digits "runs/nights/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 chaos: setup
 	.venv/bin/python -m widemix prep digits --to runs/chaos/digits
-	.venv/bin/python -m tests.faults.chaos runs/chaos/digits "runs/chaos/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
+	.venv/bin/python -m tests.stress.chaos runs/chaos/digits "runs/chaos/$$(date +%Y%m%d-%H%M%S)" --minutes 60 $(ARGS)
 
 mutants: setup
-	.venv/bin/python -m tests.mutants $(ARGS)
+	.venv/bin/python -m tests.stress.mutants $(ARGS)
 
 soak: setup
-	.venv/bin/python -m tests.data.soak $(ARGS)
+	.venv/bin/python -m tests.stress.soak $(ARGS)
 
 fuzz: setup
-	.venv/bin/python -m tests.native.fuzz $(ARGS)
+	.venv/bin/python -m tests.stress.fuzz $(ARGS)
 
 check: setup
 	.venv/bin/python -m ruff check .

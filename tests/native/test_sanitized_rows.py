@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.native.fuzz import FLAGS, SANITIZERS
+from tests.stress.fuzz import FLAGS, SANITIZERS
 from widemix.native.build import SOURCES
 
 SCRIPT = """

@@ -11,8 +11,8 @@ import torch
 from timm.optim import param_groups_layer_decay
 
 import widemix  # noqa: F401  puts our names into timm's registry
-from tests.optim.whole_registry import compare_with_timm
 from tests.sections import train_section
+from tests.stress.whole_registry import compare_with_timm
 from widemix.errors import InputError
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.build import build_optimizer, set_rate
@@ -26,7 +26,7 @@ from widemix.training.schedule import build_run_schedule, build_schedule
 
 @pytest.mark.parametrize("name", [timm.list_models(module=module)[0] for module in timm.list_modules()])
 def test_groups_are_timms(name):
-    """One network of each of timm's modules, ours among them; `python -m tests.optim.whole_registry` takes all."""
+    """One network of each of timm's modules, ours among them; `python -m tests.stress.whole_registry` takes all."""
     compare_with_timm(name)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.conftest import train_lines
 from tests.engine.plain import plain_loop
-from tests.faults.chaos import short, undisturbed
 from tests.faults.ranks import ranks
+from tests.stress.chaos import short, undisturbed
 from widemix.data.loader import TrainLoader
 from widemix.distributed.topology import read_topology
 from widemix.models.registry import build_model

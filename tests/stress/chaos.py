@@ -1,4 +1,4 @@
-"""`python -m tests.faults.chaos DATA FOLDER [--minutes N] [--seed N]`: runs disturbed in every way, in turns.
+"""`python -m tests.stress.chaos DATA FOLDER [--minutes N] [--seed N]`: runs disturbed in every way, in turns.
 
 After each disturbance the run is started again on another number of ranks, in the end left in peace. It must then be
 complete, and its curve that of a run which nothing ever disturbed: each step once, each loss the same. DATA are the
@@ -148,7 +148,7 @@ def kill_often(data: Path, run: Path, kills: int) -> None:
 
 
 def short(data: Path, folder: Path, clean: Path) -> None:
-    """A round for each engine, while one run hangs; and the runs that tests/faults/test_chaos.py checks."""
+    """A round for each engine, while one run hangs; and the runs that tests/stress/test_chaos.py checks."""
     hangs = ranks(2, "loader@5:1", data, folder / "hangs", *OPTIONS, "--faults.hang_timeout_s", "30")
     for engine in ("ddp", "ZeRO 1"):
         elastic(Disturbed(data, folder / engine.replace(" ", "-")), engine, clean)

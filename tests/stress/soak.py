@@ -1,6 +1,6 @@
 """A long run of training data: ranks killed at random, changing world sizes, every image checked by its hash.
 
-    python -m tests.data.soak --minutes 60
+    python -m tests.stress.soak --minutes 60
 
 Groups of 1, 2 or 4 rank processes read on from the last step that all ranks of the group before had consumed, until
 they are killed at any point. Another process, which is never killed, reads each epoch alone, and drops some iterators

@@ -1,6 +1,6 @@
 """Damaged and intact JPEGs through the C code, built with sanitizers, against libjpeg alone: see fuzz.c.
 
-python -m tests.native.fuzz --cases 100000
+python -m tests.stress.fuzz --cases 100000
 """
 
 import argparse

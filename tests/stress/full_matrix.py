@@ -1,4 +1,4 @@
-"""The whole product of the matrix, by hand: `python -m tests.engine.full_matrix --to cells.jsonl [--cells 1000]`.
+"""The whole product of the matrix, by hand: `python -m tests.stress.full_matrix --to cells.jsonl [--cells 1000]`.
 
 It runs the cells in a random order, the same each time, on two ranks that are started anew after a fault, and
 appends a line for each to the file. The same command goes on where it was interrupted. It ends with the counts, and

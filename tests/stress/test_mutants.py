@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from tests.conftest import ROOT
-from tests.mutants.mutations import mutated, read_mutations
+from tests.stress.mutants.mutations import mutated, read_mutations
 
 
 def test_nearly_all_mutations_change_their_file_and_all_name_tests():

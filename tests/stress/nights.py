@@ -1,4 +1,4 @@
-"""`python -m tests.launch.nights DATA FOLDER [--minutes N] [--seed N]`: jobs on a Slurm that is disturbed at random.
+"""`python -m tests.stress.nights DATA FOLDER [--minutes N] [--seed N]`: jobs on a Slurm that is disturbed at random.
 
 Four nodes, each with a network of its own, and a disk for the runs. In each round a job of two nodes, or of all four
 that may lose two, is disturbed up to four times: a rank or a node is killed, a node drained or cut off, the disk
@@ -22,9 +22,9 @@ from pathlib import Path
 import psutil
 
 from tests.conftest import ROOT, SMALL, train_lines
-from tests.faults.chaos import assert_same_steps, parse_arguments
 from tests.launch.hosts import Hosts
 from tests.launch.slurm import Slurm, job_of, log_of, summaries
+from tests.stress.chaos import assert_same_steps, parse_arguments
 from widemix.errors import Exit
 
 LAST, TOLERANCE = 200, 1e-4

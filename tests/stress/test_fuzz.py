@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from tests.native.fuzz import MACHINES, build, run
+from tests.stress.fuzz import MACHINES, build, run
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["portable", "native"])

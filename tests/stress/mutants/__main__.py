@@ -1,8 +1,8 @@
 """Breaks the code on purpose, in one place at a time, and reports which breaks the tests notice.
 
-    python -m tests.mutants [WORD ...] [--jobs N]
+    python -m tests.stress.mutants [WORD ...] [--jobs N]
 
-Each mutation of tests/mutants/*.yaml is applied to a copy of the checkout, in which its tests must then fail;
+Each mutation of tests/stress/mutants/*.yaml is applied to a copy of the checkout, in which its tests must then fail;
 without any mutation they must pass. WORDs choose the mutations whose file or title contains one of them. Ends with 1
 if a mutation survived, or is refused because its line has changed.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.conftest import ROOT
-from tests.mutants.mutations import Mutation, mutated, read_mutations
+from tests.stress.mutants.mutations import Mutation, mutated, read_mutations
 
 TIMEOUT_S = 600  # a mutation may make the tests hang
 OUTCOMES = {0: "passed", 1: "failed"}  # by pytest's exit code

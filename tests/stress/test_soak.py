@@ -1,4 +1,4 @@
-"""The short form of tests/data/soak.py, in a process whose memory and children are its own."""
+"""The short form of tests/stress/soak.py, in a process whose memory and children are its own."""
 
 import os
 import re
@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_kills_and_other_worlds_change_no_image():
-    command = [sys.executable, "-m", "tests.data.soak", "--minutes", "0", "--groups", "5", "--seed", "1"]
+    command = [sys.executable, "-m", "tests.stress.soak", "--minutes", "0", "--groups", "5", "--seed", "1"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
