@@ -8,15 +8,16 @@
 # make nights  an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
 #              ARGS='--minutes 10 --seed 3' makes it another
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
-# make mutants breaks the code in a hundred places, one at a time, and names the breaks that no test notices: an hour
-#              on two cores; ARGS='schedule.py' only those of one file
+# make mutants breaks the code in 300 random places, one at a time, and lists the breaks that no test notices: an hour on
+#              two cores, and once that of make test; ARGS='--seed 3 --count 500 --only studies' breaks others
+# make known-mutants   the same in the hundred places where it was broken before; ARGS='schedule.py' only those of one file
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants check setup
+.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -60,6 +61,9 @@ chaos: setup
 
 mutants: setup
 	.venv/bin/python -m tests.stress.mutants $(ARGS)
+
+known-mutants: setup
+	.venv/bin/python -m tests.stress.mutants.known $(ARGS)
 
 soak: setup
 	.venv/bin/python -m tests.stress.soak $(ARGS)

@@ -1,15 +1,32 @@
-"""The mutations of `make mutants` are of code that is there, and name tests that exist."""
+"""The known mutations are of code that is there, and name tests that exist; the random ones are of every kind."""
 
 import shlex
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.stress.mutants.__main__ import EQUIVALENT, Broken, changed_lines, equivalent, sample, sources, table
 from tests.stress.mutants.mutations import mutated, read_mutations
+from tests.stress.mutants.sites import sites
+
+PYTHON = """
+def f(x: int = 3) -> bool:
+    total = g(x, 2.5, key=-x)
+    if not x:
+        return None
+    return x < total and total in (True, f"{x + 1}")
+"""
+C = """
+#define TWO 2
+static int f(int x) { /* x + 1 */
+    x = x + 3;
+    return x <= 2 && x;
+}
+"""
 
 
 def test_nearly_all_mutations_change_their_file_and_all_name_tests():
-    """A few may wait for the next `make mutants`, which refuses them, since their line has changed."""
+    """A few may wait for the next `make known-mutants`, which refuses them, since their line has changed."""
     mutations, refused = read_mutations(), []
     assert len(mutations) > 100
     assert len({(mutation.file, mutation.title) for mutation in mutations}) == len(mutations)
@@ -30,3 +47,57 @@ def test_a_mutation_of_code_that_has_changed_is_refused():
     for text in ("", 2 * mutation.old):
         with pytest.raises(ValueError, match="times, not once"):
             mutated(text, mutation)
+
+
+def changes(file: str, text: str) -> set[tuple[str, str]]:
+    """Each line that a break changes, and what it becomes."""
+    assert all(site.is_code(text) for site in sites(file, text))
+    return {changed_lines(text, site.changed(text)) for site in sites(file, text)}
+
+
+def test_every_kind_of_break_is_offered_and_no_other():
+    call, ends = "total = g(x, 2.5, key=-x)", 'return x < total and total in (True, f"{x + 1}")'
+    assert changes("a.py", PYTHON) == {
+        ("def f(x: int = 3) -> bool:", "def f(x: int = 4) -> bool:"),
+        ("def f(x: int = 3) -> bool:", "def f(x: int = 2) -> bool:"),
+        (call, "pass"),
+        (call, "total = g(2.5, x, key=-x)"),
+        (call, "total = g(x, 5.0, key=-x)"),
+        (call, "total = g(x, 2.5, key=x)"),
+        (call, "total = g(x, 2.5)"),
+        ("if not x:", "if x:"),
+        ("if not x:", "if not (not x):"),
+        (ends, ends.replace("<", "<=")),
+        (ends, ends.replace("and", "or")),
+        (ends, ends.replace("in", "not in")),
+        (ends, ends.replace("True", "False")),
+        (ends, f"return not ({ends.removeprefix('return ')})"),
+    }
+    assert changes("a.c", C) == {
+        ("x = x + 3;", "x = x - 3;"),
+        ("x = x + 3;", "x = x + 4;"),
+        ("x = x + 3;", ""),
+        ("return x <= 2 && x;", "return x < 2 && x;"),
+        ("return x <= 2 && x;", "return x <= 3 && x;"),
+        ("return x <= 2 && x;", "return x <= 2 || x;"),
+    }
+
+
+def test_a_seed_names_the_same_breaks_and_more_of_them_begin_with_the_same():
+    texts = {"pipeline/a/b.py": PYTHON, "pipeline/c.py": PYTHON, "launch/d.py": 9 * PYTHON}
+    found = sample(texts, 3, 20, "")
+    assert sample(texts, 3, 7, "") == found[:7]
+    assert sample(texts, 4, 7, "") != found[:7]
+    assert len(set(found)) == 20
+    assert {site.file for site in sample(texts, 3, 5, "pipeline/c")} == {"pipeline/c.py"}
+    rows = table([Broken("launch", site, "", "", "noticed" if site.line % 2 else "survived", 1.0) for site in found])
+    odd = sum(site.line % 2 for site in found)
+    assert rows.splitlines()[-1] == f"| all | 20 | {odd} | {5 * odd} % |"
+
+
+def test_equivalent_breaks_are_of_lines_that_are_there():
+    texts = sources()
+    for file, old, new in equivalent():
+        lines = [line.strip() for line in texts[file].splitlines()]
+        assert set(old.splitlines()) <= set(lines), f"{EQUIVALENT}: {file}: {old}"
+        assert old != new

@@ -1,149 +1,242 @@
-"""Breaks the code on purpose, in one place at a time, and reports which breaks the tests notice.
+"""Breaks the code in places that nobody chose, one at a time, and lists the breaks that no test notices.
 
-    python -m tests.stress.mutants [WORD ...] [--jobs N]
+    python -m tests.stress.mutants [--seed N] [--count N] [--only WORD] [--jobs N]
 
-Each mutation of tests/stress/mutants/*.yaml is applied to a copy of the checkout, in which its tests must then fail;
-without any mutation they must pass. WORDs choose the mutations whose file or title contains one of them. Ends with 1
-if a mutation survived, or is refused because its line has changed.
+The places are sampled from the syntax trees, a room as often as its lines are many. For each the tests that run its
+line do so, by the map of `tests.stress.mutants.coverage`, which is made first where it is missing: those of the room
+first, for as long as `BUDGET_S` allows. A break that makes them hang is noticed. Outcomes are kept in
+runs/mutants/SEED.jsonl, from which the same command goes on. equivalent.yaml lists breaks that change nothing that a
+test could hold, each with the reason. Ends with 1 where fewer than `LEAST` of them are noticed.
 """
 
 import argparse
-import contextlib
+import ast
+import difflib
+import json
 import os
-import queue
-import shlex
-import shutil
-import signal
+import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import yaml
 
 from tests.conftest import ROOT
-from tests.stress.mutants.mutations import Mutation, mutated, read_mutations
+from tests.stress.mutants import coverage
+from tests.stress.mutants.checkout import Checkout
+from tests.stress.mutants.coverage import ROOMS, WORK, Coverage
+from tests.stress.mutants.sites import Site, sites
 
-TIMEOUT_S = 600  # a mutation may make the tests hang
-OUTCOMES = {0: "passed", 1: "failed"}  # by pytest's exit code
-Item = TypeVar("Item", Mutation, str)
-
-
-class Checkout:
-    """A copy of the project to mutate, with compiled code of its own."""
-
-    def __init__(self, folder: Path):
-        self.root, self._numba, self._cache = folder / "widemix", folder / "numba", folder / "cache"
-        names = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT,
-            capture_output=True,
-            check=True,
-        ).stdout.decode()
-        for name in filter(None, names.split("\0")):
-            if (ROOT / name).is_file():
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name)
-        self._cache.mkdir()
-
-    def outcome(self, mutation: Mutation) -> str:
-        """Apply the mutation, run its tests, undo it: killed, SURVIVED, or how else the tests ended; or REFUSED."""
-        path = self.root / mutation.file
-        stat, text = path.stat(), path.read_text()
-        try:
-            changed = mutated(text, mutation)
-        except ValueError as error:
-            return f"REFUSED: {error};"
-        compiled = (
-            "@jit" in text or "jit_" in text
-        )  # numba does not see that a function from another file has changed
-        numba = Path(tempfile.mkdtemp(dir=self._cache)) if compiled else self._numba
-        try:
-            path.write_text(changed)
-            outcome = self.test(mutation.tests, numba)
-            return {"passed": "SURVIVED", "failed": "killed"}.get(outcome, outcome)
-        finally:
-            path.write_text(text)
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what numba has compiled of it stays valid
-            if compiled:
-                shutil.rmtree(numba)
-
-    def test(self, tests: str, numba: Path | None = None) -> str:
-        """Run tests of the copy: passed, failed, or how else they ended. Too slow is failed."""
-        words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
-        environ = {"NUMBA_CACHE_DIR": str(numba or self._numba), "XDG_CACHE_HOME": str(self._cache)}
-        process = subprocess.Popen(
-            words,
-            cwd=self.root,
-            env=os.environ | environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "failed"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what the tests had started
-            process.wait()
-        return OUTCOMES.get(code, f"pytest ended with {code}")
+BUDGET_S = 60  # of tests for a break, as they take without one
+LEAST = 0.9
+EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
+BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")  # tests of these names
+IMAGES = ("decode", "shrink", "restart", "augment", "checksum", "build", "registers", "golden", "sanitized")
+_OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
 
 
-def in_checkouts(
-    work: Callable[[Checkout, Item], str], items: Iterable[Item], checkouts: list[Checkout]
-) -> list[str]:
-    """What `work` returns for each item, on as many threads as there are checkouts; prints a line for each."""
-    free: queue.Queue[Checkout] = queue.Queue()
-    for checkout in checkouts:
-        free.put(checkout)
+class Broken(NamedTuple):
+    """A break as it is kept: `outcome` is noticed, survived or uncovered, or equivalent."""
 
-    def one(item: Item) -> str:
-        checkout, began = free.get(), time.monotonic()
-        try:
-            outcome = work(checkout, item)
-        finally:
-            free.put(checkout)
-        what = f"{item.file}: {item.title}" if isinstance(item, Mutation) else item
-        print(f"{outcome:8} {time.monotonic() - began:4.0f} s  {what}", flush=True)
-        return outcome
-
-    with ThreadPoolExecutor(len(checkouts)) as pool:
-        return list(pool.map(one, items))
+    room: str
+    site: Site
+    old: str  # line
+    new: str
+    outcome: str
+    seconds: float
 
 
-def run(mutations: list[Mutation], jobs: int) -> list[tuple[Mutation, str]]:
-    """The mutations that were not killed, with what became of them; `SystemExit` if tests fail without any."""
-    with tempfile.TemporaryDirectory(prefix="widemix-mutants-") as folder:
-        checkouts = [Checkout(Path(folder) / str(number)) for number in range(jobs)]
-        tests = sorted({mutation.tests for mutation in mutations})
-        unchanged = in_checkouts(Checkout.test, tests, checkouts)
-        failing = [name for name, outcome in zip(tests, unchanged, strict=True) if outcome != "passed"]
-        if failing:
-            sys.exit(f"error: without any mutation these do not pass: {'; '.join(failing)}")
-        outcomes = in_checkouts(Checkout.outcome, mutations, checkouts)
-    return [pair for pair in zip(mutations, outcomes, strict=True) if pair[1] != "killed"]
+def room_of(file: str) -> str:
+    """The package that a file belongs to."""
+    first, second, *rest = Path(file).parts
+    return f"{first}/{second}" if first == "pipeline" and rest else first
+
+
+def sources() -> dict[str, str]:
+    """The text of every file that can be broken, by path."""
+    files = (path for room in ROOMS for kind in ("*.py", "*.c", "*.h") for path in (ROOT / room).rglob(kind))
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(files) if path.is_file()}
+
+
+def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site]:
+    """Different places, the same for a seed, the first of more are those of fewer."""
+    by_room: dict[str, dict[tuple[str, int], list[Site]]] = {}
+    lines: Counter[str] = Counter()
+    for file, text in texts.items():
+        if only in file:
+            lines[room_of(file)] += text.count("\n")
+            for site in sites(file, text):
+                by_room.setdefault(room_of(file), {}).setdefault((file, site.line), []).append(site)
+    rooms, numbers, found = sorted(by_room), random.Random(seed), dict[Site, None]()
+    most = sum(len(own) for places in by_room.values() for own in places.values())
+    while len(found) < min(count, most // 2):
+        [room] = numbers.choices(rooms, [lines[room] for room in rooms])
+        place = numbers.choice(list(by_room[room]))
+        site = numbers.choice(by_room[room][place])
+        if site.is_code(texts[site.file]):
+            found[site] = None
+    return list(found)
+
+
+def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
+    """The test files that run a place, those of its room first, then the others, within the budget."""
+    stem = Path(site.file).stem
+    if not site.file.endswith(".py"):
+        names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
+        found = [test for test in covered.entries if any(name in test for name in names)]
+        found = [test for test in sorted(found, key=covered.seconds) if covered.entries[test]["code"] == 0]
+    else:
+        found = covered.covering(site.file, [site.line])
+        for lines in _around(site.line, text):
+            found = found or covered.covering(site.file, lines)
+    room = f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
+    named = [test for test in found if stem in test]
+    own = [test for test in found if test.startswith(room) and test not in named]
+    left, parts, spent = [test for test in found if test not in (*named, *own)], [], 0.0
+    for part in (named + own, left):
+        kept = []
+        for test in part:
+            if spent + covered.seconds(test) <= BUDGET_S or not (kept or parts):
+                kept.append(test)
+                spent += covered.seconds(test)
+        if kept:
+            parts.append(kept)
+    return parts
+
+
+def _around(line: int, text: str) -> list[range]:
+    """The lines of the statement that a line is in, of its function, and all of a file whose lines numba compiles."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
+    inside = sorted((span for span in spans if line in span), key=len)
+    compiled = [range(1, text.count("\n") + 2)] if "jit" in text else []
+    return [*inside[:2], *inside[-1:], *compiled]
+
+
+class Server:
+    """A process that runs pytest in forks of itself; see server.py."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, str(Path(__file__).with_name("server.py"))]
+        environ = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, root: Path, tests: list[str], environ: dict[str, str], seconds: float) -> int | None:
+        """Pytest's exit code; None if it was killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+        job = {"root": str(root), "words": words, "environ": environ, "seconds": seconds}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def equivalent() -> set[tuple[str, str, str]]:
+    """The breaks of equivalent.yaml: file, old and new line."""
+    known = yaml.safe_load(EQUIVALENT.read_text()) or {} if EQUIVALENT.exists() else {}
+    return {(file, each["old"], each["new"]) for file, own in known.items() for each in own}
+
+
+def changed_lines(old: str, new: str) -> tuple[str, str]:
+    """What a diff shows of a break, without indentation."""
+    diff = [line for line in difflib.ndiff(old.splitlines(), new.splitlines()) if line[:2] in ("- ", "+ ")]
+    return tuple("\n".join(line[2:].strip() for line in diff if line[0] == sign) for sign in "-+")  # type: ignore
+
+
+def outcome(site: Site, text: str, checkout: Checkout, server: Server, covered: Coverage) -> str:
+    """Break a checkout, and run its tests."""
+    parts = tests_of(site, text, covered)
+    with checkout.changed(site.file, site.changed(text)) as environ:
+        slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
+        for tests in parts:
+            seconds = 60 + slow + 3 * sum(map(covered.seconds, tests))
+            if server.run(checkout.root, tests, environ, seconds) != 0:
+                return "noticed"
+    return "survived" if parts else "uncovered"
+
+
+def table(broken: list[Broken]) -> str:
+    """A row for each room: how many breaks, and how many of them were noticed."""
+    rows = ["| room | breaks | noticed | |", "|---|---:|---:|---:|"]
+    counted = [each for each in broken if each.outcome != "equivalent"]
+    for room in [*sorted({each.room for each in counted}), "all"]:
+        own = [each for each in counted if room in (each.room, "all")]
+        noticed = sum(each.outcome == "noticed" for each in own)
+        rows.append(f"| {room} | {len(own)} | {noticed} | {100 * noticed / max(1, len(own)):.0f} % |")
+    return "\n".join(rows)
+
+
+def report(broken: list[Broken]) -> int:
+    """Print the survivors and the table; returns the exit code."""
+    for each in broken:
+        if each.outcome in ("survived", "uncovered"):
+            print(f"{each.site.file}:{each.site.line}: {each.outcome}\n  - {each.old}\n  + {each.new}")
+    print(table(broken))
+    counted = [each.outcome == "noticed" for each in broken if each.outcome != "equivalent"]
+    print(f"{sum(counted)} of {len(counted)} noticed; {len(broken) - len(counted)} more are equivalent")
+    return int(sum(counted) < LEAST * len(counted))
+
+
+def read(path: Path, known: set[tuple[str, str, str]]) -> dict[Site, Broken]:
+    """What was kept of a seed."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        values: dict[str, Any] = json.loads(line)
+        each = Broken(**values | {"site": Site(*values["site"])})
+        if (each.site.file, each.old, each.new) in known:
+            each = each._replace(outcome="equivalent")
+        found[each.site] = each
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="WORD", help="only mutations whose file or title contains one")
-    parser.add_argument("--jobs", type=int, default=2, help="mutations at a time (default: 2)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed breaks other places (default: 0)")
+    parser.add_argument("--count", type=int, default=300, help="how many (default: 300, an hour)")
+    parser.add_argument("--only", default="", metavar="WORD", help="files whose path contains it")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
+    parser.add_argument("--again", action="store_true", help="run those again that survived before")
     arguments = parser.parse_args()
-    chosen = [
-        mutation
-        for mutation in read_mutations()
-        if not arguments.words or any(word in f"{mutation.file} {mutation.title}" for word in arguments.words)
-    ]
-    alive = run(chosen, arguments.jobs)
-    killed = len(chosen) - len(alive)
-    print(f"{killed} of {len(chosen)} mutations killed ({100 * killed / max(1, len(chosen)):.1f} %)")
-    for mutation, outcome in alive:
-        print(f"{outcome}: {mutation.file}: {mutation.title} ({mutation.tests})")
-    return 1 if alive else 0
+    texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
+    checkouts = [Checkout(WORK / str(number)) for number in range(arguments.jobs)]
+    coverage.main(checkouts)
+    covered, found = Coverage.read(), read(kept, known)
+    if arguments.again:
+        found = {site: each for site, each in found.items() if each.outcome in ("noticed", "equivalent")}
+    chosen = sample(texts, arguments.seed, arguments.count, arguments.only)
+    free: SimpleQueue[tuple[Checkout, Server]] = SimpleQueue()
+    servers = [Server() for _ in checkouts]
+    for pair in zip(checkouts, servers, strict=True):
+        free.put(pair)
+
+    def one(site: Site) -> None:
+        (checkout, server), began, text = free.get(), time.monotonic(), texts[site.file]
+        try:
+            old, new = changed_lines(text, site.changed(text))
+            is_known = (site.file, old, new) in known
+            ended = "equivalent" if is_known else outcome(site, text, checkout, server, covered)
+        finally:
+            free.put((checkout, server))
+        found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1))
+        with kept.open("a") as file:
+            file.write(json.dumps(found[site]._asdict()) + "\n")
+        print(f"{ended:10} {found[site].seconds:5.1f} s  {site.file}:{site.line}  {site.kind}", flush=True)
+
+    with ThreadPoolExecutor(len(checkouts)) as pool:
+        list(pool.map(one, [site for site in chosen if site not in found]))
+    for server in servers:
+        server.close()
+    return report([found[site] for site in chosen])
 
 
 if __name__ == "__main__":

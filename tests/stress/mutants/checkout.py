@@ -1,0 +1,56 @@
+"""Copies of the project to break, each with compiled code of its own."""
+
+import filecmp
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+class Checkout:
+    """A copy of the project below a folder, made or brought up to date; what was compiled there stays."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.root, self._cache = folder, folder / "widemix", folder / "cache"
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+        wanted = {name for name in names if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink())}
+        for path in self.root.rglob("*"):
+            own = path.relative_to(self.root).as_posix()
+            if own not in wanted and (path.is_file() or path.is_symlink()) and not path.match("*.pyc"):
+                path.unlink()
+        for name in wanted:
+            source, target = ROOT / name, self.root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                target.unlink(missing_ok=True)
+                target.symlink_to(source.readlink())
+            elif not target.exists() or not filecmp.cmp(source, target, shallow=False):
+                shutil.copy2(source, target)
+        self._cache.mkdir(exist_ok=True)
+
+    def environ(self, numba: Path | None = None) -> dict[str, str]:
+        """What its tests have in their environment besides. numba: another folder for what numba compiles."""
+        caches = {"NUMBA_CACHE_DIR": str(numba or self.folder / "numba"), "XDG_CACHE_HOME": str(self._cache)}
+        return caches | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.root)}
+
+    @contextmanager
+    def changed(self, file: str, text: str) -> Iterator[dict[str, str]]:
+        """Give a file another text for as long as this is open; yields `environ`."""
+        path = self.root / file
+        stat, before = path.stat(), path.read_bytes()
+        compiled = b"@jit" in before or b"jit_" in before  # numba does not see that another file has changed
+        numba = Path(tempfile.mkdtemp(dir=self._cache)) if compiled else None
+        try:
+            path.write_text(text)
+            yield self.environ(numba)
+        finally:
+            path.write_bytes(before)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what numba has compiled of it stays valid
+            if numba:
+                shutil.rmtree(numba)

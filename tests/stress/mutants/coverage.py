@@ -1,0 +1,128 @@
+"""Which test files run which lines: `python -m tests.stress.mutants.coverage`, the time of `make test`.
+
+Every test file runs by itself in a checkout, and each of its processes notes the lines that it runs
+(`trace/sitecustomize.py`). The map is kept in runs/mutants/coverage.json; the command again runs those test files
+alone that are new or have changed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.conftest import ROOT
+from tests.stress.mutants.checkout import Checkout
+
+WORK = ROOT / "runs/mutants"
+MAP = WORK / "coverage.json"
+LIMIT_S = 900
+ROOMS = ("pipeline", "data_prep", "launch")
+
+
+def test_files() -> list[str]:
+    """All but those by hand and those that a GPU or a cluster runs."""
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    return sorted(file for file in files if not file.startswith(("tests/stress/", "tests/gpu/")))
+
+
+def digest(file: str) -> str:
+    """Changes with the file's content."""
+    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+
+
+class Coverage:
+    """The map. Of a file that has changed since, any of its lines is taken for any other."""
+
+    def __init__(self, entries: dict[str, dict]):
+        self.entries = entries  # by test file: digest, code, seconds, and lines by file
+        self.sources: dict[str, dict[str, str]] = {}
+        self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for test, entry in entries.items():
+            if entry["code"] == 0:
+                for file, numbers in entry["lines"].items():
+                    for number in numbers:
+                        self._tests[file][number].append(test)
+
+    @classmethod
+    def read(cls) -> "Coverage":
+        """The kept one; empty if there is none."""
+        return cls(json.loads(MAP.read_text()) if MAP.exists() else {})
+
+    def seconds(self, test: str) -> float:
+        """What a test file takes."""
+        return self.entries[test]["seconds"]
+
+    def covering(self, file: str, lines: Iterable[int]) -> list[str]:
+        """The test files that run any of these lines, quickest first."""
+        known = self._tests.get(file, {})
+        found = {test for line in lines for test in known.get(line, ())}
+        return sorted(found, key=self.seconds)
+
+
+def measure(checkout: Checkout, test: str) -> dict:
+    """Run a test file in a checkout; returns its entry of the map."""
+    trace = checkout.folder / "trace"
+    shutil.rmtree(trace, ignore_errors=True)
+    trace.mkdir()
+    environ = checkout.environ() | {"WIDEMIX_TRACE": f"{trace}{os.pathsep}{checkout.root}"}
+    environ["PYTHONPATH"] = f"{Path(__file__).parent / 'trace'}{os.pathsep}{environ['PYTHONPATH']}"
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", test]
+    began = time.monotonic()
+    with (checkout.folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            words, cwd=checkout.root, env=os.environ | environ, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            code = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            code = process.wait()
+    seconds, lines = time.monotonic() - began, defaultdict(set)
+    for path in trace.iterdir():
+        for line in path.read_bytes().decode(errors="replace").splitlines():
+            name, _, number = line.rpartition(":")
+            if number.isdigit():
+                lines[name].add(int(number))
+    by_file: dict[str, set[int]] = defaultdict(set)
+    for name, numbers in lines.items():
+        file = Path(name).resolve()
+        if file.is_relative_to(checkout.root.resolve()):
+            by_file[file.relative_to(checkout.root.resolve()).as_posix()] |= numbers
+    kept = {file: sorted(numbers) for file, numbers in sorted(by_file.items()) if file.startswith(ROOMS)}
+    return {"digest": digest(test), "code": code, "seconds": round(seconds, 1), "lines": kept}
+
+
+def main(checkouts: Sequence[Checkout]) -> None:
+    """Bring the map up to date."""
+    entries = Coverage.read().entries
+    wanted = test_files()
+    entries = {test: entry for test, entry in entries.items() if test in wanted}
+    missing = [test for test in wanted if test not in entries or entries[test]["digest"] != digest(test)]
+    free: SimpleQueue[Checkout] = SimpleQueue()
+    for checkout in checkouts:
+        free.put(checkout)
+
+    def one(test: str) -> None:
+        checkout = free.get()
+        try:
+            entries[test] = measure(checkout, test)
+        finally:
+            free.put(checkout)
+        print(f"{entries[test]['code']:3} {entries[test]['seconds']:6.1f} s  {test}", flush=True)
+        MAP.with_suffix(".new").write_text(json.dumps(dict(sorted(entries.items()))))
+        MAP.with_suffix(".new").replace(MAP)
+
+    with ThreadPoolExecutor(len(checkouts)) as pool:
+        list(pool.map(one, missing))
+
+
+if __name__ == "__main__":
+    main([Checkout(WORK / str(number)) for number in range(2)])
