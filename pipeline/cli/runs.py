@@ -96,6 +96,12 @@ def add_export(commands) -> None:
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
     add_ema(parser)
+    parser.add_argument(
+        "--license",
+        default="apache-2.0",
+        metavar="NAME",
+        help="the weights' licence, for the card (default: apache-2.0)",
+    )
     parser.add_argument("--onnx", action="store_true", help="also write model.onnx, and check it by onnxruntime")
     parser.set_defaults(command=_export)
 
@@ -103,7 +109,7 @@ def add_export(commands) -> None:
 def _export(arguments: argparse.Namespace) -> Exit:
     from widemix.evaluation.trained import export_checkpoint
 
-    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx)
+    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license)
     print(f"{arguments.to}: {len(labels)} classes; {line}")
     return Exit.DONE
 

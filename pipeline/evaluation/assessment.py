@@ -1,5 +1,7 @@
 """Evaluation of any network, trained here or not: accuracy, and on request by class, confusions and calibration."""
 
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import all_metrics
+from widemix.run import checkpoint
+from widemix.run.evaluations import record_evaluation
 from widemix.tally import Tally
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
@@ -147,9 +151,16 @@ def assess(
 ) -> Assessment:
     """Evaluate a network, one of `names.FORMS`, on a whole split. Every rank calls it.
 
-    Prepared folder, split and batch size are by default those of its recipe. real: file of ReaL labels.
+    Prepared folder, split and batch size are by default those of its recipe. real: file of ReaL labels. What is
+    measured of a run's checkpoint becomes a line of the run's evaluations.jsonl.
     """
-    return assess_network(load_network(name, ema), data, split, batch, details, real)
+    found = assess_network(load_network(name, ema), data, split, batch, details, real)
+    if found.step is not None and read_topology().is_main:
+        line = {"step": found.step, "ema": ema, "data": found.data, "split": found.split, "samples": found.samples}
+        problem = record_evaluation(checkpoint.find(Path(name)).path, {**line, "time": time.time(), **found.metrics})
+        if problem:
+            print(f"warning: {problem}", file=sys.stderr)
+    return found
 
 
 @usual_defaults()

@@ -1,55 +1,106 @@
-"""The README.md of an export: where the weights come from, and how good they are."""
+"""The README.md of an export: how to load it, where the weights come from, and how good they are."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
+from huggingface_hub import EvalResult, ModelCardData
 
 from widemix.errors import InputError
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.metrics import MEASURED, METRICS
+from widemix.models.export import loading_lines
 from widemix.recipe import Recipe, dump_recipe
+from widemix.run import evaluations
 from widemix.run.checkpoint import Checkpoint
+from widemix.run.listing import metrics, read_lines
 
-_HEADER = """---
-library_name: timm
-tags: [image-classification, widemix]
----
-"""
+LICENCE = "apache-2.0"  # as timm writes where it is given none
+_INSTALL = "widemix, in whose clone `pip install .` installs it, and timm load the network:"
 
 
-def model_card(origin: Checkpoint, recipe: Recipe, load: str, ema: bool = False) -> str:
+def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = False, licence: str = LICENCE) -> str:
     """Return the card as Markdown: evaluations until the checkpoint, the data's hashes, and the whole recipe.
 
-    load: the Python line that loads the export.
+    Its head has what the Hub reads: library, licence, and the metrics of these weights if they were evaluated.
+
+    folder: the name of the export, which the lines that load it have.
     """
-    weights, prefix = ("averaged weights", "ema_") if ema else ("weights", "")
+    weights = "averaged weights" if ema else "weights"
+    rows = _evaluations(origin, recipe, ema)
+    measured = [row for row in rows if row["step"] == origin.position.step]
     parts = [
-        f"{_HEADER}\n# {recipe.model.summary()}\n",
+        f"---\n{_head(recipe, measured[-1] if measured else None, licence)}\n---\n\n# {recipe.model.summary()}\n",
         f"The {weights} after {origin.position.step} steps of the recipe below, trained by widemix.\n",
-        f"```python\n{load}\n```\n",
-        f"## Evaluations on {recipe.data.eval_split}\n\n{_curve(origin, recipe, prefix)}\n",
+        f"{_INSTALL}\n\n```python\n{_loading(folder, recipe)}\n```\n",
+        f"## Evaluations\n\n{_table(rows, recipe)}\n",
         f"## Data\n\n{_data(Path(recipe.data.path))}\n",
         f"## Recipe\n\n```yaml\n{dump_recipe(recipe)}```\n",
     ]
     return "\n".join(parts)
 
 
-def _curve(origin: Checkpoint, recipe: Recipe, prefix: str) -> str:
-    """Every evaluation of the run that is not later than the checkpoint, as a table."""
-    names = ["loss", *MEASURED[recipe.data.targets]]
-    path = origin.path.parent.parent / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows = [line for line in lines if line["split"] == "eval" and line["step"] <= origin.position.step]
+def _loading(folder: str, recipe: Recipe) -> str:
+    lines = loading_lines(folder, recipe.plugins)
+    if recipe.model.takes == "images":
+        lines.append("transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))")
+    return "\n".join(lines)
+
+
+def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> str:
+    """The card's metadata, as YAML."""
+    what = "text" if recipe.model.takes == "text" else "image"
+    task = {"class": f"{what}-classification", "multilabel": f"{what}-classification"}.get(recipe.data.targets)
+    results = []
+    for name in MEASURED[recipe.data.targets] if measured else ():
+        if measured.get(name) is not None:
+            kind = "accuracy" if name == "top1" else name
+            title, data = METRICS[name].title, Path(measured["data"]).name
+            results.append(
+                EvalResult(
+                    task or f"{what}-regression", data, data, kind, round(measured[name], 4), metric_name=title
+                )
+            )
+            results[-1].dataset_split = measured["split"]
+    card = ModelCardData(
+        library_name="timm",
+        license=licence,
+        tags=[*([task] if task else []), "widemix"],
+        pipeline_tag=task,
+        model_name=recipe.model.summary() if results else None,
+        eval_results=results or None,
+    )
+    return card.to_yaml()
+
+
+def _evaluations(origin: Checkpoint, recipe: Recipe, ema: bool) -> list[dict[str, Any]]:
+    """Every evaluation of the run that is not later than the checkpoint, in training and by `widemix eval`."""
+    run, prefix = origin.path.resolve().parent.parent, "ema_" if ema else ""
+    where = {"data": recipe.data.path, "split": recipe.data.eval_split}
+    names = ("loss", *MEASURED[recipe.data.targets])
+    rows = [
+        {"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}}
+        for line in metrics(run)
+        if line.get("split") == "eval"
+    ]
+    rows += [line for line in read_lines(run / evaluations.NAME) if line["ema"] == ema]
+    latest = {(row["step"], row["data"], row["split"]): row for row in rows}
+    return sorted(
+        (row for row in latest.values() if row["step"] <= origin.position.step), key=lambda row: row["step"]
+    )
+
+
+def _table(rows: list[dict[str, Any]], recipe: Recipe) -> str:
     if not rows:
-        return "None."
-    head = f"| step | {' | '.join(METRICS[name].title for name in names)} |\n|---:|{'---:|' * len(names)}"
-    return "\n".join([head, *(_row(line, names, prefix) for line in rows)])
-
-
-def _row(line: dict[str, float], names: list[str], prefix: str) -> str:
-    values = (METRICS[name].form.format(line.get(f"{prefix}{name}", float("nan"))) for name in names)
-    return f"| {line['step']} | {' | '.join(values)} |"
+        return "None; `widemix eval` of the run measures it, and the next export has it here."
+    names = ["loss", *MEASURED[recipe.data.targets]]
+    titles = [METRICS[name].title for name in names]
+    lines = [f"| step | data | split | {' | '.join(titles)} |", f"|---:|---|---|{'---:|' * len(names)}"]
+    for row in rows:
+        cells = ("-" if row.get(name) is None else METRICS[name].form.format(row[name]) for name in names)
+        lines.append(f"| {row['step']} | {Path(row['data']).name} | {row['split']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _data(folder: Path) -> str:

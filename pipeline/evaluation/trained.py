@@ -5,9 +5,9 @@ from pathlib import Path
 from torch import nn
 
 from widemix.errors import InputError
-from widemix.evaluation.model_card import model_card
+from widemix.evaluation.model_card import LICENCE, model_card
 from widemix.formats.manifest import NAME, read_manifest
-from widemix.models.export import export_model, loading_line
+from widemix.models.export import export_model, loading_lines
 from widemix.models.onnx import check_packages
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, parse_recipe
@@ -36,7 +36,9 @@ def load_trained(path: Path, ema: bool = False) -> tuple[Recipe, nn.Module]:
     return recipe, module
 
 
-def export_checkpoint(path: Path, to: Path, ema: bool = False, onnx: bool = False) -> tuple[list[str], str]:
+def export_checkpoint(
+    path: Path, to: Path, ema: bool = False, onnx: bool = False, licence: str = LICENCE
+) -> tuple[list[str], str]:
     """Write a checkpoint's model as a folder that timm loads; return the class names, and the Python line to load it.
 
     With `onnx` the folder has model.onnx too, see `write_onnx`. Reading and writing are announced on stderr.
@@ -55,9 +57,9 @@ def export_checkpoint(path: Path, to: Path, ema: bool = False, onnx: bool = Fals
     folder = Path(recipe.data.path)
     known = read_manifest(folder).classes if (folder / NAME).exists() else ()
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
-    card = model_card(checkpoint.find(path), recipe, loading_line(to.name, recipe.plugins), ema)
+    card = model_card(checkpoint.find(path), recipe, to.name, ema, licence)
     with announce(
         f"{to}: writing model.safetensors" + (", and model.onnx, which onnxruntime checks" if onnx else "")
     ):
         export_model(module, recipe.model, to, data=recipe.data, labels=labels, card=card, onnx=onnx)
-    return labels, loading_line(to, recipe.plugins)
+    return labels, "; ".join(loading_lines(to, recipe.plugins))

@@ -63,10 +63,10 @@ def export_model(
         raise
 
 
-def loading_line(folder: str | Path, plugins: Sequence[str] = ()) -> str:
-    """Return a line of Python that loads an exported folder; `plugins` are the modules of families of your own."""
+def loading_lines(folder: str | Path, plugins: Sequence[str] = ()) -> list[str]:
+    """Return the lines of Python that load an exported folder; `plugins` are the modules of families of your own."""
     modules = ", ".join(["widemix", *plugins, "timm"])
-    return f"import {modules}; model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True)"
+    return [f"import {modules}", f"model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True).eval()"]
 
 
 def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class ModelSection(Section):
     kind: str
 
     takes: ClassVar[Literal["images", "text"]] = "images"  # the data.kind that it is for
-    # A name in timm's registry whose entry makes the network from `model_spec`'s arguments. None: timm gets an entry
-    # named like `kind`, which makes it from the section's keys.
+    # The family's name in timm's registry, whose entry makes any of its networks from `model_spec`'s arguments. None:
+    # timm gets an entry named like `kind`, which makes it from the section's keys.
     timm_architecture: ClassVar[str | None] = None
     has_feature_maps: ClassVar[bool] = False  # whether timm's features_only works: the blocks' outputs lie on a grid
 

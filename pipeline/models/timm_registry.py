@@ -24,8 +24,11 @@ default_cfgs: dict[str, Any] = {}  # timm looks for it under this name
 
 def _register(section: type[ModelSection]) -> None:
     """Put the names of a family into timm's registry, but for those that it has."""
-    for name, (network, side) in section.named().items():
+    published = section.named()
+    for name, (network, side) in published.items():
         _add_named(name, network, side)
+    if published and section.timm_architecture:  # of the first one's sizes where it is given no others
+        _add_named(section.timm_architecture, *next(iter(published.values())))
     for kind in section.timm_kinds():
         _add_kind(kind)
     if text := section.default_text():

@@ -74,7 +74,11 @@ def summarise(run: Path) -> RunSummary:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's metrics.jsonl; none if there is no such file."""
-    path = run / "metrics.jsonl"
+    return read_lines(run / "metrics.jsonl")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines; none if there is no such file, `InputError` if one is damaged."""
     *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
     return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
 

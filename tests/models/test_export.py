@@ -9,7 +9,7 @@ import timm
 import torch
 
 from widemix.errors import InputError
-from widemix.models.export import export_model, loading_line
+from widemix.models.export import export_model, loading_lines
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
@@ -70,7 +70,7 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
     names: dict[str, Any] = {}
-    exec(loading_line(folder), names)
+    exec("\n".join(loading_lines(folder)), names)
     loaded = names["model"].eval()
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded(x), model(x))

@@ -16,7 +16,7 @@ from widemix.data.augment.registry import OPERATIONS
 from widemix.data_prep.sources import SOURCES
 from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
-from widemix.models.export import loading_line
+from widemix.models.export import loading_lines
 from widemix.models.families import KINDS
 from widemix.optim.registry import OPTIMIZERS
 from widemix.plugins import (
@@ -100,14 +100,14 @@ def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, di
     from widemix.evaluation.trained import export_checkpoint, load_trained
 
     _, line = export_checkpoint(run, exported)
-    assert line == loading_line(exported, ["my_plugin"])
+    assert line == "; ".join(loading_lines(exported, ["my_plugin"]))
     assert line.startswith("import widemix, my_plugin, timm;")
     names: dict[str, torch.nn.Module] = {}
     exec(line, names)
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(names["model"].eval()(x), load_trained(run)[1].eval()(x))
     card = (exported / "README.md").read_text()
-    assert f"| 2 | {done['loss']:.4f} | {done['top1']:.2f} % |" in card
+    assert f"| 2 | {digits.name} | test | {done['loss']:.4f} | {done['top1']:.2f} % |" in card
     assert "plugins:\n- my_plugin" in card
 
 

@@ -12,7 +12,7 @@ from widemix.section import key
 class FfOnlySection(PatchedSection):
     """FF-only: feed-forward layers alone (Melas-Kyriazi 2021)."""
 
-    timm_architecture: ClassVar[str] = "ff_only_b16_224"
+    timm_architecture: ClassVar[str] = "widemix_ff_only"
 
     kind: Literal["ff_only"] = key(..., "ff_only: a ViT with feed-forward layers over tokens in place of attention")
     expansion: Expansion = key(4.0, "ff_only: hidden width of both feed-forward layers over their own")

@@ -12,7 +12,7 @@ from widemix.section import Positive, key
 class LassoSection(ModelSection):
     """The shallow networks of beta-LASSO (Neyshabur 2020)."""
 
-    timm_architecture: ClassVar[str] = "s_fc_32"
+    timm_architecture: ClassVar[str] = "widemix_lasso"
 
     kind: Literal["s_fc", "s_local"] = key(
         ..., "s_fc, s_local: S-CONV made fully, or locally, connected (beta-LASSO)"

@@ -36,7 +36,7 @@ _NOTES = {
 class MixerSection(ModelSection):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
-    timm_architecture: ClassVar[str] = "mixer_b_w_224"
+    timm_architecture: ClassVar[str] = "widemix_mixer"
     has_feature_maps: ClassVar[bool] = True
 
     kind: Literal["mixer", "s_mixer"] = key(

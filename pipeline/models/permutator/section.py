@@ -12,7 +12,7 @@ from widemix.section import key
 class PermutatorSection(PatchedSection):
     """Vision Permutator (Hou et al. 2021) with blocks of one size."""
 
-    timm_architecture: ClassVar[str] = "permutator_s14_224"
+    timm_architecture: ClassVar[str] = "widemix_permutator"
     has_feature_maps: ClassVar[bool] = True
 
     kind: Literal["permutator"] = key(..., "permutator: Vision Permutator, mixing along height, width and channels")

@@ -13,7 +13,7 @@ from widemix.section import Positive, key
 class RepMlpSection(PatchedSection):
     """RepMLP (Ding et al. 2022) with blocks of one size."""
 
-    timm_architecture: ClassVar[str] = "repmlp_s16_224"
+    timm_architecture: ClassVar[str] = "widemix_repmlp"
     has_feature_maps: ClassVar[bool] = True
 
     kind: Literal["repmlp"] = key(..., "repmlp: token mixing trained in parallel to convolutions that fuse into it")

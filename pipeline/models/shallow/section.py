@@ -14,7 +14,7 @@ from widemix.section import Positive, key
 class ShallowSection(ModelSection):
     """x -> Bc B2 ReLU(B1 x) with matrices of a chosen kind (Hayase & Karakida 2024, figure 2d)."""
 
-    timm_architecture: ClassVar[str] = "shallow_dense_4096_32"
+    timm_architecture: ClassVar[str] = "widemix_shallow"
 
     kind: Literal["shallow"] = key(..., "shallow: B2 ReLU(B1 x) of structured matrices, then a linear head")
     width: Positive = key(..., "m: features of the MLP")

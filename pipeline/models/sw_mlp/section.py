@@ -13,7 +13,7 @@ from widemix.section import Depth, Epsilon, Positive, key
 class SwMlpSection(ModelSection):
     """An MLP with frozen random masks on its weights, or dense (Hayase & Karakida 2024, appendices A.1 and A.2.5)."""
 
-    timm_architecture: ClassVar[str] = "sw_mlp_1619_32"
+    timm_architecture: ClassVar[str] = "widemix_sw_mlp"
 
     kind: Literal["sw_mlp"] = key(..., "sw_mlp: MLP with frozen random masks on its weights")
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
