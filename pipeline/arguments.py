@@ -55,13 +55,19 @@ Name = Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
 Numbers = Annotated[Sequence[float], BeforeValidator(numbers)]
 
 
-def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, its arguments checked against its annotations; `SkipValidation` leaves one to the function."""
+def check_arguments(
+    function: Callable[Parameters, Result], advice: Mapping[str, str] | None = None
+) -> Callable[Parameters, Result]:
+    """The function, its arguments checked against its annotations; `SkipValidation` leaves one to the function.
+
+    advice: what to say of names that are no arguments, but that somebody may take for one.
+    """
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def checked(*args: Parameters.args, **keywords: Parameters.kwargs) -> Result:
-        _refuse_unknown(signature, keywords)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+            refuse_unknown(keywords, [name for name in signature.parameters if name != "self"], advice or {})
         given = signature.bind(*args, **keywords)
         kind = _arguments_of(function)
         arguments = build_section(kind, **{k: v for k, v in given.arguments.items() if k in kind.model_fields})
@@ -108,13 +114,15 @@ def _check_entry(kind: type, entry: Any) -> Any:
     return entry
 
 
-def _refuse_unknown(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        return
-    known = [name for name in signature.parameters if name != "self"]
-    for name in keywords.keys() - set(known):
+def refuse_unknown(names: Iterable[str], known: Sequence[str], advice: Mapping[str, str], where: str = "") -> None:
+    """`InputError` for the first name that is not known: with the advice for it, else with the nearest known one."""
+    for name in names:
+        if name in known:
+            continue
+        if name in advice:
+            raise InputError(f"{where}no argument {name!r}: it {advice[name]}")
         near = get_close_matches(name, known, 1)
-        raise InputError(f"no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
+        raise InputError(f"{where}no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
 
 
 def build_section(kind: type[AnySection], /, where: str = "", **values: Any) -> AnySection:

@@ -1,6 +1,7 @@
 """A loader of prepared images for any training loop."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, SkipValidation
 from torch.utils.data import IterableDataset, get_worker_info
 
 from widemix.api.sections import Device, jitter_strengths, process_topology
+from widemix.api.timm_names import ADVICE
 from widemix.api.views import View, expand_views, view_sections
 from widemix.arguments import Epoch, FilePath, Numbers, Size, Whole, build_section, check_arguments
 from widemix.data.batches import Batch, Batches
@@ -60,11 +62,12 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     num_classes: default: as many as the prepared folder has.
     mix_group: images that are mixed with each other; divides `batch_size`. Keep it when `world` changes.
 
-    The other arguments are those of timm's `create_loader` and `Mixup`. Threads end with the iteration, or when it is
-    left. Raises `InputError`, a ValueError, where the folder or an argument is wrong.
+    The other arguments mean what they mean in timm's `create_loader` and `Mixup`; docs/reference/timm_names.md lists
+    the names and defaults that differ. Threads end with the iteration, or when it is left. Raises `InputError`, a
+    ValueError, where the folder or an argument is wrong.
     """
 
-    @check_arguments
+    @partial(check_arguments, advice=ADVICE)
     def __init__(
         self,
         path: FilePath,

@@ -1,4 +1,4 @@
-"""Writes the reference page of the Python interface, from docstrings.
+"""Writes the reference pages of the Python interface, from docstrings and signatures.
 
 `python -m widemix.api.reference docs/reference`.
 """
@@ -9,14 +9,24 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from timm.data import Mixup, create_loader
+
 import widemix
+from widemix.api.timm_names import NONE_MEANS, RENAMED, WITHOUT
 from widemix.files import atomic_write
 
 _ABOUT = "Made from the docstrings, by `python -m widemix.api.reference docs/reference`."
+_ABOUT_TIMM = """# timm's names and widemix's
+
+`widemix.Loader` has timm's names where it has timm's meanings. It has one list of arguments for `create_loader` and
+`Mixup`, in which those of Mixup say what they are for. Its defaults leave out what is not asked for; to train as
+timm's defaults do, give those of the second table. An argument that only timm has is an error that names ours.
+
+Made from the signatures, by `python -m widemix.api.reference docs/reference`."""
 _FIXED = "\0"  # a space within an argument
 _WIDTH = 88  # of signatures: a line of the page
 
@@ -29,6 +39,35 @@ def page() -> str:
         if callable(thing):
             parts += _described(f"widemix.{name}", thing)
     return "\n".join([*parts, *_ffcv()])
+
+
+def timm_page() -> str:
+    """Return the page on timm's names, as Markdown."""
+    ours = {name: argument.default for name, argument in inspect.signature(widemix.Loader).parameters.items()}
+    names, defaults = ["| timm | widemix |", "|---|---|"], ["| argument | timm | widemix |", "|---|---|---|"]
+    names += [f"| `{name}` | `{RENAMED[name].replace(' and ', '` and `')}` |" for name in RENAMED]
+    for name, argument in timm_arguments().items():
+        own = RENAMED.get(name, name)
+        theirs = _shown(NONE_MEANS.get(name) if argument.default is None else argument.default)
+        if own in ours and (name == own or own not in timm_arguments()) and _shown(ours[own]) != theirs:
+            defaults.append(f"| `{own}` | `{theirs}` | `{_shown(ours[own])}` |")
+    without = ["| timm | in widemix |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in WITHOUT.items())]
+    tables = {"Other names": names, "Other defaults": defaults, "Without a counterpart": without}
+    return "\n".join([f"{_ABOUT_TIMM}\n", *(f"## {title}\n\n{chr(10).join(t)}\n" for title, t in tables.items())])
+
+
+def timm_arguments() -> dict[str, inspect.Parameter]:
+    """The arguments of timm's `create_loader` and `Mixup`."""
+    arguments = {**inspect.signature(create_loader).parameters, **inspect.signature(Mixup).parameters}
+    return {name: argument for name, argument in arguments.items() if name != "args"}
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, Sequence) and not isinstance(default, str):
+        return f"({', '.join(f'{number:.4g}' for number in default)})"
+    return (
+        "none" if default is inspect.Parameter.empty else f"{default:g}" if type(default) is float else f"{default}"
+    )
 
 
 def _described(name: str, thing: Any) -> Iterator[str]:
@@ -93,3 +132,4 @@ def _one_line(docstring: str | None) -> str:
 
 if __name__ == "__main__":
     atomic_write(Path(sys.argv[1]) / "python.md", page())
+    atomic_write(Path(sys.argv[1]) / "timm_names.md", timm_page())

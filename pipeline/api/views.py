@@ -1,13 +1,13 @@
 """What may differ between the views of an image."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
 from widemix.api.sections import jitter_strengths
-from widemix.arguments import build_section, numbers
+from widemix.api.timm_names import ADVICE
+from widemix.arguments import build_section, numbers, refuse_unknown
 from widemix.errors import InputError
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
@@ -51,9 +51,7 @@ def view_sections(
     """The sections of a view: those of the loader with what `view` changes. `InputError` where it is wrong."""
     where, known = f"views[{number}]: ", View.__annotations__
     values: dict[str, Any] = dict(view)
-    for name in values.keys() - known.keys():
-        near = get_close_matches(name, known, 1)
-        raise InputError(f"{where}no argument {name!r}; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
+    refuse_unknown(values, list(known), ADVICE, where)
     values |= {name: numbers(values[name]) for name in ("scale", "ratio") if name in values}
     if "color_jitter" in values:
         values["color_jitter"] = jitter_strengths(values["color_jitter"])

@@ -1,0 +1,51 @@
+"""The arguments of Loader against the signatures of timm's create_loader and Mixup."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from timm.data.transforms_factory import transforms_imagenet_eval, transforms_imagenet_train
+
+import widemix
+from tests.conftest import ROOT
+from widemix.api import reference
+from widemix.api.timm_names import NONE_MEANS, RENAMED, WITHOUT
+from widemix.errors import InputError
+
+
+def test_every_argument_of_timms_is_ours_or_answered() -> None:
+    ours, theirs = set(inspect.signature(widemix.Loader).parameters), set(reference.timm_arguments())
+    answered = RENAMED.keys() | WITHOUT.keys()
+    assert theirs - ours == answered  # none is forgotten, and none that we have is refused
+    assert {name for named in RENAMED.values() for name in named.split(" and ")} <= ours
+
+
+def test_what_timms_none_stands_for() -> None:
+    crop = transforms_imagenet_train(32, scale=None, ratio=None).transforms[0]
+    assert (tuple(crop.scale), tuple(crop.ratio)) == (NONE_MEANS["scale"], NONE_MEANS["ratio"])
+    resize = transforms_imagenet_eval(70, crop_pct=None).transforms[0]
+    assert resize.size == 70 / NONE_MEANS["crop_pct"]
+    jitters = transforms_imagenet_train(32, color_jitter=0.4, color_jitter_prob=None).transforms
+    assert "ColorJitter" in [type(step).__name__ for step in jitters]  # without RandomApply: always
+
+
+@pytest.mark.parametrize("name", [*RENAMED, *WITHOUT])
+def test_a_name_of_timms_is_answered(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"no argument '{name}': it is timm's") as caught:
+        widemix.Loader(tmp_path, "train", 4, **{name: 1})  # type: ignore[arg-type]
+    assert RENAMED.get(name, WITHOUT.get(name, "")) in str(caught.value)
+
+
+def test_a_view_answers_too(digits: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"views\[0\]: no argument 'input_size': it is timm's; here it is image_size"
+    ):
+        widemix.Loader(digits, "train", 4, views=[{"input_size": 9}])  # type: ignore[typeddict-unknown-key]
+
+
+def test_the_page_is_the_signatures() -> None:
+    page = (ROOT / "docs/reference/timm_names.md").read_text()
+    assert page == reference.timm_page(), "stale: `python -m widemix.api.reference docs/reference`"
+    assert "| `color_jitter` | `0.4` | `0` |" in page
+    assert "| `re_mode` | `const` | `pixel` |" in page
+    assert "| `mixup` | `1` | `0` |" in page
