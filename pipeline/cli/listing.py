@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from widemix.errors import Exit, InputError
+from widemix.errors import Exit, InputError, command
 
 if TYPE_CHECKING:
     from widemix.run.listing import RunSummary
@@ -20,14 +20,19 @@ widemix runs diff runs/a runs/b     the recipe keys in which two runs differ
 widemix runs csv > runs.csv         the list as CSV"""
 
 
+MOST = 3  # keys of a row
+_MORE = " more keys"
+_TELLING = ("model", "data", "optim", "schedule", "train", "augment")  # sections, the most telling first
+
+
 def add_runs(commands) -> None:
     """Add `widemix runs`."""
     text = "list runs, or compare the recipes of two"
     parser = commands.add_parser(
         "runs",
         help=text,
-        description="List runs with their state (done, or the time since their last line), accuracy, speed, hours "
-        "and the recipe keys that not all of them share.",
+        description="List runs with their state (done, stopped, or the time since their last line), accuracy, speed, "
+        "hours and the recipe keys in which the runs of a folder differ: the first three, and all as CSV.",
         examples=EXAMPLES,
     )
     words = "folders to look into (default: runs); after the word diff two runs, after csv folders"
@@ -54,12 +59,14 @@ def _runs(arguments: argparse.Namespace) -> Exit:
         print(f"warning: {damage}; the run is left out", file=sys.stderr)
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
-    rows = _rows(found)
+    rows = _rows(found, MOST if verb != "csv" else None)
     if verb == "csv":
         csv.writer(sys.stdout).writerows(rows)
         return Exit.DONE
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print("\n".join(table_lines(rows, width)))
+    if any(_MORE in row[-1] for row in rows):
+        print(f"{command('runs', 'diff', found[0].path, found[-1].path)} has all keys in which two runs differ")
     return Exit.DONE
 
 
@@ -84,24 +91,41 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iter
         yield from textwrap.wrap(last, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _rows(found: "list[RunSummary]") -> list[tuple[str, ...]]:
-    """The table with its head: a column for each kind of metric, and the keys in which the runs differ."""
+def _rows(found: "list[RunSummary]", most: int | None = None) -> list[tuple[str, ...]]:
+    """The table with its head: a column for each kind of metric, and the keys in which the runs of a folder differ.
+
+    most: the number of keys that a row has; the others are counted.
+    """
     from widemix.metrics import metric_heading
     from widemix.run.listing import differing_keys
     from widemix.studies.study_run import yaml_text
 
-    keys = differing_keys([run.recipe for run in found])
+    folders = {run.path.parent for run in found}
+    beside = {folder: [run for run in found if run.path.parent == folder] for folder in folders}
+    # A run alone in its folder is compared with all.
+    compared = {folder: runs if len(runs) > 1 else found for folder, runs in beside.items()}
+    differing = {folder: differing_keys([run.recipe for run in runs]) for folder, runs in compared.items()}
     metrics = list(dict.fromkeys(run.metric for run in found))
     headings = map(metric_heading, metrics)
     rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", "run", "differs in")]
-    for number, run in enumerate(found):
+    for run in found:
+        place = run.path.parent
+        number = compared[place].index(run)
         shown = [run.cell(name) or "-" for name in metrics]
         numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
         shown += ["-" if value is None else format(value, form) for value, form in numbers]
-        own = [(name, values[number]) for name, values in keys if values[number] is not ...]
-        differing = ", ".join(f"{name}={yaml_text(value)}" for name, value in own)
-        rows.append((run.state, f"{run.step}", *shown, str(run.path), differing))
+        own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
+        own.sort(key=_rank)
+        words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
+        words += [f"{len(own) - len(words)}{_MORE}"] if len(own) > len(words) else []
+        rows.append((run.state, f"{run.step}", *shown, str(run.path), ", ".join(words)))
     return rows
+
+
+def _rank(key: tuple[str, object]) -> int:
+    """How early a key is named, by its section; keys of one keep their order."""
+    section = key[0].partition(".")[0]
+    return _TELLING.index(section) if section in _TELLING else len(_TELLING)
 
 
 def _diff(paths: list[Path]) -> Exit:

@@ -17,6 +17,8 @@ def describe_event(event: dict[str, Any]) -> str:
             return f"the evaluation at step {step} failed: {bad}"
         case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
             return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
+        case {"event": "stopped", "step": step}:
+            return f"the run was asked to stop, and ended after step {step}"
         case {"event": "diverged", "step": step, "reason": reason}:
             return f"the run diverged at step {step}: {reason}"
     raise ValueError(f"no such event: {event}")

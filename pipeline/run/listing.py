@@ -6,22 +6,24 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
 from widemix.metrics import MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
-from widemix.run import checkpoint
+from widemix.run import checkpoint, evaluations
 
 
 @dataclass(frozen=True)
 class RunSummary:
     """A run folder in a line. `value`, `images_per_s` and `hours` are None where the run has none yet.
 
-    state: done, or the time since the last line of metrics.jsonl. metric: the name of the most telling one for what
-    is predicted, such as top1; value: that of the last evaluation. images_per_s: the median of its lines. hours: of a
-    run that is not done, those at its newest checkpoint.
+    state: done; stopped, with the step of its checkpoint; diverged; or the time since the last line of metrics.jsonl.
+    metric: the name of the most telling one for what is predicted, such as top1; value: that of the last evaluation,
+    in training or by `widemix eval`. images_per_s: the median of its lines. hours: of a run that is not done, those
+    at its newest checkpoint.
     """
 
     path: Path
@@ -56,17 +58,21 @@ def summarise(run: Path) -> RunSummary:
     trained = [line for line in lines if line.get("split") == "train"]
     recipe = load_stored_recipe(run / "recipe.yaml")
     metric = MEASURED[recipe.data.targets][0]
-    evaluated = [line.get(metric) for line in lines if line.get("split") == "eval"]
+    evaluated = [(line["step"], line.get(metric)) for line in lines if line.get("split") == "eval"]
+    own = {"data": recipe.data.path, "split": recipe.data.eval_split, "ema": False}
+    later = [line for line in read_lines(run / evaluations.NAME) if own.items() <= line.items()]
+    evaluated += [(line["step"], line.get(metric)) for line in later]
+    evaluated.sort(key=itemgetter(0))
     done = read_json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
     return RunSummary(
         path=run,
         recipe=recipe,
-        state="done" if done else _age(run / "metrics.jsonl"),
+        state="done" if done else _state(run, lines[-1] if lines else {}, newest),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
         metric=metric,
-        value=done.get(metric) if done else evaluated[-1] if evaluated else None,
+        value=done.get(metric) if done else evaluated[-1][1] if evaluated else None,
         images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
         hours=None if seconds is None else seconds / 3600,
     )
@@ -119,6 +125,13 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[tuple[str, list[Any]]]:
 def _value(dump: dict[str, Any], name: str) -> Any:
     section, _, leaf = name.partition(".")
     return dump[section].get(leaf) if leaf else dump.get(section)
+
+
+def _state(run: Path, last: dict[str, Any], newest: checkpoint.Checkpoint | None) -> str:
+    """How a run stands that is not done, by its last line."""
+    if last.get("event") == "stopped":
+        return f"stopped, checkpoint {newest.position.step}" if newest else "stopped"
+    return "diverged" if last.get("event") == "diverged" else _age(run / "metrics.jsonl")
 
 
 def _age(path: Path) -> str:

@@ -99,6 +99,7 @@ class Loop:
         self.context.requests.finish()
         self.context.saver.finish_all_ranks()
         if stopped:
+            self.context.log.record({"step": self.step, "split": "event", "event": "stopped"})
             return None
         if self._result is None:  # resumed from the last step's checkpoint: only the evaluation is left
             self._evaluate_and_log()

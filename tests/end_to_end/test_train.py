@@ -19,6 +19,7 @@ from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from tests.terminal import Terminal
 from widemix.run import checkpoint
+from widemix.run.listing import summarise
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
@@ -115,6 +116,7 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert "stopped with a checkpoint" in output
     last = train_lines(run)[-1]["step"]
     assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
+    assert summarise(run).state == f"stopped, checkpoint {last}"
     assert last < LAST
     finish(train("run", *EPOCHS))
     assert_same_curve(run, undisturbed, 1e-4)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import time
 
 import pytest
@@ -52,6 +53,43 @@ def test_the_list_is_of_the_files(runs, capsys):
     lines = said(capsys, "runs", runs).splitlines()
     assert [line.split()[0] for line in lines] == ["state", "done", "10"]
     assert lines[1].endswith("model.depth=2, train.seed=0")
+
+
+def test_a_long_list_of_keys_is_cut_and_says_where_the_rest_is(runs, capsys):
+    """Runs of one folder are compared with each other: what tells a folder from another is in its name."""
+    study = runs / "study"
+    for seed in (5, 6):
+        (study / str(seed)).mkdir(parents=True)
+        (study / str(seed) / "environment.json").write_text("{}")
+        text = dump_recipe(load_recipe("cifar10/mixer_ss8", [("train.seed", str(seed))]))
+        (study / str(seed) / "recipe.yaml").write_text(text)
+    lines = said(capsys, "runs", runs).splitlines()
+    assert [line.split()[-1] for line in lines[3:5]] == ["train.seed=5", "train.seed=6"]
+    assert lines[1].endswith("model.depth=2, train.seed=0")
+    assert len(lines) == 5
+    alone = said(capsys, "runs", runs / "a", study / "5").splitlines()
+    assert alone[1].count("=") == 3
+    assert re.search(r", \d\d more keys$", alone[1])
+    assert alone[1].split("differs in")[-1].split()[-6].startswith("model.")
+    assert alone[-1] == f"`widemix runs diff {runs}/a {study}/5` has all keys in which two runs differ"
+    (_, first, _) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs / "a", study / "5")))
+    assert first[-1].count("=") > 20
+
+
+def test_a_later_evaluation_is_the_runs_newest(runs, capsys):
+    own = {"step": 20, "ema": False, "data": "datasets/digits", "split": "test", "samples": 360, "top1": 61.67}
+    lines = [own | {"top1": 60.0}, own, own | {"ema": True, "top1": 1.0}, own | {"split": "train", "top1": 2.0}]
+    (runs / "b/evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (_, _, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert b[2] == "61.67"
+
+
+@pytest.mark.parametrize("event", ["stopped", "diverged"])
+def test_how_a_run_has_ended(runs, event, capsys):
+    line = {"step": 20, "split": "event", "event": event, "reason": "the loss is nan"}
+    (runs / "b/metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (_, _, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert b[0] == event
 
 
 def test_each_run_has_the_figure_of_what_it_predicts(runs, capsys):
