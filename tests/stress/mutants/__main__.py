@@ -3,7 +3,7 @@
     python -m tests.stress.mutants [--seed N] [--count N] [--only WORD] [--jobs N]
 
 The places are sampled from the syntax trees, a room as often as its lines are many. For each the tests that run its
-line do so, by the map of `tests.stress.mutants.coverage`, which is made first where it is missing: those of the room
+line do so, by the map of `tests.stress.mutants.coverage`, which is made first where there is none: those of the room
 first, for as long as `BUDGET_S` allows. A break that makes them hang is noticed. Outcomes are kept in
 runs/mutants/SEED.jsonl, from which the same command goes on. equivalent.yaml lists breaks that change nothing that a
 test could hold, each with the reason. Ends with 1 where fewer than `LEAST` of them are noticed.
@@ -13,9 +13,7 @@ import argparse
 import ast
 import difflib
 import json
-import os
 import random
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -118,29 +116,6 @@ def _around(line: int, text: str) -> list[range]:
     return [*inside[:2], *inside[-1:], *compiled]
 
 
-class Server:
-    """A process that runs pytest in forks of itself; see server.py."""
-
-    def __init__(self) -> None:
-        words = [sys.executable, str(Path(__file__).with_name("server.py"))]
-        environ = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, root: Path, tests: list[str], environ: dict[str, str], seconds: float) -> int | None:
-        """Pytest's exit code; None if it was killed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
-        job = {"root": str(root), "words": words, "environ": environ, "seconds": seconds}
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
 def equivalent() -> set[tuple[str, str, str]]:
     """The breaks of equivalent.yaml: file, old and new line."""
     known = yaml.safe_load(EQUIVALENT.read_text()) or {} if EQUIVALENT.exists() else {}
@@ -153,14 +128,14 @@ def changed_lines(old: str, new: str) -> tuple[str, str]:
     return tuple("\n".join(line[2:].strip() for line in diff if line[0] == sign) for sign in "-+")  # type: ignore
 
 
-def outcome(site: Site, text: str, checkout: Checkout, server: Server, covered: Coverage) -> str:
+def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage) -> str:
     """Break a checkout, and run its tests."""
     parts = tests_of(site, text, covered)
     with checkout.changed(site.file, site.changed(text)) as environ:
         slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
         for tests in parts:
             seconds = 60 + slow + 3 * sum(map(covered.seconds, tests))
-            if server.run(checkout.root, tests, environ, seconds) != 0:
+            if checkout.run(tests, environ, seconds) != 0:
                 return "noticed"
     return "survived" if parts else "uncovered"
 
@@ -204,29 +179,32 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed breaks other places (default: 0)")
     parser.add_argument("--count", type=int, default=300, help="how many (default: 300, an hour)")
     parser.add_argument("--only", default="", metavar="WORD", help="files whose path contains it")
+    parser.add_argument("--map", action="store_true", help="only bring the map up to date")
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
     parser.add_argument("--again", action="store_true", help="run those again that survived before")
     arguments = parser.parse_args()
     texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
     checkouts = [Checkout(WORK / str(number)) for number in range(arguments.jobs)]
-    coverage.main(checkouts)
+    if arguments.map or not coverage.MAP.exists():
+        coverage.main(checkouts)
+    if arguments.map:
+        return 0
     covered, found = Coverage.read(), read(kept, known)
     if arguments.again:
         found = {site: each for site, each in found.items() if each.outcome in ("noticed", "equivalent")}
     chosen = sample(texts, arguments.seed, arguments.count, arguments.only)
-    free: SimpleQueue[tuple[Checkout, Server]] = SimpleQueue()
-    servers = [Server() for _ in checkouts]
-    for pair in zip(checkouts, servers, strict=True):
-        free.put(pair)
+    free: SimpleQueue[Checkout] = SimpleQueue()
+    for checkout in checkouts:
+        free.put(checkout)
 
     def one(site: Site) -> None:
-        (checkout, server), began, text = free.get(), time.monotonic(), texts[site.file]
+        checkout, began, text = free.get(), time.monotonic(), texts[site.file]
         try:
             old, new = changed_lines(text, site.changed(text))
             is_known = (site.file, old, new) in known
-            ended = "equivalent" if is_known else outcome(site, text, checkout, server, covered)
+            ended = "equivalent" if is_known else outcome(site, text, checkout, covered)
         finally:
-            free.put((checkout, server))
+            free.put(checkout)
         found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1))
         with kept.open("a") as file:
             file.write(json.dumps(found[site]._asdict()) + "\n")
@@ -234,8 +212,6 @@ def main() -> int:
 
     with ThreadPoolExecutor(len(checkouts)) as pool:
         list(pool.map(one, [site for site in chosen if site not in found]))
-    for server in servers:
-        server.close()
     return report([found[site] for site in chosen])
 
 

@@ -1,15 +1,19 @@
-"""Copies of the project to break, each with compiled code of its own."""
+"""Copies of the project to break, each with compiled code and a process for its tests of its own."""
 
 import filecmp
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import ROOT
+
+_IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins of pytest, by the server
 
 
 class Checkout:
@@ -33,6 +37,28 @@ class Checkout:
             elif not target.exists() or not filecmp.cmp(source, target, shallow=False):
                 shutil.copy2(source, target)
         self._cache.mkdir(exist_ok=True)
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, tests: Sequence[str], environ: dict[str, str], seconds: float) -> int | None:
+        """Run test files in a fork of a process that has imported torch (server.py): until one fails, or too long.
+
+        Returns pytest's exit code; None if it was killed.
+        """
+        if self._server is None:
+            words = [sys.executable, str(Path(__file__).with_name("server.py"))]
+            own = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self._server = subprocess.Popen(words, env=own, **pipes)  # type: ignore[call-overload]
+        assert self._server is not None
+        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED, *tests]
+        log = self.folder / "log"  # of the last tests
+        log.unlink(missing_ok=True)
+        job = {"root": str(self.root), "words": words, "environ": environ, "seconds": seconds, "log": str(log)}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
 
     def environ(self, numba: Path | None = None) -> dict[str, str]:
         """What its tests have in their environment besides. numba: another folder for what numba compiles."""

@@ -1,4 +1,4 @@
-"""Which test files run which lines: `python -m tests.stress.mutants.coverage`, the time of `make test`.
+"""Which test files run which lines: `python -m tests.stress.mutants --map`, the time of `make test`.
 
 Every test file runs by itself in a checkout, and each of its processes notes the lines that it runs
 (`trace/sitecustomize.py`). The map is kept in runs/mutants/coverage.json; the command again runs those test files
@@ -9,8 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,13 +22,15 @@ from tests.stress.mutants.checkout import Checkout
 WORK = ROOT / "runs/mutants"
 MAP = WORK / "coverage.json"
 LIMIT_S = 900
+SLOW = ("/end_to_end/", "/faults/", "/launch/", "/engine/", "/test_docs", "/test_setup")  # last
 ROOMS = ("pipeline", "data_prep", "launch")
 
 
 def test_files() -> list[str]:
     """All but those by hand and those that a GPU or a cluster runs."""
     files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
-    return sorted(file for file in files if not file.startswith(("tests/stress/", "tests/gpu/")))
+    chosen = (file for file in files if not file.startswith(("tests/stress/", "tests/gpu/")))
+    return sorted(chosen, key=lambda file: (any(room in file for room in SLOW), file))
 
 
 def digest(file: str) -> str:
@@ -74,17 +74,8 @@ def measure(checkout: Checkout, test: str) -> dict:
     trace.mkdir()
     environ = checkout.environ() | {"WIDEMIX_TRACE": f"{trace}{os.pathsep}{checkout.root}"}
     environ["PYTHONPATH"] = f"{Path(__file__).parent / 'trace'}{os.pathsep}{environ['PYTHONPATH']}"
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0", test]
     began = time.monotonic()
-    with (checkout.folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            words, cwd=checkout.root, env=os.environ | environ, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            code = process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            code = process.wait()
+    code = checkout.run([test], environ, LIMIT_S)
     seconds, lines = time.monotonic() - began, defaultdict(set)
     for path in trace.iterdir():
         for line in path.read_bytes().decode(errors="replace").splitlines():
@@ -122,7 +113,3 @@ def main(checkouts: Sequence[Checkout]) -> None:
 
     with ThreadPoolExecutor(len(checkouts)) as pool:
         list(pool.map(one, missing))
-
-
-if __name__ == "__main__":
-    main([Checkout(WORK / str(number)) for number in range(2)])

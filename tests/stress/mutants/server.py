@@ -1,7 +1,7 @@
 """`python server.py` runs pytest in forks of itself, which has imported torch and its like: that saves seconds each.
 
-A line of stdin is a job as JSON: `root`, `words` of pytest, `environ`, `seconds`. A line of stdout is how it ended:
-pytest's exit code, or null after so many seconds, which kill it with all that it has started.
+A line of stdin is a job as JSON: `root`, `words` of pytest, `environ`, `seconds`, `log`. A line of stdout is how it
+ended: pytest's exit code, or null after so many seconds, which kill it with all that it has started.
 """
 
 import contextlib
@@ -11,25 +11,32 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
+from pathlib import Path
 
 # Nothing of ours, which may be broken, nor numba, which reads its environment when it is imported.
 LIBRARIES = ("torch", "torch.distributed", "torchvision", "timm", "torchmetrics.classification", "sklearn.metrics")
 LIBRARIES += ("scipy.stats", "matplotlib.pyplot", "pydantic", "yaml", "PIL.Image", "hypothesis", "pytest", "rich")
 
+TRACE: dict[str, object] = {"__name__": "sitecustomize"}
 
-def run_pytest(root: str, words: list[str], environ: dict[str, str]) -> None:
+
+def run_pytest(root: str, words: list[str], environ: dict[str, str], log: str) -> None:
     """In the fork; does not return."""
     code = 3  # pytest's for an error of its own
     try:
         os.setsid()
         os.chdir(root)
         os.environ.update(environ)
+        if "WIDEMIX_TRACE" in environ:
+            exec((Path(__file__).with_name("trace") / "sitecustomize.py").read_text(), TRACE)
         sys.path[:] = [root, *(place for place in sys.path[1:])]
-        silent = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(silent, stream)
+        for stream, path in enumerate((os.devnull, log, log)):
+            os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), stream)
         code = int(importlib.import_module("pytest").main(words))
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 
@@ -60,5 +67,5 @@ if __name__ == "__main__":
         job = json.loads(line)
         process = os.fork()
         if process == 0:
-            run_pytest(job["root"], job["words"], job["environ"])
+            run_pytest(job["root"], job["words"], job["environ"], job["log"])
         print(json.dumps(wait(process, job["seconds"])), flush=True)
