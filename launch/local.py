@@ -74,8 +74,9 @@ def _pass_on(number: int, worker: subprocess.Popen) -> None:
 def _wait(workers: list[subprocess.Popen]) -> int:
     """Wait for all ranks; after one has failed only until the time limit, since the others may wait for it."""
     code, deadline = 0, float("inf")
-    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
-        failed = [(rank, worker.returncode) for rank, worker in enumerate(workers) if worker.returncode]
+    while True:
+        codes = [worker.poll() for worker in workers]
+        failed = [(rank, own) for rank, own in enumerate(codes) if own]
         if failed and not code:
             rank, code = min(failed, key=lambda each: each[1])  # ranks killed by a signal first: the cause
             deadline = time.monotonic() + (STOP_TIMEOUT_S if code == 75 else FAILURE_TIMEOUT_S)
@@ -84,7 +85,6 @@ def _wait(workers: list[subprocess.Popen]) -> int:
                     print(
                         f"error: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr, flush=True
                     )
+        if None not in codes or time.monotonic() >= deadline:
+            return 128 - code if code < 0 else code
         time.sleep(0.05)
-    codes = [worker.poll() for worker in workers]
-    code = code or next((c for c in codes if c), 0)
-    return 128 - code if code < 0 else code

@@ -52,3 +52,33 @@ def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
 
     monkeypatch.setattr(local.subprocess, "Popen", signalled_here)
     assert local.launch(["-c", "import time; time.sleep(600)"], 2) == 128 + signal.SIGTERM
+
+
+class Ended:
+    """A rank that ends after so many polls."""
+
+    def __init__(self, code: int, polls: int):
+        self._code, self._polls = code, polls
+
+    def poll(self) -> int | None:
+        self._polls -= 1
+        return None if self._polls >= 0 else self._code
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ([1, -9], 128 + 9, "error: rank 1 was killed by SIGKILL\n"),  # the others fail since one was killed
+        ([-9, 1], 128 + 9, "error: rank 0 was killed by SIGKILL\n"),
+        ([1, 0, -11, 1], 128 + 11, "error: rank 2 was killed by SIGSEGV\n"),
+        ([0, 1], 1, ""),
+        ([75, 75], 75, ""),
+        ([0, 2, 0], 2, ""),
+        ([0, 0], 0, ""),
+    ],
+)
+@pytest.mark.parametrize("late", [0, 3])
+def test_the_exit_code_is_that_of_the_cause(codes, code, said, late, capfd, monkeypatch):
+    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
+    assert local._wait([Ended(each, late) for each in codes]) == code
+    assert capfd.readouterr().err == said
