@@ -92,7 +92,8 @@ class Checkpoint:
             hashes = json.loads((self.path / COMPLETE).read_text())
             if not isinstance(hashes, dict):
                 raise InputError(f"{self.path / COMPLETE}: is damaged (it holds no hashes)")
-            for name in {_MODEL, _OPTIMIZER, _STATE, *hashes} & {_MODEL, _OPTIMIZER, _STATE, _EMA}:
+            ema = [_EMA] if _EMA in hashes or (self.path / _EMA).exists() else []
+            for name in (_MODEL, _OPTIMIZER, _STATE, *ema):
                 if _hash(self.path / name) != hashes.get(name):
                     raise InputError(f"{self.path / name}: is damaged (its hash is not the one in {COMPLETE})")
         except (OSError, ValueError) as error:

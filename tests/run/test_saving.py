@@ -1,6 +1,7 @@
 """Saving during training: the parts of many ranks become one complete checkpoint, or none."""
 
 import errno
+import json
 import threading
 from pathlib import Path
 
@@ -158,5 +159,19 @@ def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_taken(tmp_path, n
     assert len(problems) == 1
     assert name in problems[0]
     assert checkpoint.newest(tmp_path).position.step == 1  # the other is never read again
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.safetensors", "ema/model.safetensors", "state.json"]
+)
+def test_a_file_without_a_hash_is_not_taken_for_intact(tmp_path, name):
+    (saver,) = savers(tmp_path, 1)
+    save([saver], [0, 15], 1)
+    mark = tmp_path / "checkpoints/00000001/COMPLETE"
+    hashes = json.loads(mark.read_text())
+    del hashes[name]
+    mark.write_text(json.dumps(hashes))
+    with pytest.raises(InputError, match=rf"{name}: is damaged \(its hash is not the one in COMPLETE\)"):
+        checkpoint.newest(tmp_path).load()
     assert save([saver], [0, 15], 2) is None  # until the run reaches that step again
     assert checkpoint.newest(tmp_path).position.step == 2
