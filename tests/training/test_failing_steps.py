@@ -87,7 +87,16 @@ def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     assert (event["event"], event["step"], event["loss"]) == ("loss_spike", 33, 2.2)
     assert event["expected"] == pytest.approx((30 + 1.55) / 31)
     assert health(loss_spike_std=None).check_steps(steps_of(*calm, 100.0)) == []
-    assert health().check_steps(steps_of(*calm[:10], 100.0)) == []
+    assert health(loss_spike_std=6).check_steps(steps_of(*calm, 0.1)) == []  # a fall
+    for before, spikes in ((19, []), (20, [21])):
+        events = health(loss_spike_std=6).check_steps(steps_of(*calm[:before], 100.0))
+        assert [event["step"] for event in events] == spikes
+
+
+def test_a_spike_is_measured_against_the_last_hundred_losses():
+    calm = [1.0 + 0.1 * (-1) ** i for i in range(100)]
+    (event,) = health(loss_spike_std=6).check_steps(steps_of(*[7.0] * 30, *calm, 3.0))
+    assert (event["step"], event["expected"]) == (131, 1.0)
 
 
 def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path):

@@ -1,0 +1,183 @@
+"""When the loop logs, evaluates and saves, and the seconds in what it writes, by a clock that the test moves."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from widemix.distributed.requests import Request
+from widemix.engine import StepResult
+from widemix.recipe import load_recipe
+from widemix.run.checkpoint import Checkpoint, Position, UnloggedSteps
+from widemix.run.run_dir import ResumeState
+from widemix.training import log_interval, loop
+from widemix.training.log_interval import LogInterval
+from widemix.training.loop import Loop, RunContext
+from widemix.training.schedule import Schedule
+
+STEP_S, WAIT_S, EVALUATION_S, SAVE_S = 1.0, 0.25, 100.0, 10.0
+BATCH, EPOCH, LAST, EVERY = 64, 4, 12, 2  # samples of a step, and steps
+
+
+class Run:
+    """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number."""
+
+    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None):
+        self.now, self.lines, self.saved, self.evaluated = 0.0, [], [], []
+        self.asked = asked or {}  # by the number of its poll, from 1
+        self.polls = 0
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(log_interval, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(loop, "LogInterval", lambda *steps: LogInterval(*steps, began=self.now))
+        monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        fixed = [
+            ("train.epochs", "3"),
+            ("train.global_batch", f"{BATCH}"),
+            ("log.every", f"{EVERY}"),
+            ("eval.every_epochs", "1"),
+        ]
+        recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*fixed, *overrides])
+        engine = SimpleNamespace(
+            device=torch.device("cpu"),
+            step=self._step,
+            blocks=lambda: ["stem", "head"],
+            weight_norm=lambda: 3.0,
+            average_buffers=lambda: None,
+            scalars=dict,
+            local_shards=list,
+        )
+        context = RunContext(
+            log=SimpleNamespace(write=self.lines.append, report_event=self.lines.append, writer=None),
+            saver=SimpleNamespace(begin=self._save, failure=lambda: None, finish_all_ranks=lambda: None),
+            rollback=SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
+            watchdog=SimpleNamespace(beat=lambda: None),
+            stop=SimpleNamespace(requested=False),
+            requests=SimpleNamespace(poll=self._poll, finish=lambda: None),
+            peak_fraction=0.001,
+        )
+        state = ResumeState(tmp_path, position and Checkpoint(tmp_path, position))
+        schedule = Schedule(EPOCH, LAST, lambda step: 0.5**step)
+        self.loop = Loop(recipe, engine, schedule, self._evaluate, context, state)
+        self.result = self.loop.fit(SimpleNamespace(batches=self._batches))
+        self.trained = [line for line in self.lines if line["split"] == "train"]
+
+    def _step(self, batches, lr):
+        assert lr == 0.5**self.loop.step
+        self.now += STEP_S
+        norms = torch.tensor([1.0, 2.0]) if self.loop.engine.wants_block_norms else None
+        return StepResult(torch.tensor(self.loop.step + 1.0), torch.tensor(2.0 * self.loop.step), norms)
+
+    @contextmanager
+    def _batches(self, epoch, first):
+        def each():
+            for step in range(EPOCH * epoch + first, EPOCH * (epoch + 1)):
+                assert step == self.loop.data_step
+                self.now += WAIT_S
+                yield SimpleNamespace(replaced=int(step == 5))
+
+        yield each()
+
+    def _evaluate(self):
+        self.now += EVALUATION_S
+        self.evaluated.append(self.loop.step)
+        return {"top1": float(self.loop.step), "loss": 1.0}
+
+    def _save(self, shards, position):
+        self.now += SAVE_S
+        self.saved.append(position)
+
+    def _poll(self, own):
+        self.polls += 1
+        return self.asked.get(self.polls, Request.NONE)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    return lambda *overrides, **others: Run(monkeypatch, tmp_path, *overrides, **others)
+
+
+def place(step: int, **others) -> Position:
+    fixed = {"scalars": {}, "metrics": {}, "recipe": {}}
+    return Position(step=step, data_step=step, seconds=1000.0, **fixed, **others)
+
+
+def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_and_saves(run):
+    whole = run(("log.block_norms", "true"))
+    assert [line["step"] for line in whole.trained] == [2, 4, 6, 8, 10, 12]
+    for line in whole.trained:
+        last = line["step"]
+        assert line["loss"] == (last - 1 + last) / 2
+        assert line["grad_norm"] == 2 * (last - 2 + last - 1) / 2
+        assert (line["lr"], line["epoch"]) == (0.5 ** (last - 1), last / EPOCH)
+        assert line["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
+        assert line["mfu"] == pytest.approx(0.001 * line["images_per_s"])
+        assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
+        assert line.get("replaced") == (1 if last == 6 else None)
+        assert (line["grad_norm/stem"], line["grad_norm/head"], line["weight_norm"]) == (1, 2, 3)
+
+
+def test_evaluations_and_saves_come_with_epochs_and_the_result_has_all_seconds(run):
+    whole = run()
+    assert whole.evaluated == [position.step for position in whole.saved] == [4, 8, 12]
+    assert [position.metrics for position in whole.saved] == [{"top1": s, "loss": 1.0} for s in (4.0, 8.0, 12.0)]
+    assert whole.now == 12 * (STEP_S + WAIT_S) + 3 * (EVALUATION_S + SAVE_S)
+    assert whole.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": whole.now}
+    assert [position.seconds for position in whole.saved] == [105.0, 220.0, 335.0]  # each before it is saved
+
+
+def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run):
+    """Step 3 was trained before, and is in the line of step 4."""
+    unlogged = UnloggedSteps(losses=[9.0], grad_norms=[8.0], replaced=3)
+    resumed = run(position=place(3, unlogged=unlogged))
+    first, second, *_ = resumed.trained
+    assert (first["step"], first["loss"], first["grad_norm"]) == (4, (9 + 4) / 2, (8 + 6) / 2)
+    assert first["replaced"] == 3
+    for line in (first, second):
+        assert line["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
+        assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
+    assert resumed.result["seconds"] == 1000 + resumed.now
+    assert resumed.saved[0].seconds == 1000 + STEP_S + WAIT_S + EVALUATION_S
+
+
+def test_a_save_keeps_the_steps_that_no_line_has_yet(run):
+    saved = run(("train.save_every_steps", "3")).saved
+    assert [(each.step, each.unlogged.losses) for each in saved] == [(3, [3]), (6, []), (9, [9]), (12, [])]
+    assert [each.unlogged.grad_norms for each in saved] == [[4], [], [16], []]
+
+
+def test_a_run_that_was_stopped_before_its_evaluation_begins_with_it_and_no_line_counts_it(run):
+    resumed = run(position=place(4, evaluation_due=True))
+    assert resumed.evaluated == [4, 8, 12]
+    assert resumed.saved[0].step == 4
+    assert resumed.saved[0].metrics == {"top1": 4.0, "loss": 1.0}
+    assert not resumed.saved[0].evaluation_due
+    assert resumed.trained[0]["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
+
+
+def test_a_stop_saves_at_once_and_leaves_the_evaluation_to_the_next_start(run):
+    stopped = run(asked={4: Request.STOP})
+    assert stopped.result is None
+    assert stopped.evaluated == []
+    assert [(each.step, each.evaluation_due) for each in stopped.saved] == [(4, True)]
+    early = run(asked={3: Request.STOP})
+    assert [(each.step, each.evaluation_due) for each in early.saved] == [(3, False)]
+
+
+def test_the_clock_asks_for_one_evaluation_and_for_one_save(run):
+    timed = run(("eval.every_minutes", "5"), ("train.save_minutes", "5"), asked={2: Request.EVALUATE})
+    assert timed.evaluated == [4, 12]  # at the end of the epoch, not at that of the next
+    assert [each.step for each in timed.saved] == [12]
+    timed = run(("eval.every_minutes", "5"), ("train.save_minutes", "5"), asked={6: Request.SAVE})
+    assert timed.evaluated == [12]
+    assert [each.step for each in timed.saved] == [6, 12]
+
+
+def test_the_best_is_kept_only_if_each_evaluation_is_saved(run):
+    options = ("train.save_every_steps", "5"), ("train.keep_best", "top1")
+    saved = run(*options).saved
+    assert [each.step for each in saved] == [4, 5, 8, 10, 12]
+    assert [each.metrics.get("top1") for each in saved] == [4, None, 8, None, 12]
