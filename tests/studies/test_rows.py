@@ -26,6 +26,8 @@ LINES = [
     {"split": "train", "step": 1, "epoch": 0.5, "loss": 9.0, "images_per_s": 100.0},  # before a restart
     {"split": "train", "step": 1, "epoch": 0.5, "loss": 3.0, "images_per_s": 100.0},
     {"split": "train", "step": 2, "epoch": 1.0, "loss": 1.0, "images_per_s": 300.0},
+    {"split": "eval", "step": 1, "epoch": 0.5, "loss": 8.0, "top1": 9.0, "top5": 80.0},  # not the epoch's last
+    {"split": "eval", "step": 2, "epoch": 1.0, "loss": 7.0, "top1": 8.0, "top5": 80.0},  # before a restart
     {"split": "eval", "step": 2, "epoch": 1.0, "loss": 1.5, "top1": 40.0, "top5": 80.0},
     {"split": "train", "step": 3, "epoch": 1.5, "loss": 0.5, "images_per_s": 200.0},
     {"split": "event", "step": 3, "event": "loss_spike", "loss": 1.0, "expected": 0.1},

@@ -1,11 +1,13 @@
 """A study file says which runs there are: axes, constraints, seeds, lines; mistakes are one line."""
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import experiment_hash, load_recipe
+from widemix.studies.solve import block_weights, solve
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import unique
 
@@ -42,6 +44,13 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
         "digits-s_mixer_channels-8",
         "digits-s_mixer_channels-16",
     ]
+    text = text.replace("optim.lr: 0.25}", "model.channels: 4, train.seed: 8}\n  seeded: [model.permutation_seed]")
+    text = text.replace("optim.lr: 0.5}", "model.permutation_seed: 9}\nseeds: [5]").replace("s_mixer", "rp_s_mixer")
+    recipes = [
+        study_run.recipe for study_run in planned(write(tmp_path, text), [("train.epochs", "3")])
+    ]  # what varies wins over what is set
+    found = [(r.model.channels, r.train.seed, r.model.permutation_seed) for r in recipes]
+    assert found == [(8, 5, 5), (16, 5, 5)]
     assert [study_run.name for study_run in planned(write(tmp_path), only="*channels-16_*")] == [
         planned(write(tmp_path))[1].name
     ]
@@ -116,6 +125,34 @@ def test_omega_gives_the_papers_pairs_and_widths():
     assert widths == [540, 612, 724, 935, 1619]
 
 
+@pytest.mark.parametrize(
+    ("key", "target", "value"),
+    [
+        ("density", 2 * 64 * 64, 1.0),  # the dense network is one of these
+        ("density", 2 * 64 * 64 + 1, None),
+        ("density", 64 * 64, 0.5),
+        ("width", 2 * 0.25 * 40 * 40, 40),
+        ("width", 0.1, None),
+    ],
+)
+def test_omega_has_a_solution_up_to_the_dense_network_and_down_to_width_1(key, target, value):
+    overrides = [("model.kind", "sw_mlp"), ("model.width", "64"), ("model.density", "0.25"), ("model.depth", "2")]
+    overrides += [("model.patch_size", "2"), ("model.expansion", "2"), ("model.project_tokens", "true")]
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
+    assert solve(f"model.{key}", "omega", target, recipe) == value
+
+
+def test_a_budget_of_weights_may_be_met_exactly():
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+    weights = block_weights(recipe.model, recipe)
+    channels = recipe.model.channels
+    for budget, expected in ((weights - 1, channels - 1), (weights, channels), (weights + 1, channels)):
+        assert solve("model.channels", "weights", budget, recipe) == expected
+    smallest = block_weights(recipe.model.model_copy(update={"channels": 1}), recipe)
+    assert solve("model.channels", "weights", smallest, recipe) == 1
+    assert solve("model.channels", "weights", smallest - 1, recipe) is None
+
+
 @pytest.mark.parametrize(("name", "unit"), [("svhn", 1), ("mnli", 4)])
 def test_widths_fill_their_weight_budget(tmp_path, name, unit):
     """Counted on modules: the budget has no room for the next width, and depths without any are left out."""
@@ -173,6 +210,11 @@ def test_a_shipped_study_has_no_cell_twice_in_a_line(path):
     study_runs = study_runs_of(path, study.model_copy(update={"seeds": study.seeds[:1]}))
     drawn = [(study_run.panel, study_run.line, study_run.name) for study_run in study_runs]
     assert len(set(drawn)) == len(drawn) > 0
+    for study_run in study_runs:
+        for name, text in study_run.varied:
+            section, _, leaf = name.partition(".")
+            value, wanted = getattr(getattr(study_run.recipe, section), leaf), yaml.safe_load(text)
+            assert value == (type(value)(wanted) if isinstance(value, (float, tuple)) else wanted), name
     assert not study.measured or len(study.seeds) in (0, 1, 3, 4, 5)
     for study_run in study_runs[:1]:
         model_cost(study_run.recipe.model, study_run.recipe.data.image_size, study_run.recipe.data.num_classes)

@@ -1,0 +1,100 @@
+# ruff: noqa: F401, F811 - `study` is a fixture
+"""What a study's figure and page show, against numbers that are computed here."""
+
+import statistics
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+from tests.studies.test_report import STUDY, pretend, results_of, study
+from widemix.studies.figure import plot
+from widemix.studies.page import as_page
+from widemix.studies.rows import add_core_seconds
+from widemix.studies.study import read_study, study_runs_of
+
+
+@pytest.fixture
+def plotted(monkeypatch):
+    """plotted(results, study): the axes of its figure, a list of rows."""
+
+    def axes_of(results, parsed):
+        figures = []
+        monkeypatch.setattr("widemix.studies.figure.save", lambda figure, paths: figures.append(figure))
+        plot(results, parsed, [])
+        panels = len({result.study_run.panel for result in results})
+        return [figures[0].axes[at : at + panels] for at in range(0, len(figures[0].axes), panels)]
+
+    return axes_of
+
+
+def bars(ax) -> dict[str, list[tuple[float, float, float]]]:
+    """By colour and label: x, y and half the length of each error bar, which must lie evenly about its point."""
+    found = {}
+    for container in ax.containers:
+        points, _, (lines,) = container.lines if container.has_yerr else (*container.lines[:2], (None,))
+        x, y = map(np.asarray, points.get_data())
+        ends = [segment[:, 1] for segment in lines.get_segments()] if lines else [(at, at) for at in y]
+        assert [sum(pair) / 2 for pair in ends] == pytest.approx(list(y))
+        halves = [(high - low) / 2 for low, high in ends]
+        found[points.get_color(), container.get_label()] = list(
+            zip(map(float, x), map(float, y), halves, strict=True)
+        )
+    return found
+
+
+def test_the_figure_shows_means_standard_deviations_missing_points_and_what_was_published(study, tmp_path, plotted):
+    values = (60.0, 61.0, 65.0, 70.0, 72.0, 77.0, 50.0)  # Normal: two points of three seeds; RP: one of one
+    for study_run, top1 in zip(study_runs_of(study, read_study(study)), values, strict=False):
+        pretend(study_run, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path, y=("error", "loss"))
+    (errors,), (losses,) = plotted(results, parsed)
+    means, stds = [[f(values[at : at + 3]) for at in (0, 3)] for f in (statistics.fmean, statistics.stdev)]
+    normal, rp, published = bars(errors).values()
+    assert normal == [
+        (16 * c, pytest.approx(100 - m), pytest.approx(s)) for c, m, s in zip((8, 16), means, stds, strict=True)
+    ]
+    assert rp == [(128, 50, 0)]
+    assert published == [(128, 30, 1.5)]
+    assert " Normal (figure 1, digitised)" in {label for _, label in bars(errors)}
+    lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in errors.lines}
+    assert lines[" Normal"] == [(x, y) for x, y, _ in normal]
+    assert lines[" RP"] == [(128, 50)]
+    [crosses] = [line for line in errors.lines if line.get_marker() == "x"]
+    assert list(crosses.get_xdata()) == [256]
+    assert [own[0][1] for own in bars(losses).values()] == [1, 1]
+    assert errors.get_ylabel() == "test error (%)"
+    assert losses.get_xlabel() == "effective width m"
+
+
+def test_a_learning_curve_shows_the_mean_and_a_band_of_one_standard_deviation(study, tmp_path, plotted):
+    tops = (60.0, 64.0, 65.0)
+    for study_run, top1 in zip(study_runs_of(study, read_study(study)), tops, strict=False):
+        pretend(study_run, tmp_path, top1)
+    ((ax,),) = plotted(*results_of(study, tmp_path, x="epoch"))
+    line, (band,) = ax.lines[0], ax.collections[:1]
+    mean, std = 100 - statistics.fmean(tops), statistics.stdev(tops)
+    expected = [(epoch, mean + 3 - epoch) for epoch in (1, 2, 3)]
+    assert np.allclose([*zip(*line.get_data(), strict=True)], expected)
+    edges = {(round(x), round(float(y), 6)) for x, y in band.get_paths()[0].vertices}
+    assert edges == {(x, round(y + sign * std, 6)) for x, y in expected for sign in (-1, 1)}
+
+
+def test_a_page_adds_up_each_run_once_though_two_lines_share_it(study, tmp_path):
+    again = STUDY[STUDY.index("- label: Normal") : STUDY.index("- label: RP")].replace("Normal", "Again")
+    study.write_text(study.read_text().replace("- label: RP", f"{again.replace('ROOT', str(ROOT))}- label: RP"))
+    study_runs = study_runs_of(study, read_study(study))
+    (tmp_path / "logs").mkdir()
+    for number, study_run in enumerate(study_runs[:4]):
+        pretend(study_run, tmp_path, 60.0, seconds=1800.0)
+        add_core_seconds(tmp_path, study_run, 3600.0 * (1 + number))
+    page = as_page(*results_of(study, tmp_path), "widths.yaml")
+    assert "4 of 12 runs have ended, 0 of them diverged" in page
+    assert "2.00 hours of training (wall clock) on 1 CPU core, 10.00 core hours of 4 runs" in page
+
+
+def test_the_seconds_of_an_epoch_are_those_of_the_run_over_its_epochs(study, tmp_path):
+    first = study_runs_of(study, read_study(study))[0]
+    pretend(first, tmp_path, 60.0, seconds=90.0)
+    results, _ = results_of(study, tmp_path, y=("epoch_seconds",))
+    assert results[0].y["epoch_seconds"] == 90 / first.recipe.train.epochs
