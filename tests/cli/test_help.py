@@ -1,4 +1,4 @@
-"""The help of every command: one screen, examples that parse, further options by section."""
+"""The help of every command: all options, examples that parse, further options by section."""
 
 import argparse
 import importlib.util
@@ -19,16 +19,14 @@ from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()
 PARSERS = {parser.prog: parser for parser in _commands(COMMANDS)}
-SCREEN = 45  # lines
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_help_is_one_screen_and_its_sections_have_the_other_options(name, monkeypatch):
+def test_help_and_the_sections_that_it_names_have_every_option_within_80_columns(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     parser = PARSERS[name]
     assert isinstance(parser, Parser)
     text = parser.format_help()
-    assert len(text.splitlines()) <= SCREEN, text
     sections = re.findall(r"^  (\w+)", text.partition("sections, printed by")[2].partition("\n\n")[0], re.MULTILINE)
     said = text + "".join(map(parser.format_section, sections))
     assert [line for line in said.splitlines() if len(line) > 80] == []
@@ -57,7 +55,7 @@ def test_examples_in_help_parse(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = "".join(parser.format_help() for parser in PARSERS.values())
     examples = re.findall(r"^  widemix (.+?)(?:   .*)?$", text, re.MULTILINE)
-    assert len(examples) > 40
+    assert {example.split()[0] for example in examples} >= {*parser.COMMANDS} - {"bench"}
     for example in examples:
         words, overrides = _split(shlex.split(example.partition(" > ")[0]))
         arguments = COMMANDS.parse_args(words)
