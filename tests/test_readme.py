@@ -47,10 +47,6 @@ def test_every_recipe_and_path_that_it_names_exists():
         assert (ROOT / link).exists(), link
 
 
-def test_it_is_short_enough_to_be_read():
-    assert README.count("\n") <= 150
-
-
 def test_its_commands_name_sources_and_targets_that_exist():
     sources = set(re.findall(r"widemix prep (\w\S+)", README))
     targets = set(re.findall(r"\bmake (\w+)", README.replace("make`", "")))

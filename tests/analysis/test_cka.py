@@ -50,6 +50,12 @@ def test_one_batch_is_the_full_batch_formula_and_more_are_their_mean(features):
     assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, [slice(48)]), abs=1e-6)
     thirds = [slice(0, 16), slice(16, 32), slice(32, 48)]
     assert cka({"x": x}, {"y": y}, batch=16).item() == pytest.approx(dense_cka(x, y, thirds), abs=1e-6)
+    # one that is smaller counts by its samples
+    uneven, weights = [slice(0, 20), slice(20, 40), slice(40, 48)], [20, 20, 8]
+    xy, xx, yy = (
+        np.average([hsic(a[part], b[part]) for part in uneven], weights=weights) for a, b in ((x, y), (x, x), (y, y))
+    )
+    assert cka({"x": x}, {"y": y}, batch=20).item() == pytest.approx(xy / np.sqrt(xx * yy), abs=1e-6)
     # a rest of fewer than four samples is left out
     assert cka({"x": x}, {"y": y}, batch=23).item() == cka({"x": x[:46]}, {"y": y[:46]}, batch=23).item()
 

@@ -9,6 +9,7 @@ import torch
 
 from tests.data.test_loader import BATCH, FULL, folder, place, section  # noqa: F401 - a fixture
 from tests.sections import train_section
+from widemix.data import batches as batches_module
 from widemix.data import device_transfer
 from widemix.data.batches import Batches
 from widemix.data.loader import EvalLoader, TrainLoader
@@ -81,6 +82,27 @@ def test_leaving_while_the_reader_is_slow_ends_both_threads():
     timer.start()
     batches.__exit__()
     assert set(threading.enumerate()) - before <= {timer}
+
+
+def test_every_tensor_of_a_batch_is_marked_as_used_by_the_steps_stream(folder, monkeypatch):  # noqa: F811
+    """Its memory would be given to a later batch while the step reads it."""
+    marked: list[torch.Tensor] = []
+    monkeypatch.setattr(batches_module, "record_stream", lambda device, *tensors: marked.extend(tensors))
+    train = TrainLoader(section(folder), FULL, train_section(BATCH, seed=7), place())
+    for loader, names in (
+        (train.batches(0), {"inputs", "targets", "keys"}),
+        (eval_batches(folder), {"inputs", "targets"}),
+    ):
+        with loader as batches:
+            batch = next(batches)
+        tensors = {name for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+        assert tensors == names
+        assert {id(tensor) for tensor in marked} == {id(getattr(batch, name)) for name in names}
+        marked.clear()
+
+
+def eval_batches(data) -> Batches:
+    return EvalLoader(section(data), 4, place()).batches()
 
 
 @GPU

@@ -295,6 +295,29 @@ def test_replacements_are_counted_warned_of_and_change_no_other_image(folder, da
         assert f"replaced by sample {other}" in warnings
 
 
+def test_each_attempt_to_replace_a_sample_tries_another_one(damaged, monkeypatch):
+    """As many as it says, and the first that can be read is taken."""
+    source = TrainLoader(section(damaged, on_corrupt="replace"), AugmentSection(), TRAIN, place()).source
+    read, tried, readable = source.decoder.try_read, [], []
+
+    def try_read(samples, *others, **keys):
+        if len(samples) > 1:
+            return read(samples, *others, **keys)
+        tried.append(int(samples[0]))
+        return {} if tried[-1] in readable else {0: "no luck"}
+
+    monkeypatch.setattr(source.decoder, "try_read", try_read)
+    view_ids = np.array([3, 11])
+    with pytest.raises(InputError, match=r"sample 11 .*; 10 other samples that could replace it cannot be read"):
+        source.read(view_ids, view_ids, 0)
+    assert len(tried) == 10
+    assert len(set(tried)) >= 8  # of 53, by chance
+    readable.append(tried[4])
+    tried.clear()
+    assert source.read(view_ids, view_ids, 0)[1].tolist() == [3, readable[0]]
+    assert len(tried) == 5
+
+
 def test_a_damaged_image_is_never_left_out_of_evaluation(damaged):
     with (
         pytest.raises(InputError, match=r"val\.beton: sample 5 \(val/.*\) cannot be read"),

@@ -12,6 +12,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import open_beton
+from widemix.formats.manifest import manifest_json, read_manifest
 
 PARTS = 3
 
@@ -75,6 +76,14 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
     ):
         with pytest.raises(InputError, match=words):
             join(chosen, out)
+    for package in ("pillow", "numpy"):
+        shutil.rmtree(copy)
+        shutil.copytree(parts[2], copy)
+        manifest = read_manifest(copy)
+        changed = manifest.model_copy(update={"versions": manifest.versions | {package: "1.0"}})
+        (copy / "manifest.json").write_text(manifest_json(changed))
+        with pytest.raises(InputError, match="copy: was prepared with other package versions"):
+            join([*parts[:2], copy], out)
     (folder / "train/ant/new.JPEG").write_bytes((folder / "train/ant/0.JPEG").read_bytes())
     with pytest.raises(InputError, match=r"train/ant/new\.JPEG: is in none of the parts"):
         join(parts, out)

@@ -52,6 +52,20 @@ def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
     assert found.per_class[5] is None
 
 
+def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enough():
+    """Both by 0.3: the error is 0.3, and not their difference."""
+    calibration, confusion = Calibration(), MulticlassConfusionMatrix(2)
+    for confidence, right in ((0.6, 9), (0.9, 6)):  # of ten samples each
+        logits = torch.tensor([confidence, 1 - confidence], dtype=torch.float64).log().expand(10, 2)
+        labels = (torch.arange(10) >= right).long()
+        calibration.update(logits, labels)
+        confusion.update(logits, labels)
+    found = _details(confusion.compute(), calibration.compute())
+    assert found.ece == pytest.approx(0.3)
+    used = [(entry["samples"], entry["confidence"], entry["accuracy"]) for entry in found.bins if entry["samples"]]
+    assert used == [(10, pytest.approx(0.6), 0.9), (10, pytest.approx(0.9), 0.6)]
+
+
 @pytest.fixture(scope="module")
 def run(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("assessed") / "run"
@@ -133,6 +147,9 @@ def test_the_command(run, tmp_path, capsys):
     printed, found = capsys.readouterr().out, json.loads((tmp_path / "eval.json").read_text())
     assert f"at step 3 on 360 samples of split 'test' of {found['data']}: top-1 {found['top1']:.2f} %" in printed
     assert f"expected calibration error {found['ece']:.4f}" in printed
+    lowest = sorted((accuracy, digit) for digit, accuracy in enumerate(found["per_class"]))[:3]
+    named = ", ".join(f"{digit} {accuracy:.2f} %" for accuracy, digit in lowest)
+    assert f"lowest top-1: {named}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
     assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, r2_score
 
+from widemix.evaluation.evaluate import _update
 from widemix.evaluation.macro_means import R2, AveragePrecision
 
 
@@ -26,6 +27,15 @@ def test_map_is_scikit_learns_over_the_classes_that_occur():
     expected = average_precision_score(targets[:, occur], scores[:, occur], average="macro")
     assert metric.compute().item() == pytest.approx(expected)
     assert metric.undefined == (0, 4)
+
+
+def test_scores_that_float32_rounds_to_1_keep_their_order():
+    logits = torch.tensor([[18.0], [25.0], [30.0], [22.0], [20.0]])
+    assert (logits.sigmoid() == 1).sum() == 5
+    targets = torch.tensor([[0], [1], [1], [0], [1]])
+    metric = AveragePrecision()
+    _update("multilabel", metric, logits, targets)
+    assert metric.compute().item() == pytest.approx(average_precision_score(targets[:, 0], logits[:, 0]))
 
 
 def test_without_any_positive_sample_there_is_no_map():

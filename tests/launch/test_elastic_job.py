@@ -107,6 +107,14 @@ def test_ranks_that_crash_again_and_again_end_the_job():
     assert [type(end) for end in job.ends] == [ChildFailedError, type(None)]
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_lost_node_costs_no_restart_and_a_crash_without_one_does(restarts):
+    events = [fails(0, 1, 2, died=3), fails(0, 1, died=2), *[fails(0, 1)] * 9]
+    job = Job(4, [4, 3, 2], events, restarts=restarts)
+    assert job.sizes() == [(0, 1, 2, 3), (0, 1, 2), *[(0, 1)] * (1 + restarts)]
+    assert isinstance(job.ends[0], ChildFailedError)
+
+
 def test_a_node_that_never_comes_is_waited_for_as_long_again():
     job = Job(3, [3, 2], [{}], absent=(2,))
     assert job.sizes() == [(0, 1)]

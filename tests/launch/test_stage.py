@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,15 @@ def test_old_copies_are_removed_and_nothing_else(tmp_path, folder):
     stage(folder, local)
     (copy,) = remove_old(local, days=0)
     assert copy == recent
+
+
+def test_days_are_days(tmp_path, folder, capsys):
+    local = tmp_path / "local"
+    lock = local / f".{stage(folder, local).name}.lock"
+    for days, removed in ((6.99, False), (7.01, True)):
+        os.utime(lock, (time.time() - days * 24 * 3600,) * 2)
+        assert run_command(make_parser(), argv=["stage", "--to", str(local), "--clean", "7"]) == 0
+        assert any(local.glob("*/manifest.json")) is not removed
 
 
 def test_a_copy_that_is_used_again_is_not_old(tmp_path, folder):

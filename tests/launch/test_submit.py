@@ -508,6 +508,28 @@ def test_queued_jobs_are_not_submitted_again(tmp_path, monkeypatch):
     assert commands.queued(tmp_path) == ["12_1", "12_3"]
 
 
+def test_runs_that_are_queued_running_or_done_are_not_submitted_again(dry_run, tmp_path, monkeypatch):
+    """Of four, one is done, one queued and one of another job; by their lines in the table, which stay."""
+    seeds, folder = ("--vary", "train.seed=0,1,2,3"), tmp_path / "run"
+    assert "--array 1-4 " in dry_run(folder, *seeds)
+    study_runs = cross(RECIPE, ["train.seed=0,1,2,3"], [("data.path", load_recipe_path(dry_run(folder, *seeds)))])
+    (folder / "slurm").mkdir(parents=True)
+    (folder / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
+    finish(study_runs[0], folder)
+    queue = {"12_2", "13_3"}
+    monkeypatch.setattr(commands, "run", lambda command: "".join(f"{job}\n" for job in queue))
+    assert "--array 3-4 " in dry_run(folder, *seeds)
+    assert "--array 3-4%2 " in dry_run(folder, *seeds, "--at-once", "2")
+    queue |= {"12_3", "12_4"}
+    output = dry_run(folder, *seeds, code=2)
+    assert output == f"error: {folder}: of 4 runs 3 are queued or running, the others done\n"
+
+
+def load_recipe_path(output: str) -> str:
+    """The data that a dry run names in its table."""
+    return re.search(r"--data\.path=(\S+)", output)[1]
+
+
 @pytest.mark.parametrize("study", [(), ("--vary", "train.seed=1")])
 def test_a_folder_with_a_queued_job_takes_no_other(dry_run, tmp_path, monkeypatch, study):
     (tmp_path / "run" / "slurm").mkdir(parents=True)

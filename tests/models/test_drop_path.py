@@ -8,6 +8,7 @@ import torch
 from tests.conftest import ROOT
 from widemix.data.random import scramble as scramble_of_one
 from widemix.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
+from widemix.models.families import named_networks
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
 
@@ -46,6 +47,33 @@ def test_the_probability_can_rise_over_the_blocks(name):
         network = build_model(recipe.model, 224, 10)
     found = [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
     assert found == pytest.approx([0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
+
+
+KINDS_THAT_DROP = {
+    section.kind: (section, side)
+    for section, side in named_networks().values()
+    if "drop_path" in section.model_dump()
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS_THAT_DROP, "text"])
+def test_each_branch_of_each_block_is_dropped_by_a_layer_of_its_own(kind):
+    if kind == "text":
+        section, side = load_recipe(ROOT / "recipes/mnli/mixer.yaml").model, 224
+        shape, dtype = (4, section.tokens), torch.int64
+    else:
+        section, side = KINDS_THAT_DROP[kind]
+        shape, dtype = (4, 3, side, side), torch.float32
+    section = section.model_copy(update={"drop_path": 0.5, "drop_path_rises": False, "depth": 3})
+    called: list[DropPath] = []
+    with torch.device("meta"):
+        network = build_model(section, side, 3).train()
+        for layer in (part for part in network.modules() if isinstance(part, DropPath)):
+            layer.register_forward_hook(lambda module, _, __: called.append(module))
+        network(torch.ones(shape, dtype=dtype))
+    layers = [part for part in network.modules() if isinstance(part, DropPath)]
+    assert [layers.index(layer) for layer in called] == list(range(len(layers)))
+    assert len(layers) in (3, 6)  # a mixing or two in each block
 
 
 def test_timms_layers_are_replaced_in_any_network():

@@ -29,6 +29,16 @@ def test_locally_connected_places_have_their_own_weights():
             assert torch.allclose(out[:, row, column], window @ layer.weight[4 * row + column], atol=1e-12)
 
 
+def test_first_weights_keep_the_variance_of_the_input():
+    """1 / (9 x 9 x channels), as a linear layer's of so many inputs."""
+    torch.manual_seed(0)
+    layer = LocallyConnected(3, 16, 50)
+    assert layer.weight.mean().abs() < 1e-3
+    assert layer.weight.var().item() == pytest.approx(1 / (3 * 9 * 9), rel=0.01)
+    out = layer(torch.randn(200, 3 * 16 * 16)).view(200, 50, 8, 8)
+    assert out[:, :, 3:5, 3:5].var().item() == pytest.approx(1, rel=0.05)  # where no input is padding
+
+
 @pytest.mark.parametrize("kind", ["s_fc", "s_local"])
 def test_networks_are_as_wide_as_s_conv(kind):
     model = build_model(LassoSection(kind=kind, base_channels=4), image_size=32, num_classes=10)

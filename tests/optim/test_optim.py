@@ -76,6 +76,9 @@ def test_embeddings_are_exempt_where_asked():
 
 def test_muon_takes_the_matrices_of_the_blocks():
     model = timm.create_model("vit_tiny_patch16_224")
+    words = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 4), "inner": torch.nn.Linear(4, 4)})
+    words.get_classifier = torch.nn.Identity
+    assert inner_matrices(words) == {"inner.weight"}  # rows of embeddings are looked up one by one
     assert inner_matrices(model) == {
         f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
