@@ -276,9 +276,11 @@ OTHERS = {
     "values": f"analyse weights {NET} --values --to {{tmp}}",
     "inference": f"bench inference {NET} --batches 3 5 --rounds 2 --precision bf16",
     "predict": f"predict {NET} {{tmp}} --top 3 --batch 2 --to {{tmp}}/o.csv",
-    "run": "study run {study} --to {tmp}/a --report {tmp}/b --data.path {digits} --only *depth-1_* --at-once 3 --ranks 2",
+    "run": "study run {study} --to {tmp}/a --report {tmp}/b --data.path {digits} --only *depth-1_* "
+    "--at-once 3 --ranks 2",
     "search": "study search {study} --to {tmp}/a --report {tmp}/b --data.path {digits} --key optim.weight_decay "
-    "--low 0 --high 3 --linear --split train --trials 4 --only *depth-1_* --at-once 3 --ranks 2",
+    "--low 0 --high 3 --linear --split train --trials 4 --only *depth-1_* "
+    "--at-once 3 --ranks 2",
     "plan": "study plan {study} --gpu h100",
     "report": "study report {study} --to {tmp}/a --report {tmp}/b --only *depth-1_*",
 }
