@@ -94,9 +94,9 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         {},
     ),
     (
-        "export a --to b --ema --onnx",
+        "export a --to b --ema --onnx --license mit",
         "widemix.evaluation.trained.export_checkpoint",
-        (P("a"), P("b"), True, True),
+        (P("a"), P("b"), True, True, "mit"),
         {},
     ),
     ("push a b/c --private", "widemix.models.hub.push", (P("a"), "b/c", True), {}),

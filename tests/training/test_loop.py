@@ -51,7 +51,7 @@ class Run:
             local_shards=list,
         )
         context = RunContext(
-            log=SimpleNamespace(write=self.lines.append, report_event=self.lines.append, writer=None),
+            log=SimpleNamespace(**dict.fromkeys(("write", "report_event", "record"), self.lines.append), writer=None),
             saver=SimpleNamespace(begin=self._save, failure=lambda: None, finish_all_ranks=lambda: None),
             rollback=SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
             watchdog=SimpleNamespace(beat=lambda: None),
@@ -161,6 +161,7 @@ def test_a_run_that_was_stopped_before_its_evaluation_begins_with_it_and_no_line
 def test_a_stop_saves_at_once_and_leaves_the_evaluation_to_the_next_start(run):
     stopped = run(asked={4: Request.STOP})
     assert stopped.result is None
+    assert stopped.lines[-1] == {"step": 4, "split": "event", "event": "stopped"}
     assert stopped.evaluated == []
     assert [(each.step, each.evaluation_due) for each in stopped.saved] == [(4, True)]
     early = run(asked={3: Request.STOP})
