@@ -103,10 +103,15 @@ def _filled(signature: str) -> str:
 
 def _ffcv() -> Iterator[str]:
     """From the source alone, since FFCV may be missing."""
-    module = ast.parse(Path(widemix.__file__).with_name("ffcv.py").read_text(encoding="utf-8"))
-    yield f"## widemix.ffcv\n\n```\n{ast.get_docstring(module)}\n```\n"
-    for part in module.body:
-        if isinstance(part, ast.ClassDef | ast.FunctionDef) and not part.name.startswith("_"):
+    folder = Path(widemix.__file__).with_name("ffcv")
+    page, *modules = (
+        ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
+        for name in ("__init__", "order", "decoding", "augmentation")
+    )
+    names = {alias.name for node in page.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    yield f"## widemix.ffcv\n\n```\n{ast.get_docstring(page)}\n```\n"
+    for part in (part for module in modules for part in module.body):
+        if isinstance(part, ast.ClassDef | ast.FunctionDef) and part.name in names:
             body = part.body if isinstance(part, ast.ClassDef) else [part]
             made = [f for f in body if isinstance(f, ast.FunctionDef) and f.name in ("__init__", part.name)]
             arguments = ", ".join(_arguments(made[0])) if made else ""
