@@ -2,21 +2,19 @@
 
 import math
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
+from widemix.estimate import check
+from widemix.estimate.check import cures
 from widemix.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
-from widemix.estimate.measure import compare
 from widemix.estimate.memory import state_bytes
 from widemix.estimate.network import Pass, fake_pass
-from widemix.estimate.rehearse import rehearse
+from widemix.estimate.rows import Row, sample_of, short, size
 from widemix.estimate.traffic import exposed, step_traffic
-from widemix.estimate.units import short, size
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.models.cost import model_cost
 from widemix.recipe import Recipe, check_world
-from widemix.recipe.engine import EngineSection
 
 ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
     ("DDP", "ddp", 0),
@@ -26,19 +24,8 @@ ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
 # Training images by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
 IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k")}
 IMAGENET_BYTES = 102_000  # of an image of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
-MEASURED = 4  # samples, at least, of a pass with --measure
-_MEASURED_FLOPS = 1e11  # of a small network as many samples as have these FLOPs: its operators' starts take longer
 # Images per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
 IMAGES_PER_CPU = 1610
-
-
-class Row(NamedTuple):
-    """A row of the table: a quantity, its text with the unit, and a remark."""
-
-    name: str
-    value: float
-    text: str
-    note: str = ""
 
 
 def estimate(
@@ -67,15 +54,15 @@ def estimate(
     rows += per_step
     rows += _run(recipe, cluster, next(row.value for row in per_step if row.name == "step"), samples)
     if rehearsed:
-        rows += _rehearsal(recipe, network, cluster, next(row.value for row in rows if row.name == "memory"))
+        rows += check.rehearsed(recipe, network, cluster, next(row.value for row in rows if row.name == "memory"))
     if measured:
-        rows += _measured(recipe)
+        rows += check.measured(recipe)
     return rows
 
 
 def _model(recipe: Recipe) -> list[Row]:
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    sample = _sample(recipe)
+    sample = sample_of(recipe)
     if cost.parameters > 1e14:
         raise InputError(f"model: {cost.parameters:.3g} weights, where costs end at 1e+14; take smaller sizes")
     rows = [
@@ -122,7 +109,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
         rows.append(Row(f"state, {name}", state, size(state), note))
     blocks = ", activation checkpointing" if recipe.train.activation_checkpointing else ""
     available = cluster.kind.memory
-    warning = "" if total < available else f": too much; {_cures(recipe, cluster)}"
+    warning = "" if total < available else f": too much; {cures(recipe, cluster)}"
     return [
         *rows,
         Row("activations", network.peak, size(network.peak), f"a GPU, micro-batches of {micro}{blocks}"),
@@ -170,14 +157,14 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
             "step",
             step,
             f"{1e3 * step:.1f} ms",
-            f"{train.global_batch / step:,.0f} {_sample(recipe)}s/s over all GPUs",
+            f"{train.global_batch / step:,.0f} {sample_of(recipe)}s/s over all GPUs",
         ),
     ]
 
 
 def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> list[Row]:
     """The whole run: steps, hours and GPU hours; the storage, read rate and CPUs that it needs."""
-    train, sample = recipe.train, _sample(recipe)
+    train, sample = recipe.train, sample_of(recipe)
     count, bytes_each, origin = _data(recipe, samples)
     rate = train.global_batch / step / cluster.hosts
     rows = []
@@ -224,72 +211,8 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
     return rows
 
 
-def _rehearsal(recipe: Recipe, network: Pass, cluster: Cluster, memory: float) -> list[Row]:
-    """A step on fake ranks, and how far the estimate is from what was counted."""
-    counts = rehearse(recipe, cluster.gpus, cluster.local)
-    rows = []
-    for collective in step_traffic(recipe.engine, recipe.train, network):
-        if counted := counts.bytes.get(collective.kind):
-            error = f"the estimate is {collective.bytes / counted - 1:+.1%} off"
-            note = f"a step, in {counts.calls[collective.kind]} calls; {error}"
-            rows.append(Row(f"rehearsed {collective.kind}", counted, size(counted), note))
-    if counts.peak:
-        peak, origin = counts.peak, "counted"
-    else:
-        peak, origin = counts.kept + network.peak, "counted between steps, plus estimated activations"
-    error = f"the estimate is {memory / peak - 1:+.1%} off"
-    ranks = f"{cluster.gpus} ranks, of which this process was rank 0"
-    rows += [
-        Row("rehearsed memory", peak, size(peak), f"peak on a GPU, {origin}; {error}"),
-        Row("rehearsal", counts.seconds, f"{counts.seconds:.1f} s", ranks),
-    ]
-    if peak > cluster.kind.memory:
-        raise InputError(_out_of_memory(recipe, peak, cluster))
-    return rows
-
-
 def _minutes(hours: float) -> str:
     return f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
-
-
-def _measured(recipe: Recipe) -> list[Row]:
-    """A pass in DDP's precision, timed on this machine, and its roofline there."""
-    ddp = recipe.model_copy(update={"engine": EngineSection()})
-    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    whole = recipe.train.global_batch // recipe.train.grad_accum_steps
-    micro = min(max(MEASURED, int(_MEASURED_FLOPS / cost.training_flops)), whole)
-    network = fake_pass(ddp, micro, read_topology().device)
-    roofline, seconds, peak = compare(ddp, network, micro)
-    error = f"its roofline is {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"
-    rows = [
-        Row(
-            "measured pass",
-            seconds,
-            f"{1e3 * seconds:.0f} ms",
-            f"{micro} {_sample(recipe)}s on this machine; {error}",
-        )
-    ]
-    if peak:
-        error = f"the estimate is {network.peak / peak - 1:+.1%} off"
-        rows.append(Row("measured activations", peak, size(peak), f"{micro} {_sample(recipe)}s on this GPU; {error}"))
-    return rows
-
-
-def _out_of_memory(recipe: Recipe, peak: float, cluster: Cluster) -> str:
-    reason = f"a step needs {peak / 1e9:.1f} GB on each GPU, a {cluster.gpu} has {cluster.kind.memory / 1e9:g}"
-    return f"{reason}; {_cures(recipe, cluster)}"
-
-
-def _cures(recipe: Recipe, cluster: Cluster) -> str:
-    """What makes a step take less memory: one GPU has nobody to share its state with."""
-    train = recipe.train
-    cures = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
-    return f"{cures}{' or engine.kind fsdp' if cluster.gpus > 1 else ' or take more --gpus with engine.kind fsdp'}"
-
-
-def _sample(recipe: Recipe) -> str:
-    """The word for one sample."""
-    return "pair" if recipe.data.kind == "text" else "image"
 
 
 def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None, str]:
@@ -306,17 +229,3 @@ def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None
         return split.samples, bytes_each, str(folder)
     count, name = IMAGENETS.get(recipe.data.num_classes, (None, ""))
     return count, bytes_each, name
-
-
-def show(rows: list[Row], title: str) -> None:
-    """Print the rows as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
-    for row in rows:
-        table.add_row(row.name, row.text, row.note)
-    Console().print(table)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from widemix.errors import InputError
-from widemix.estimate.units import short
+from widemix.estimate.rows import short
 
 _NAMED = ("name", "weights", "connections", "Omega", "width m", "max. width", "density p", "forward GFLOPs")
 _PAIRS = ("C", "S", "width m = S C", "Omega")
