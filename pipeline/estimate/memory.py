@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from widemix.optim.registry import OPTIMIZERS
+from widemix.optim.section import OPTIMIZERS
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,12 @@
 import difflib
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
-from widemix.optim.registry import Groups, OptimizerSpec
-
-if TYPE_CHECKING:
-    from widemix.optim.section import OptimSection
+from widemix.optim.spec import Groups, OptimizerSpec
 
 # Those that compute each weight's step from its own gradients alone, so that ZeRO may cut parameters into slices.
 ELEMENTWISE = frozenset(
@@ -43,7 +40,7 @@ def timm_spec(name: str) -> OptimizerSpec:
     # Those that come with the first step, and are plain numbers: a checkpoint's would otherwise become a tensor.
     zeros = dict.fromkeys((key for key in counters if key not in before and isinstance(after[key], int)), 0)
 
-    def build(groups: Groups, section: "OptimSection") -> torch.optim.Optimizer:
+    def build(groups: Groups, section: Any) -> torch.optim.Optimizer:
         built = _build(name, groups, _options(name, section))
         for group in built.param_groups:
             group.update(zeros)
@@ -83,7 +80,7 @@ def _groups(shapes: list[tuple[int, ...]]) -> Groups:
     return [{"params": [torch.nn.Parameter(part.clone().view(shape)) for part, shape in parts], "weight_decay": 0.1}]
 
 
-def _options(name: str, section: "OptimSection") -> dict[str, Any]:
+def _options(name: str, section: Any) -> dict[str, Any]:
     """Those of the section's values that the optimizer takes."""
     info = get_optimizer_info(name)
     options: dict[str, Any] = {"lr": section.lr}

@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import MUON, OPTIMIZERS, SCHEDULE_FREE, SHARING, Setting, optimizers
 from widemix.errors import InputError
-from widemix.optim.groups import inner_matrices
+from widemix.optim.build import inner_matrices
 from widemix.recipe import load_recipe
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, STEPS, Setting, overrides_for
-from widemix.optim.registry import OptimizerSpec, register
+from widemix.optim.section import register
+from widemix.optim.spec import OptimizerSpec
 
 
 def build(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:

@@ -15,8 +15,7 @@ from tests.sections import train_section
 from tests.stress.whole_registry import compare_with_timm
 from widemix.errors import InputError
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.optim.build import build_optimizer, set_rate
-from widemix.optim.groups import inner_matrices, parameter_groups, undecayed
+from widemix.optim.build import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
 from widemix.optim.muon import Muon
 from widemix.optim.section import OptimSection
 from widemix.recipe import load_recipe

@@ -16,7 +16,8 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.estimate.memory import state_bytes
-from widemix.optim.registry import OPTIMIZERS, OptimizerSpec, register
+from widemix.optim.section import OPTIMIZERS, register
+from widemix.optim.spec import OptimizerSpec
 from widemix.recipe import keys, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
@@ -94,5 +95,5 @@ def test_what_it_demands_is_checked(monkeypatch, spec, overrides, words):
 
 
 def test_the_table_is_read_without_torch():
-    code = "import sys, widemix.recipe, widemix.optim.registry; print('torch' in sys.modules)"
+    code = "import sys, widemix.recipe, widemix.optim.section; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"

@@ -5,8 +5,7 @@ import timm.optim
 import torch
 
 from widemix.optim.build import build_optimizer, set_group_scalars
-from widemix.optim.registry import OPTIMIZERS
-from widemix.optim.section import OptimSection
+from widemix.optim.section import OPTIMIZERS, OptimSection
 from widemix.optim.timm_optimizer import ELEMENTWISE, tried
 
 

@@ -18,7 +18,7 @@ from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
 from widemix.models.export import loading_lines
 from widemix.models.families import KINDS
-from widemix.optim.registry import OPTIMIZERS
+from widemix.optim.section import OPTIMIZERS
 from widemix.plugins import (
     LossSpec,
     MagnitudeMap,

@@ -22,7 +22,7 @@ from timm.optim import list_optimizers
 
 from tests.engine.matrix import ENGINES, FACTORS, NOT_TRIED, OPTIMIZERS, run_cell, said
 from tests.forks import Forks, group_of
-from widemix.optim.registry import TIMM
+from widemix.optim.section import TIMM
 
 TIMM_NETWORKS = (
     "coat_tiny",

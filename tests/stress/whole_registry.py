@@ -9,7 +9,7 @@ from timm.optim import param_groups_weight_decay
 
 import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.optim.groups import parameter_groups
+from widemix.optim.build import parameter_groups
 from widemix.optim.section import OptimSection
 
 
