@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.errors import InputError
-from widemix.models.block_diagonal import GroupedLinear
+from widemix.models.layers import GroupedLinear
 from widemix.models.mixer.network import Mixer, MixerBlock
 from widemix.models.pk import MixingLayer, weigh
 from widemix.models.sw_mlp.network import SwMlp, SwMlpBlock

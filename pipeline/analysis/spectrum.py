@@ -16,7 +16,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor, nn
 
-from widemix.models.block_diagonal import BlockDiagonal, GroupedLinear
+from widemix.models.layers import BlockDiagonal, GroupedLinear
 from widemix.models.shallow.network import Monarch
 from widemix.models.sw_mlp.sparse import SparseLinear
 

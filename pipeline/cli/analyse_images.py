@@ -3,8 +3,7 @@
 import argparse
 from functools import partial
 
-from widemix.cli.inputs import NETWORK, add_ema, add_evaluation, check_networks
-from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.cli.options import NETWORK, add_ema, add_evaluation, add_outputs, check_networks, write_outputs
 from widemix.errors import Exit
 
 

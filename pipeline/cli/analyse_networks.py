@@ -5,8 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from widemix.cli.inputs import NETWORK, add_ema, check_networks
-from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.cli.options import NETWORK, add_ema, add_outputs, check_networks, write_outputs
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.cli.options import add_outputs, write_outputs
 from widemix.command_line.commands import check_least, check_most
 from widemix.errors import Exit, InputError
 

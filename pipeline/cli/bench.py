@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from widemix.cli.inputs import add_ema, check_networks
+from widemix.cli.options import add_ema, check_networks
 from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env

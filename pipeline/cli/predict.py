@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.cgroups import usable_cpus
-from widemix.cli.inputs import NETWORK, add_ema, check_networks
+from widemix.cli.options import NETWORK, add_ema, check_networks
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.files import write_output

@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from widemix.cli.inputs import add_ema, add_evaluation, check_networks
-from widemix.cli.outputs import add_outputs, write_outputs
+from widemix.cli.options import add_ema, add_evaluation, add_outputs, check_networks, write_outputs
 from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError

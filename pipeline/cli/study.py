@@ -128,7 +128,7 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
 
 def _plan(arguments: argparse.Namespace) -> Exit:
     from widemix.run.lease import Leases
-    from widemix.studies.status import state
+    from widemix.studies.plan import state
     from widemix.studies.study_run import unique
 
     plan, folder = _trained(arguments)

@@ -9,7 +9,7 @@ Shapes: B batch, S = h*w tokens, C channels.
 from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 
-from widemix.models.init import init_weights
+from widemix.models.layers import init_weights
 
 
 class Baseline(MlpMixer):

@@ -4,7 +4,7 @@ import torch
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from widemix.models.init import init_weights
+from widemix.models.layers import init_weights
 
 
 class MlpClassifier(nn.Module):

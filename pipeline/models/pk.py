@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.models import permutation
-from widemix.models.block_diagonal import GroupedLinear
+from widemix.models.layers import GroupedLinear
 from widemix.models.permutation import Permute, Transpose
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
+from widemix.run.lease import Leases
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, is_number, value_of
 from widemix.studies.results import Result
-from widemix.studies.rows import Table
+from widemix.studies.rows import Table, finished_row
 from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
@@ -101,3 +102,14 @@ def make_plan(
 def open_trials(trials: Sequence[Trial]) -> list[StudyRun]:
     """The runs of the trials that have not ended."""
     return [trial.study_run for trial in trials if trial.top1 is None]
+
+
+def state(study_run: StudyRun, folder: Path, leases: Leases, table: Table) -> str:
+    """Return `done`, `diverged`, `running on HOST`, `begun` (stopped or failed, with a run folder) or `open`."""
+    row = table.row(study_run) or finished_row(study_run, folder)
+    if row is not None:
+        return row.state
+    holder = leases.holder(study_run.name)
+    if holder is not None and holder.alive:
+        return f"running on {holder.host}"
+    return "begun" if (folder / study_run.name / "recipe.yaml").exists() else "open"

@@ -8,11 +8,11 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import widemix  # noqa: F401  puts our names into timm's registry
 from tests.models.test_mixer import SHAPE, VARIANTS
-from widemix.models.block_diagonal import GroupedLinear
 from widemix.models.cost import model_cost
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
+from widemix.models.layers import GroupedLinear
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutator.section import PermutatorSection
 from widemix.models.registry import build_model

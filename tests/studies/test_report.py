@@ -15,10 +15,10 @@ from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run.lease import Leases
 from widemix.studies.page import as_page, write_report
+from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
 from widemix.studies.results import as_csv, collect, lines_of
 from widemix.studies.rows import Table
-from widemix.studies.status import state
 from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """

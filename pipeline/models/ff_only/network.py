@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from widemix.errors import InputError
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
-from widemix.models.norms import LayerNorm
+from widemix.models.layers import LayerNorm
 
 
 class FfBlock(nn.Module):

@@ -17,8 +17,7 @@ from widemix.errors import InputError
 from widemix.models import permutation
 from widemix.models.batch_last import block as batch_last
 from widemix.models.drop_path import DropPath, drop_path
-from widemix.models.init import init_weights
-from widemix.models.norms import LayerNorm
+from widemix.models.layers import LayerNorm, init_weights
 from widemix.models.permutation import Permute, Transpose
 from widemix.models.pk import (
     Mixing,

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from widemix.models.baselines import Baseline
-from widemix.models.block_diagonal import BlockDiagonal
 from widemix.models.drop_path import drop_path
+from widemix.models.layers import BlockDiagonal
 
 
 class TokenNorm(nn.Module):

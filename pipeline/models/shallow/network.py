@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from widemix.models.block_diagonal import BlockDiagonal
+from widemix.models.layers import BlockDiagonal
 from widemix.models.mlp_base import MlpClassifier
 
 Matrix = Literal["dense", "monarch", "kronecker"]

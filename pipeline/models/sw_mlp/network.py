@@ -9,8 +9,8 @@ from functools import partial
 from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
+from widemix.models.layers import LayerNorm
 from widemix.models.mlp_base import MlpClassifier
-from widemix.models.norms import LayerNorm
 from widemix.models.sw_mlp.sparse import SparseLinear
 
 

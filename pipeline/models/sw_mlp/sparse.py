@@ -130,7 +130,7 @@ class SparseLinear(nn.Module):
     Values start as N(0, 1 / (density * I)): the paper's N(0, 1/I) with the mask scaled by 1 / sqrt(density).
     """
 
-    matrices_on_one_axis = ("values",)  # they decay as other matrices do: pipeline/optim/groups.py
+    matrices_on_one_axis = ("values",)  # they decay as other matrices do: pipeline/optim/build.py
 
     def __init__(self, inputs: int, outputs: int, density: float, key: tuple[int, ...], bias: bool = True):
         super().__init__()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from widemix.models.init import init_weights
+from widemix.models.layers import init_weights
 from widemix.models.mixer.network import NORMS, MixerBlock, MixerShape, mixer_blocks
 
 PAD = 0

@@ -1,9 +1,14 @@
-"""Block-diagonal matrices."""
+"""Layers and initial weights that several families share."""
 
 import math
+from functools import partial
 
 import torch
+from timm.layers import lecun_normal_
 from torch import Tensor, nn
+
+# timm's eps and the original code's; Hayase & Karakida write 1e-5 (`norm_eps` of the Mixers).
+LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
 
 class BlockDiagonal(nn.Module):
@@ -47,3 +52,22 @@ class GroupedLinear(nn.Module):
     def extra_repr(self) -> str:
         """For print(module)."""
         return f"groups={self.groups}, in_features={self.in_features}, out_features={self.out_features}"
+
+
+def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:
+    """Sample linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
+
+    `head_bias` is the bias of every class.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear | GroupedLinear):
+            nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
+        elif isinstance(module, nn.Conv2d):
+            lecun_normal_(module.weight)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(head, nn.Linear):
+        nn.init.zeros_(head.weight)
+        nn.init.constant_(head.bias, head_bias)
