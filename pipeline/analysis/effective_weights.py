@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from widemix.errors import InputError
 from widemix.models.layers import GroupedLinear
-from widemix.models.mixer.network import Mixer, MixerBlock
+from widemix.models.mixer.blocks import MixerBlock
+from widemix.models.mixer.network import Mixer
 from widemix.models.pk import MixingLayer, weigh
 from widemix.models.sw_mlp.network import SwMlp, SwMlpBlock
 from widemix.models.sw_mlp.sparse import SparseLinear

@@ -11,25 +11,23 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
-from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from widemix.bench.operations import peak_memory, time_by_operation
 from widemix.bench.timing import compute_clock
 from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
-from widemix.engine.memory_layout import choose_memory_layout, use_memory_layout
+from widemix.engine.memory_layout import choose_memory_layout, layout_blocks, use_memory_layout
 from widemix.errors import InputError
 from widemix.estimate.measure import product_side
-from widemix.models.mixer.network import Mixer
-from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
 
 PARTS = ("forward", "backward", "optimizer")
+PERMUTATIONS = {"normal": "commutation", "rp": "random"}  # of networks that have the key
 _PEAK_TRIES = 10
 
 
@@ -62,7 +60,7 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     with FlopCounterMode(display=False) as counter:  # of plain blocks: it does not see products inside our kernels
         _step(contestants[0], inputs, targets, recipe.train.precision)
     for contestant in contestants:
-        if isinstance(contestant.network, Mixer):
+        if layout_blocks(contestant.network):
             contestant.memory_layout = choose_memory_layout(
                 contestant.network, recipe.engine, recipe.train, batch, device
             )
@@ -88,41 +86,20 @@ def _networks(recipe: Recipe, compiled: bool) -> dict[str, Callable[[], nn.Modul
     section, size = recipe.model, (recipe.data.image_size, recipe.data.num_classes)
     if "drop_path" in type(section).model_fields:
         section = section.model_copy(update={"drop_path": 0.0})  # timm's has none
-    networks: dict[str, Callable[[], nn.Module]]
-    if not isinstance(section, MixerSection):
-        networks = {"network": partial(build_model, section, *size)}
-    else:
-        kinds = (("normal", "commutation"), ("rp", "random"))
+    networks: dict[str, Callable[[], nn.Module]] = {"network": partial(build_model, section, *size)}
+    key = type(section).model_fields.get("permutation")
+    if key is not None and {*PERMUTATIONS.values()} <= {*get_args(key.annotation)}:
         networks = {
             name: partial(build_model, section.model_copy(update={"permutation": kind}), *size)
-            for name, kind in kinds
+            for name, kind in PERMUTATIONS.items()
         }
-        if timms := timm_mixer(section, *size):
-            networks["timm eager"] = timms
+    if timms := section.timm_twin(*size):
+        networks["timm eager"] = timms
     if compiled:
         compiled_name = "timm compiled" if "timm eager" in networks else f"{next(iter(networks))} compiled"
         eager = networks.get("timm eager") or next(iter(networks.values()))
         networks[compiled_name] = lambda: cast(nn.Module, torch.compile(eager()))
     return networks
-
-
-def timm_mixer(section: MixerSection, image_size: int, num_classes: int) -> Callable[[], nn.Module] | None:
-    """What makes timm's Mixer of the same size; None for networks that timm has not, such as S-Mixers."""
-    tokens = (image_size // section.patch_size) ** 2
-    other = section.project_tokens or section.tokens != tokens or section.norm_eps != 1e-6
-    hidden = [width for width in section.hidden_widths if width is not None]
-    if other or not hidden or (section.activation, section.norm) != ("gelu", "layer"):
-        return None
-    # timm multiplies the ratios by the channels, and cuts off the fraction.
-    return partial(
-        MlpMixer,
-        num_classes=num_classes,
-        img_size=image_size,
-        patch_size=section.patch_size,
-        num_blocks=section.depth,
-        embed_dim=section.channels,
-        mlp_ratio=cast(tuple[float, float], tuple((width + 0.5) / section.channels for width in hidden)),
-    )
 
 
 def _contestant(name: str, build: Callable[[], nn.Module], device: torch.device) -> Contestant:

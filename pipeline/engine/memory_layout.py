@@ -48,7 +48,7 @@ def set_memory_layout(
     """
     batch = train.micro_batch_size(topology.world)
     chosen = on_main(topology, partial(choose_memory_layout, module, engine, train, batch, topology.device))
-    if not _blocks(module):
+    if not layout_blocks(module):
         return None
     use_memory_layout(module, chosen)
     return chosen
@@ -65,12 +65,12 @@ def choose_memory_layout(
         return engine.memory_layout
     if obstacle or train.deterministic:
         return "plain"
-    return _faster(_blocks(module)[-1], batch, train.precision, device)
+    return _faster(layout_blocks(module)[-1], batch, train.precision, device)
 
 
 def use_memory_layout(module: nn.Module, memory_layout: str) -> None:
     """Let the blocks compute in this layout."""
-    for block in _blocks(module):
+    for block in layout_blocks(module):
         block.batch_last = memory_layout == "batch_last"
 
 
@@ -171,7 +171,7 @@ def _cpu() -> str:
 
 def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> str | None:
     """Why the blocks can't be computed with the batch last."""
-    blocks = _blocks(module)
+    blocks = layout_blocks(module)
     if not blocks:
         return "the network is no Mixer of images"
     if train.compile:
@@ -183,7 +183,7 @@ def _obstacle(module: nn.Module, engine: EngineSection, train: TrainSection) -> 
     return None
 
 
-def _blocks(module: nn.Module) -> list[Block]:
+def layout_blocks(module: nn.Module) -> list[Block]:
     """The blocks whose layout can be chosen; none of a network that does not say that it has some."""
     blocks: list[Block] = getattr(module, "layout_blocks", list)()
     return blocks

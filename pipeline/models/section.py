@@ -109,6 +109,10 @@ class ModelSection(Section):
                 return name, arguments
         return self.timm_architecture, arguments
 
+    def timm_twin(self, image_size: int, num_classes: int) -> "Callable[[], nn.Module] | None":
+        """Return what makes timm's own network of this size, for comparisons. Default: None, timm has none."""
+        return None
+
     @classmethod
     def timm_kinds(cls) -> tuple[str, ...]:
         """The kinds that timm's registry gets an entry for. Default: all if `timm_architecture` is None."""

@@ -1,12 +1,10 @@
 """Starting from trained weights: with a new head, for larger images, with frozen parameters."""
 
-import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import shorten
-from typing import Literal, cast
+from typing import Any
 
 import timm
 import torch
@@ -17,8 +15,6 @@ from torch.func import functional_call
 
 from widemix.engine.batch_norm import freeze_batch_norms
 from widemix.errors import InputError
-from widemix.models.mixer.grow import grow
-from widemix.models.mixer.network import Mixer
 from widemix.models.names import timm_name
 from widemix.models.timm_methods import timm_method
 from widemix.models.timm_registry import load_pretrained
@@ -41,12 +37,11 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
     Mixer for larger images is grown. `InputError` if the weights cannot be read or do not fit the model.
     """
     weights, changes = dict(_read(source)), []
-    if isinstance(module, Mixer):
-        factor = _growth_factor(module, weights, source)
-        if factor > 1:
-            method = _method(module, weights, factor, source)
-            weights = _grown(module, weights, factor, method, source)
-            changes.append(f"grown {factor} x {factor} times by {method}")
+    if small := _smaller(module, weights, source):
+        network, factor, method = small
+        _load(network, weights, source)
+        weights = dict(network.grown(factor, method).state_dict())
+        changes.append(f"grown {factor} x {factor} times by {method}")
     wanted, head = module.state_dict(), _head(module, "train.init_from")
     for name in sorted(head):
         if reset_head or (name in weights and weights[name].shape != wanted[name].shape):
@@ -202,50 +197,9 @@ def _head(module: nn.Module, key: str) -> set[str]:
     return {name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in parameters}
 
 
-def _tokens(weights: Weights) -> int:
-    """Return S0, the number of tokens that the first token-mixing layer reads; 0 if there is no such layer."""
-    names = ("blocks.0.skip.fc.weight", "blocks.0.mlp_tokens.fc1.weight", "blocks.0.mlp_tokens.fc.weight")
-    return next((weights[name].shape[1] for name in names if name in weights), 0)
-
-
-def _growth_factor(module: Mixer, weights: Weights, source: str) -> int:
-    """Return how many times as high and wide the module's images are as those of the weights."""
-    wanted, stem = module.state_dict(), "stem.proj.weight"
-    expected, loaded = _tokens(wanted), _tokens(weights)
-    if not loaded or stem not in weights or weights[stem].shape != wanted[stem].shape:
-        return 1  # not the weights of a Mixer, or of one with other patches
-    factor = math.isqrt(expected // loaded)
-    if factor**2 * loaded != expected:
-        raise InputError(
-            f"train.init_from {source}: reads images of {loaded} tokens, the recipe's are {expected}; "
-            f"they may be 2, 3, ... times as high and wide, with {4 * loaded}, {9 * loaded}, ... tokens"
-        )
-    return factor
-
-
-def _method(module: Mixer, weights: Weights, factor: int, source: str) -> Literal["copies", "bilinear"]:
-    """Return the method by which the recipe's hidden width of token mixing, D_S, can be reached."""
-    hidden, name = module.shape.token_hidden, "blocks.0.mlp_tokens.fc1.weight"
-    if hidden is None or name not in weights:
-        return "copies"
-    loaded = weights[name].shape[0]
-    if hidden not in (loaded, loaded * factor**2):
-        raise InputError(
-            f"train.init_from {source}: its D_S is {loaded}, the recipe's {hidden}; model.token_hidden "
-            f"{loaded * factor**2} grows it by block-diagonal copies, {loaded} bilinearly"
-        )
-    return "bilinear" if hidden == loaded else "copies"
-
-
-def _grown(module: Mixer, weights: dict, factor: int, method: Literal["copies", "bilinear"], source: str) -> dict:
-    """Return the weights of a model for smaller images, grown by `factor` in height and width."""
-    shape, parts = module.shape, factor**2
-    if method == "copies":
-        hidden = None if shape.token_hidden is None else shape.token_hidden // parts
-        tokens = None if shape.tokens is None else shape.tokens // parts
-        shape = replace(shape, token_hidden=hidden, tokens=tokens)
-    side, patch = cast(tuple[int, int], module.stem.img_size)[0], module.stem.patch_size[0]
-    classes = len(weights["head.bias"]) if "head.bias" in weights else module.num_classes
-    small = Mixer(img_size=side // factor, patch_size=patch, num_classes=classes, **vars(shape))
-    _load(small, weights, source)
-    return dict(grow(small, factor, method).state_dict())
+def _smaller(module: nn.Module, weights: Weights, source: str) -> Any:
+    """What `smaller_for` of a network that can be grown says (`widemix.models.mixer`); None for others."""
+    try:
+        return getattr(module, "smaller_for", lambda weights: None)(weights)
+    except ValueError as error:
+        raise InputError(f"train.init_from {source}: {error}") from None

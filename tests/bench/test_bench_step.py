@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import ROOT
 from widemix.bench import network_step, operations, step
-from widemix.bench.network_step import PARTS, measure_networks, measure_peak, timm_mixer
+from widemix.bench.network_step import PARTS, measure_networks, measure_peak
 from widemix.bench.operations import peak_memory, time_by_operation
 from widemix.bench.report import report
 from widemix.distributed.topology import Topology, process_group
@@ -46,11 +46,11 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
 def test_timms_mixer_of_a_recipe_is_the_same_network():
     recipe = load_recipe(ROOT / "recipes/cifar10/mixer_small.yaml")
     ours = build_model(recipe.model, 32, 10)
-    theirs = timm_mixer(recipe.model, 32, 10)()
+    theirs = recipe.model.timm_twin(32, 10)()
     theirs.load_state_dict(ours.state_dict())
     inputs = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(ours(inputs), theirs(inputs))
-    assert timm_mixer(load_recipe(ROOT / "recipes/cifar10/s_mixer.yaml").model, 32, 10) is None
+    assert load_recipe(ROOT / "recipes/cifar10/s_mixer.yaml").model.timm_twin(32, 10) is None
 
 
 @pytest.fixture

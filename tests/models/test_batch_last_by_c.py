@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from widemix.models.batch_last import by_c
-from widemix.models.mixer.network import MixerBlock, MixerShape
+from widemix.models.mixer.blocks import MixerBlock, MixerShape
 from widemix.native import BuildError
 from widemix.native.build import _FLAGS, SOURCES
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
 from widemix.errors import InputError
-from widemix.models.mixer.grow import grow, raster_positions
+from widemix.models.mixer.grow import raster_positions
 
 FACTOR = 3
 
@@ -20,7 +20,7 @@ def tile(images):
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
 def test_copies_compute_on_each_sub_image_what_the_small_one_did(section):
     small = build(**section)
-    large = grow(small, FACTOR)
+    large = small.grown(FACTOR)
     images = torch.randn(FACTOR**2, 3, 4, 4, dtype=torch.float64)
     expected = small.forward_features(images)  # [K^2, S, C]
     features = large.forward_features(tile(images))[0]  # [K^2*S, C]
@@ -36,7 +36,7 @@ def test_copies_compute_on_each_sub_image_what_the_small_one_did(section):
 
 def test_copies_are_block_diagonal_with_as_many_hidden_units():
     small = build(**MLP)
-    large = grow(small, 2)
+    large = small.grown(2)
     weight = large.blocks[1].mlp_tokens.fc1.weight
     assert weight.shape == (4 * 6, 4 * 4)
     ordered = weight[:, raster_positions(2, 2, 2).flatten()]
@@ -46,7 +46,7 @@ def test_copies_are_block_diagonal_with_as_many_hidden_units():
 @pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
 def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kind):
     small = build(**kind)
-    large = grow(small, 2, "bilinear")
+    large = small.grown(2, "bilinear")
     constant = torch.randn(1, 3, 1, 1, dtype=torch.float64)
     assert large.blocks[0].mlp_tokens.state_dict().keys() == small.blocks[0].mlp_tokens.state_dict().keys()
     hidden = {}
@@ -66,15 +66,15 @@ def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kin
 
 def test_what_has_no_grid_is_refused():
     with pytest.raises(InputError, match="take copies"):
-        grow(build(**MLP, permutation="random"), 2, "bilinear")
+        build(**MLP, permutation="random").grown(2, "bilinear")
     with pytest.raises(InputError, match="token_groups"):
-        grow(build(**MLP, token_groups=2), 2, "bilinear")
+        build(**MLP, token_groups=2).grown(2, "bilinear")
 
 
 def test_growing_leaves_the_small_one_and_its_mode_alone():
     small = build(**MLP).eval()
     before = [tensor.clone() for tensor in small.state_dict().values()]
-    large = grow(small, 2)
+    large = small.grown(2)
     assert not large.training
     nn.init.zeros_(large.head.weight)
     assert all(torch.equal(a, b) for a, b in zip(before, small.state_dict().values(), strict=True))

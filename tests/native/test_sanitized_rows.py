@@ -14,7 +14,7 @@ SCRIPT = """
 import ctypes, itertools, sys
 import torch
 from widemix.models.batch_last import by_c
-from widemix.models.mixer.network import MixerBlock, MixerShape
+from widemix.models.mixer.blocks import MixerBlock, MixerShape
 
 by_c.open_library = lambda: ctypes.CDLL(sys.argv[1])
 rp = {"permutation": "random", "permuted_skips": True}

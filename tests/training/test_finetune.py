@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from tests.run.test_checkpoint import position
 from widemix.engine.state import State
 from widemix.errors import InputError
-from widemix.models.mixer.grow import grow
 from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
@@ -88,7 +87,7 @@ def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
         small_kind["tokens"] = 3
     source, target = mixer(seed=1, **small_kind), mixer(16, seed=2, **kind)
     assert load_init_weights(target, written(source, tmp_path / "weights")) == [f"grown 2 x 2 times by {method}"]
-    assert same(target, grow(source, 2, method), 16)
+    assert same(target, source.grown(2, method), 16)
 
 
 def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_path):

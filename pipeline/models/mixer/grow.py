@@ -1,4 +1,4 @@
-"""A Mixer for images K times as large, from the weights of one for small images.
+"""The blocks of a Mixer for images K times as large, from those of one for small images: `Mixer.grown`.
 
 `copies` (Tolstikhin et al. 2021, appendix): the larger image is K x K sub-images, and the token-mixing layers
 become block-diagonal with a copy for each, D_S and the hidden biases K^2 times as many. At first the network does
@@ -9,65 +9,40 @@ Positions of copies are index vectors [K^2, n]: row k has those of sub-image k's
 network.
 """
 
-import copy
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from widemix.errors import InputError
-from widemix.models.mixer.network import Mixer, MixerBlock, TokenSkip
+from widemix.models.mixer.blocks import MixerBlock, TokenSkip
 from widemix.models.permutation import Permute
 from widemix.models.pk import Mixing, MixingLayer, MixingMlp
 
+Method = Literal["copies", "bilinear"]
 
-@torch.no_grad()
-def grow(model: Mixer, factor: int, method: Literal["copies", "bilinear"] = "copies") -> Mixer:
-    """Return the network for images `factor` times as high and wide; `model` is not changed.
 
-    `InputError` for bilinear growing of random permutations or projected tokens, which have no grid, and of groups of
-    channels.
+def grow_blocks(
+    small: Sequence[MixerBlock],
+    grown: Sequence[MixerBlock],
+    tokens: int | None,
+    grid: tuple[int, int],
+    factor: int,
+    method: Method,
+) -> None:
+    """Give the blocks `grown` the weights that the blocks `small` lead to.
+
+    tokens: S of the grown network where its tokens are projected, which have no grid. grid: h x w of the small one's.
     """
-    shape, parts = model.shape, factor**2
-    weight = next(model.parameters())
-    small = copy.deepcopy(model).cpu()
-    grid = cast(tuple[int, int], small.stem.grid_size)
-    if method == "copies":
-        hidden = None if shape.token_hidden is None else shape.token_hidden * parts
-        tokens = None if shape.tokens is None else shape.tokens * parts
-        shape = replace(shape, token_hidden=hidden, tokens=tokens)
-    elif shape.permutation == "random" or shape.tokens is not None:
-        raise InputError("growing by bilinear: random permutations and projected tokens have no grid; take copies")
-    elif shape.token_groups > 1:
-        raise InputError("growing by bilinear: is not offered for token_groups; take copies")
-    grown = Mixer(
-        img_size=model.stem.img_size[0] * factor,
-        patch_size=model.stem.patch_size[0],
-        in_chans=model.in_chans,
-        num_classes=model.num_classes,
-        drop_rate=model.head_drop.p,
-        global_pool=model.global_pool,
-        **vars(shape),
-    )
-    grown.to(weight.dtype)
-    large = grown.state_dict()
-    same = {name: tensor for name, tensor in small.state_dict().items() if tensor.shape == large[name].shape}
-    grown.load_state_dict(same, strict=False)
-    raster = raster_positions(*grid, factor)
-    for number, (old, new) in enumerate(zip(_blocks(small), _blocks(grown), strict=True)):
+    parts, raster = factor**2, raster_positions(*grid, factor)
+    # The order of projected tokens is sub-image after sub-image.
+    consecutive = consecutive_positions(parts, tokens // parts) if tokens else raster
+    for number, (old, new) in enumerate(zip(small, grown, strict=True)):
         if method == "bilinear":
             _stretch(old.mlp_tokens, new.mlp_tokens, grid, factor)
-            continue
-        # Projected tokens have no grid: their order is sub-image after sub-image.
-        consecutive = consecutive_positions(parts, shape.tokens // parts) if shape.tokens else raster
-        _copy(old, new, into=raster if number == 0 else consecutive, out=consecutive)
-    return grown.to(weight.device).train(model.training)
-
-
-def _blocks(model: Mixer) -> list[MixerBlock]:
-    return cast(list[MixerBlock], list(model.blocks))
+        else:
+            _copy(old, new, into=raster if number == 0 else consecutive, out=consecutive)
 
 
 def raster_positions(height: int, width: int, factor: int) -> Tensor:

@@ -1,7 +1,9 @@
 """Recipe section of MLP-Mixers and S-Mixers."""
 
 import math
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -9,6 +11,9 @@ from typing_extensions import override
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
 from widemix.section import Depth, DropPath, Epsilon, Positive, key
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # Tolstikhin et al. 2021, table 1: C, L, D_S, D_C.
 _SIZES = {"s": (512, 8, 256, 2048), "b": (768, 12, 384, 3072), "l": (1024, 24, 512, 4096)}
@@ -201,6 +206,26 @@ class MixerSection(ModelSection):
     @override
     def depth_to_width(self) -> float:
         return 2 * self.depth / math.log2(self.channels)
+
+    @override
+    def timm_twin(self, image_size: int, num_classes: int) -> "Callable[[], nn.Module] | None":
+        from timm.models.mlp_mixer import MlpMixer
+
+        tokens = (image_size // self.patch_size) ** 2
+        other = self.project_tokens or self.tokens != tokens or self.norm_eps != 1e-6
+        hidden = [width for width in self.hidden_widths if width is not None]
+        if other or not hidden or (self.activation, self.norm) != ("gelu", "layer"):
+            return None
+        # timm multiplies the ratios by the channels, and cuts off the fraction.
+        return partial(
+            MlpMixer,
+            num_classes=num_classes,
+            img_size=image_size,
+            patch_size=self.patch_size,
+            num_blocks=self.depth,
+            embed_dim=self.channels,
+            mlp_ratio=cast(tuple[float, float], tuple((width + 0.5) / self.channels for width in hidden)),
+        )
 
     @override
     def published_note(self) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from widemix.models.layers import init_weights
-from widemix.models.mixer.network import NORMS, MixerBlock, MixerShape, mixer_blocks
+from widemix.models.mixer.blocks import NORMS, MixerBlock, MixerShape, mixer_blocks
 
 PAD = 0
 
