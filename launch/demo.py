@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from widemix.plots.style import COLORS, new_figure, save, styled
 from widemix.processes import end_with_parent
 
 DATA = Path("datasets/digits")
@@ -63,30 +64,25 @@ def _lines(run: Path, split: str) -> list[dict]:
     return [line for line in lines if line["split"] == split]
 
 
+@styled
 def _plot(folder: Path) -> None:
     """Plot training loss and test accuracy of the four runs; DeepSpeed's dashed lines should cover DDP's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    colours = {"mixer": "#3b6ea8", "rp_mixer": "#c8553d"}
+    figure, panels = new_figure(9, 3.2, columns=2)
+    colors = dict(zip(MODELS, COLORS, strict=False))
     styles: dict[str, dict] = {"ddp": {"lw": 2.2, "alpha": 0.45}, "deepspeed": {"lw": 1, "ls": (0, (4, 3))}}
     for model in MODELS:
         for engine in ENGINES:
             for panel, split, value in zip(panels, ("train", "eval"), ("loss", "top1"), strict=True):
                 lines = _lines(folder / f"{model}-{engine}", split)
                 points = [line["epoch"] for line in lines], [line[value] for line in lines]
-                panel.plot(*points, color=colours[model], label=f"{model}, {engine}", **styles[engine])
+                panel.plot(*points, color=colors[model], label=f"{model}, {engine}", **styles[engine])
     panels[0].set(xlabel="epoch", ylabel="training loss (mixup, smoothing)")
     panels[1].set(xlabel="epoch", ylabel="test top-1, %", ylim=(85, 100))
-    panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    panels[1].legend(loc="lower right")
     for panel in panels:
-        panel.spines[["top", "right"]].set_visible(False)
         panel.set_xlim(left=0)
         panel.margins(x=0)
-    figure.savefig(folder / "curves.png", dpi=150)
+    save(figure, [folder / "curves.png"])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ def write_outputs(
 
     Only what is asked for is plotted. Prints the paths. A table without text is left out.
     """
-    from widemix.plots.style import add_to_tensorboard, as_png
+    from widemix.plots.style import as_png
+    from widemix.plots.tensorboard import add_to_tensorboard
 
     plotted = (
         {name: as_png(plot()) for name, plot in figures.items()} if arguments.to or arguments.tensorboard else {}

@@ -4,22 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COLOURS = ("#3b6ea8", "#c8553d", "#e0a458", "#9aa5b1")
+from widemix.plots.style import COLORS, new_figure, save, styled
 
 
+@styled
 def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str], file: Path) -> None:
     """Plot images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (speed, parts) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, (speed, parts) = new_figure(9, 3.4, columns=2)
     ranks = [row["ranks"] for row in rows]
     rates = [row["images_per_s"] for row in rows]
     ideal = [rates[0] * count / ranks[0] for count in ranks]
-    speed.plot(ranks, ideal, color="#9aa5b1", lw=1, ls=(0, (4, 3)), label="ideal")
-    speed.plot(ranks, rates, color=COLOURS[0], marker="o", label="measured")
+    speed.plot(ranks, ideal, color="0.6", lw=1, ls=(0, (4, 3)), label="ideal")
+    speed.plot(ranks, rates, color=COLORS[0], marker="o", label="measured")
     for row in rows[1:]:
         text = f"{row['efficiency']:.0%}"
         speed.annotate(text, (row["ranks"], row["images_per_s"]), (8, -10), textcoords="offset points", fontsize=8)
@@ -28,18 +24,15 @@ def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str], f
     speed.set_yticks(rates, [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates])
     speed.minorticks_off()
     speed.margins(0.14)
-    speed.legend(frameon=False, fontsize=8, loc="upper left")
+    speed.legend(loc="upper left")
 
     places = range(len(rows))
     below = [0.0] * len(rows)
-    for part, colour in zip(parts_of_step, COLOURS, strict=True):
+    for part, colour in zip(parts_of_step, COLORS, strict=False):
         heights = [1e3 * row[part] for row in rows]
         parts.bar(places, heights, 0.6, bottom=below, color=colour, label=part)
         below = [a + b for a, b in zip(below, heights, strict=True)]
     parts.set_xticks(places, [str(count) for count in ranks])
     parts.set(xlabel="ranks", ylabel="a step, ms", ylim=(0, 1.35 * max(below)))
-    parts.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
-    for panel in (speed, parts):
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+    parts.legend(ncols=2, loc="upper left")
+    save(figure, [file])

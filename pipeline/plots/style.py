@@ -2,8 +2,7 @@
 
 import io
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,8 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
-from widemix.errors import InputError
 from widemix.files import atomic_write
-from widemix.run import checkpoint
-from widemix.run.lock import hold
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe & Ito 2008
 STYLE: Any = {
@@ -30,6 +25,7 @@ STYLE: Any = {
     "legend.frameon": False,
     "lines.linewidth": 1.5,
     "lines.markersize": 4,
+    "svg.hashsalt": "widemix",  # the same figure gives the same file
 }
 DPI = 150
 styled = mpl.rc_context(STYLE)  # decorator of functions that plot
@@ -53,38 +49,14 @@ def as_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def save(figure: Any, paths: Sequence[Path]) -> None:
-    """Write a figure of matplotlib into files, each in the format of its suffix; the same figure, the same bytes."""
+@styled
+def save(figure: Figure, paths: Sequence[Path]) -> None:
+    """Write a figure into files, each in the format of its suffix; the same figure, the same bytes."""
     for path in paths:
         buffer = io.BytesIO()
         metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(buffer, format=path.suffix[1:], dpi=150, metadata=metadata)
+        figure.savefig(buffer, format=path.suffix[1:], dpi=DPI, metadata=metadata)
         atomic_write(path, buffer.getvalue())
-
-
-def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:
-    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files.
-
-    They replace those of the same name and step, but not while the run is trained: its own file is left alone.
-    """
-    from widemix.run.tensorboard import Board
-
-    try:
-        step = checkpoint.find(run).position.step
-    except InputError:  # it has no checkpoint yet
-        step = 0
-    tags = {
-        f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in images.items()
-    }
-    with ExitStack() as stack:
-        dropped = None
-        with suppress(InputError):
-            stack.enter_context(hold(run, wait_s=0))
-            dropped = lambda tag, at: tag in tags and at == step  # noqa: E731
-        board = stack.enter_context(closing(Board(run, dropped)))
-        for tag, pixels in tags.items():
-            board.add_image(tag, pixels, step)
-    return run
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:

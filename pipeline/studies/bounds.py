@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.plots.style import save
+from widemix.plots.style import COLORS, new_figure, save, styled
 
 DOMINANCE = math.log2(3)  # 1.585: how many times deeper Mixers may be and still be dominated (proposition 5.10)
 
@@ -94,21 +94,24 @@ def as_csv(rows: Sequence[Bounds]) -> str:
     return text.getvalue()
 
 
+@styled
 def plot(rows: Sequence[Bounds], title: str, paths: Sequence[Path]) -> None:
     """Plot the bounds over the depth into files, each in the format of its suffix."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, ax = new_figure(6.4, 4.2)
+    mixers, transformers = COLORS[:2]
     depths = [row.depth for row in rows]
-    ax.plot(depths, [row.transformer_upper for row in rows], "C1--", label="transformers, upper bound (5.6)")
+    upper = [row.transformer_upper for row in rows]
+    ax.plot(depths, upper, "--", color=transformers, label="transformers, upper bound (5.6)")
     lower = [(row.depth, row.transformer_lower) for row in rows if row.transformer_lower > 0]
-    ax.plot([p for p, _ in lower], [y for _, y in lower], "C1o-", label="transformers, lower bound (5.7)")
-    ax.plot(depths, [row.mixer_upper for row in rows], "C0s-", label="Mixers, upper bound (5.5)")
+    ax.plot(
+        [p for p, _ in lower],
+        [y for _, y in lower],
+        "o-",
+        color=transformers,
+        label="transformers, lower bound (5.7)",
+    )
+    ax.plot(depths, [row.mixer_upper for row in rows], "s-", color=mixers, label="Mixers, upper bound (5.5)")
     ax.set(xlabel="layers p", ylabel="log₃ of the separation rank", yscale="log", title=title)
     ax.grid(alpha=0.25)
-    ax.legend(frameon=False)
+    ax.legend()
     save(figure, paths)
-    plt.close(figure)

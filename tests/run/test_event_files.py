@@ -10,7 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 
-from widemix.plots.style import add_to_tensorboard, as_png, new_figure
+from widemix.plots.style import as_png, new_figure
+from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import load_recipe
 from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter

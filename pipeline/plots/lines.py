@@ -1,0 +1,68 @@
+"""Lines over x with the spread of their points, what is missing of them, and one legend for all panels."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from widemix.plots.style import COLORS, literal
+
+_MARKERS = "osD^vP*X<>"
+_GREY = "0.45"
+
+
+class Line:
+    """A line of a panel; its colour and marker are those of its number, its name is in the legend."""
+
+    def __init__(self, axes: Axes, number: int, name: str):
+        self.axes, self.number, self.name = axes, number, legend_text(name)
+        self.color, self.marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
+
+    def band(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float]) -> None:
+        """Plot a curve within y - spread and y + spread."""
+        low, high = ([at + sign * by for at, by in zip(y, spread, strict=True)] for sign in (-1, 1))
+        self.axes.plot(x, y, color=self.color, label=self.name)
+        self.axes.fill_between(x, low, high, color=self.color, alpha=0.2, linewidth=0)
+
+    def points(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float], joined: bool) -> None:
+        """Plot points with bars from y - spread to y + spread, and a line through the mean of those of one x."""
+        bars = spread if any(spread) else None
+        style: dict[str, Any] = {"color": self.color, "marker": self.marker, "markersize": 5}
+        self.axes.errorbar(x, y, yerr=bars, capsize=3, linestyle="none", **style)
+        at: dict[float, list[float]] = {}
+        for place, value in zip(x, y, strict=True):
+            at.setdefault(place, []).append(value)
+        means = [sum(values) / len(values) for values in at.values()]
+        self.axes.plot(list(at), means, linestyle="-" if joined else "none", label=self.name, **style)
+
+    def missing(self, x: Sequence[float]) -> None:
+        """Mark on the axis where points are missing."""
+        if x:
+            height = [0.02 + 0.03 * self.number] * len(x)
+            transform = self.axes.get_xaxis_transform()
+            self.axes.plot(x, height, "x", color=self.color, transform=transform, alpha=0.6)
+
+
+def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> None:
+    """Plot points (x, y) or (x, y, spread) of others, in grey."""
+    x, y, *spread = zip(*points, strict=True)
+    bars = spread[0] if spread else None
+    axes.errorbar(x, y, yerr=bars, color=_GREY, linestyle="--", marker="_", label=legend_text(name))
+
+
+def legend_text(name: str) -> str:
+    """A name as matplotlib shows it: no dollar begins a formula, and no underscore hides it from the legend."""
+    return f" {literal(name)}" if name else ""
+
+
+def add_legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Add one legend below all panels, if they have more than one line."""
+    entries: dict[str, Any] = {}
+    for each in axes:
+        handles, labels = each.get_legend_handles_labels()
+        entries |= {label: handle for handle, label in zip(handles, labels, strict=True) if label not in entries}
+    if len(entries) > 1:
+        longest = max(map(len, entries)) + 6  # characters, with the line and the gap
+        columns = max(1, min(len(entries), 4, int(13 * figure.get_figwidth() / longest)))
+        figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
