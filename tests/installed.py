@@ -1,7 +1,8 @@
 """Follow the pages with the installed package alone, away from any checkout: `python -P tests/installed.py ROOT`.
 
 All in this process: every name and import of the pages is looked up, every command is parsed, with its recipe, and
-those of `FOLLOWED` are run. It prints a line for each that is wrong, and ends with 1 if there are any.
+those of `FOLLOWED` are run, as are the cells of notebooks. It prints a line for each that is wrong, and ends with 1 if
+there are any.
 """
 
 import ast
@@ -42,10 +43,12 @@ def pages(root: Path) -> Iterator[Path]:
         yield from sorted((root / folder).rglob("*.md"))
 
 
-def cells(notebook: Path) -> list[str]:
-    """The code cells of a notebook."""
-    found = json.loads(notebook.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+def run_cells(notebook: Path) -> None:
+    """Run the code cells of a notebook, one after the other."""
+    space: dict[str, object] = {}
+    for cell in json.loads(notebook.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), space)
 
 
 def names_in(code: str) -> Iterator[str]:
@@ -128,10 +131,11 @@ def main(root: Path) -> int:
                 Path(match[1]).write_text(block.text)
         for words in commands_in(page):
             attempt(wrong, f"{where}: {words}", lambda words=words: run_command(make_parser(), check, words))
-    for path in (*sorted((root / "examples").glob("*.py")), root / "examples/look_inside.ipynb"):
-        for code in cells(path) if path.suffix == ".ipynb" else [path.read_text()]:
-            for name in names_in(code):
-                attempt(wrong, f"{path.name}: {name}", lambda name=name: look_up(name))
+    for path in sorted((root / "examples").glob("*.py")):
+        for name in names_in(path.read_text()):
+            attempt(wrong, f"{path.name}: {name}", lambda name=name: look_up(name))
+    for path in sorted((root / "examples").glob("*.ipynb")):
+        attempt(wrong, path.name, lambda path=path: run_cells(path))
     print(*wrong, sep="\n", end="")
     return int(bool(wrong))
 
