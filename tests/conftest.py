@@ -53,7 +53,7 @@ def pytest_collection():
 
 
 def share_cpus(processes: int) -> None:
-    """Where `processes` run tests, let torch compute on this one's share of the CPUs: more threads only wait."""
+    """Where `processes` run tests, let torch compute on this one's part of the CPUs: more threads only wait."""
     if processes > 1 and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(max(1, usable_cpus() // processes))
 

@@ -1,8 +1,8 @@
 """Follow the pages with the installed package alone, away from any checkout: `python -P tests/installed.py ROOT`.
 
 All in this process: every name and import of the pages is looked up, every command is parsed, with its recipe, and
-those of `FOLLOWED` are run, as are the cells of notebooks. It prints a line for each that is wrong, and ends with 1 if
-there are any.
+those of `FOLLOWED` and notebooks are run. It prints a line for each that is wrong, and ends with 1 if there
+are any.
 """
 
 import ast

@@ -119,17 +119,17 @@ def _predictions(
             batch = names[start : start + size]
             decoded = list(threads.map(decode, batch))
             good = [image for image in decoded if not isinstance(image, InputError)]
-            shares = iter(predictor.probabilities(good) if good else ())
+            probabilities = iter(predictor.probabilities(good) if good else ())
             for name, image in zip(batch, decoded, strict=True):
                 shown = name or folder.name
                 if isinstance(image, InputError):
                     yield shown, image
                     continue
-                share = next(shares)
-                likeliest = (-share).argsort(kind="stable")[:top]
+                probability = next(probabilities)
+                likeliest = (-probability).argsort(kind="stable")[:top]
                 if predictor.section.targets == "regression":
-                    likeliest = range(len(share))
-                yield shown, [(predictor.class_name(int(label)), float(share[label])) for label in likeliest]
+                    likeliest = range(len(probability))
+                yield shown, [(predictor.class_name(int(label)), float(probability[label])) for label in likeliest]
             tally.add(len(batch))
 
 
@@ -141,7 +141,7 @@ def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["image", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))])
     for name, classes in rows:
-        writer.writerow([name, *(value for label, share in classes for value in (label, f"{share:.6f}"))])
+        writer.writerow([name, *(value for label, probability in classes for value in (label, f"{probability:.6f}"))])
     return buffer.getvalue()
 
 
@@ -163,7 +163,7 @@ def _json_lines_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) 
 def _json_lines(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
     """A line for each image."""
     lines = (
-        {"image": name, "classes": [{"class": label, "probability": share} for label, share in classes]}
+        {"image": name, "classes": [{"class": label, "probability": probability} for label, probability in classes]}
         for name, classes in rows
     )
     return "".join(json.dumps(line) + "\n" for line in lines)

@@ -90,10 +90,10 @@ class TrainLoader:
 
     def _read(self, epoch: int, first_step: int) -> Iterator[HostBatch]:
         """In the reading thread."""
-        shares = self.topology.rank, self.topology.world, self.train.grad_accum_steps
+        rank_and_parts = self.topology.rank, self.topology.world, self.train.grad_accum_steps
         for step in range(first_step, self.steps):
             step_view_ids = self.order.step(epoch, step)
-            parts = rank_slices(len(step_view_ids), *shares)
+            parts = rank_slices(len(step_view_ids), *rank_and_parts)
             ranges = self.order.prefetch_ranges(epoch, step, step == first_step, parts)
             request_ranges(self.source.descriptor, ranges)
             for part in parts:

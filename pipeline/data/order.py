@@ -84,7 +84,7 @@ def rank_slices(length: int, rank: int, world: int, grad_accum_steps: int) -> li
     """
     cuts = [length * number // grad_accum_steps for number in range(grad_accum_steps + 1)]
     return [
-        slice(*(first + (stop - first) * share // world for share in (rank, rank + 1)))
+        slice(*(first + (stop - first) * part // world for part in (rank, rank + 1)))
         for first, stop in itertools.pairwise(cuts)
     ]
 

@@ -168,7 +168,7 @@ def share_cpus(topology: Topology) -> int:
 
 
 def set_torch_threads(topology: Topology) -> None:
-    """Let torch compute on this rank's share of the CPUs, or on as many threads as OMP_NUM_THREADS says.
+    """Let torch compute on this rank's part of the CPUs, or on as many threads as OMP_NUM_THREADS says.
 
     torchrun sets it to 1 for several ranks where the user has not set it, so that 1 is not read there. More threads
     than idle CPUs wait for each other most of the time.

@@ -29,7 +29,7 @@ CHARTS = {
     ("train", "weight_norm"): "Weight norm",
     ("train", "images_per_s"): "Samples per second, all ranks",
     ("train", "mfu"): "Model FLOPs utilisation, fraction of the GPUs' peak",
-    ("train", "data_wait"): "Share of the time spent waiting for data",
+    ("train", "data_wait"): "Fraction of the time spent waiting for data",
     ("train", "memory_gib"): "Peak memory of rank 0, GiB",
     ("train", "replaced"): "Corrupt samples replaced",
 }

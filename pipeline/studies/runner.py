@@ -36,7 +36,7 @@ class _Running:
 
 
 class Runner:
-    """One process's share of a study: takes runs that nobody has, until none is left.
+    """One process's part of a study: takes runs that nobody has, until none is left.
 
     folder: of the study. at_once: runs at the same time. ranks: of each run. gpus: those of this machine, by the
     names that CUDA_VISIBLE_DEVICES takes; the runs that run at once share them, and the CPUs. program: what trains a

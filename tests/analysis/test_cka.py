@@ -88,7 +88,7 @@ def test_a_constant_layer_and_too_few_samples():
     assert diagonal_mean(np.ones((2, 3))) is None
 
 
-def test_samples_are_drawn_in_random_order_and_whole_batches():
+def test_samples_are_taken_in_random_order_and_whole_batches():
     order = random_samples(1000, 100, 33, seed=1)
     assert len(order) == len(set(order)) == 99  # a single sample is no batch
     assert (np.diff(order) < 0).any()

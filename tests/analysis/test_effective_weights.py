@@ -104,7 +104,7 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
 
 
 def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
-    """Appendix D.4, for S = C; drawn units of a larger one, of which no matrix is made."""
+    """Appendix D.4, for S = C; sampled units of a larger one, of which no matrix is made."""
     model = build("s_mixer", **{**MIXER, "channels": 16}, permutation="random")
     first, second = receptive_fields(model, input_features(model, 8), units=20)[:2]
     assert first["mean"] == first["most"] == 256**-0.5

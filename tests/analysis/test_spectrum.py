@@ -114,9 +114,9 @@ def test_the_expansion_is_right_for_wide_and_tall_matrices_and_as_printed_is_not
 
 
 def test_masked_gaussians_have_the_density_and_variance_of_sw_mlps():
-    drawn = masked_gaussian(500, 400, 0.1, np.random.default_rng(0))
-    assert drawn.nnz == pytest.approx(20_000, rel=0.03)
-    assert (drawn.toarray() ** 2).mean() == pytest.approx(1 / 400, rel=0.03)
+    sampled = masked_gaussian(500, 400, 0.1, np.random.default_rng(0))
+    assert sampled.nnz == pytest.approx(20_000, rel=0.03)
+    assert (sampled.toarray() ** 2).mean() == pytest.approx(1 / 400, rel=0.03)
     entry = widening(2_000, 2.0, [50], trials=2)[0]
     assert entry["density"] == pytest.approx(0.4)
     assert len(set(entry["largest"])) == 2

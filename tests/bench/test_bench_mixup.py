@@ -31,7 +31,7 @@ def test_shares_are_medians_over_the_rounds_that_count():
 
 @pytest.mark.parametrize("name", ["timm", *mixup.SETTINGS])
 def test_every_contestant_mixes_each_call_anew(name):
-    """Two images with each other: soft targets of both classes, and other shares in the next call."""
+    """Two images with each other: soft targets of both classes, and other fractions in the next call."""
     images, labels = torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]), torch.tensor([1, 2])
     if name == "timm":
         act = mixup._timm(images, labels)

@@ -1,6 +1,6 @@
 """Training batches made one image at a time by timm, torchvision and Pillow, from the documented random numbers.
 
-Nothing of the project's code is used: timm's modules draw from our numbers instead of Python's `random`.
+Nothing of the project's code is used: timm's modules sample from our numbers instead of Python's `random`.
 """
 
 import functools
@@ -148,7 +148,7 @@ def cropped(image: Image.Image, data: Any, augment: Any, stream: Callable[[int],
 
 
 def after_policy(image: Image.Image, text: str, data: Any, stream: int) -> Image.Image:
-    """timm's RandAugment, with the settings that its training transform passes; step k draws from counter 8 k on."""
+    """timm's RandAugment, with the settings that its training transform passes; step k has counters from 8 k on."""
     settings = {"translate_const": 100, "img_mean": tuple(round(255 * channel) for channel in data.mean)}
     if data.interpolation != "random":
         settings["interpolation"] = transforms.str_to_pil_interp(data.interpolation)
@@ -161,13 +161,13 @@ def after_policy(image: Image.Image, text: str, data: Any, stream: int) -> Image
         ]
 
     def step(operation, k, given):
-        draw = lambda number: uniform(stream, 8 * k + number)  # noqa: E731
-        normal = math.sqrt(-2 * math.log(1 - draw(RADIUS))) * math.cos(2 * math.pi * draw(ANGLE))
-        asked = iter((draw(PROB), 1 - draw(SIGN)))  # whether to apply it, then (the upper half) whether to negate
+        sample = lambda number: uniform(stream, 8 * k + number)  # noqa: E731
+        normal = math.sqrt(-2 * math.log(1 - sample(RADIUS))) * math.cos(2 * math.pi * sample(ANGLE))
+        asked = iter((sample(PROB), 1 - sample(SIGN)))  # whether to apply it, then (the upper half) whether to negate
         numbers = SimpleNamespace(
             random=lambda: next(asked),
             gauss=lambda centre, std: centre + std * normal,
-            choice=lambda kernels: kernels[draw(CUBIC) < 0.5],
+            choice=lambda kernels: kernels[sample(CUBIC) < 0.5],
         )
         with patch.object(auto_augment, "random", numbers):
             return operation(given)
@@ -177,7 +177,7 @@ def after_policy(image: Image.Image, text: str, data: Any, stream: int) -> Image
 
 
 def jittered(image: Image.Image, augment: Any, stream: int) -> Image.Image:
-    """torchvision's ColorJitter in a drawn order, and grayscale."""
+    """torchvision's ColorJitter in a sampled order, and grayscale."""
     if any(augment.color_jitter) and uniform(stream, 0) < augment.color_jitter_prob:
         for part in sorted(range(4), key=lambda part: uniform(stream, 8 + part)):
             strength, centre = augment.color_jitter[part], float(part != 3)

@@ -215,13 +215,13 @@ def test_threads_share_the_work(tmp_path):
 
 
 def test_half_of_the_images_are_cubic_at_random():
-    draws = np.arange(4000)
-    chosen = cubic(draws, "random", 5, 1)
+    samples = np.arange(4000)
+    chosen = cubic(samples, "random", 5, 1)
     assert abs(chosen.mean() - 0.5) < 0.03
-    assert np.array_equal(chosen[7:90:3], cubic(draws[7:90:3], "random", 5, 1))  # whatever the batch
-    assert (chosen != cubic(draws, "random", 5, 2)).any()
-    assert cubic(draws, "bicubic", 5, 1).all()
-    assert not cubic(draws, "bilinear", 5, 1).any()
+    assert np.array_equal(chosen[7:90:3], cubic(samples[7:90:3], "random", 5, 1))  # whatever the batch
+    assert (chosen != cubic(samples, "random", 5, 2)).any()
+    assert cubic(samples, "bicubic", 5, 1).all()
+    assert not cubic(samples, "bilinear", 5, 1).any()
 
 
 def test_indices_are_checked(tmp_path):

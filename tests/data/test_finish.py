@@ -38,7 +38,7 @@ def accesses_stay_inside(monkeypatch):
     check_accesses(finish_by_triton, monkeypatch)
 
 
-def drawn(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tensor, Erasing | None, Mixture | None]:
+def sampled(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tensor, Erasing | None, Mixture | None]:
     """Images, and what is done with them; of up to three boxes some overlap."""
     images = torch.from_numpy(np.random.RandomState(0).randint(0, 256, (count, side, side, 3), np.uint8))
     section = AugmentSection(re_prob=0.7, re_count=3, re_mode=mode or "const", mix_group=4, **MIXES[mix])
@@ -58,7 +58,7 @@ def both_ways(images: torch.Tensor, erasing: Erasing | None, mixture: Mixture | 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("count", "side"), [(16, 32), (8, 27), (4, 1)])
 def test_the_kernel_gives_the_numbers_of_the_steps(count, side, mode, mix):
-    found, expected = both_ways(*drawn(count, side, mode, mix), FP32)
+    found, expected = both_ways(*sampled(count, side, mode, mix), FP32)
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()
 
@@ -66,14 +66,14 @@ def test_the_kernel_gives_the_numbers_of_the_steps(count, side, mode, mix):
 @RUNS
 @pytest.mark.parametrize("dtype", ROUNDS)
 def test_they_are_rounded_at_the_end(dtype):
-    found, expected = both_ways(*drawn(8, 32, "pixel", "groups"), dtype)
+    found, expected = both_ways(*sampled(8, 32, "pixel", "groups"), dtype)
     assert found.dtype == dtype
     assert ((found.float() - expected.float()).abs() <= ROUNDS[dtype] * expected.float().abs()).all()
 
 
 @RUNS
 def test_images_of_several_programs_and_no_box():
-    images, _, mixture = drawn(4, 64, None, "groups")
+    images, _, mixture = sampled(4, 64, None, "groups")
     nothing = Erasing(np.zeros((0, 5), np.int64), np.zeros(0, np.uint64), "pixel")
     found, expected = both_ways(images, nothing, mixture, FP32)
     assert torch.equal(found, expected)
@@ -81,7 +81,7 @@ def test_images_of_several_programs_and_no_box():
 
 @RUNS
 def test_it_writes_where_it_is_told_to(monkeypatch):
-    finisher, arguments, to = of_kernel(monkeypatch, finish_by_triton), drawn(8, 27, "rand", "nothing"), None
+    finisher, arguments, to = of_kernel(monkeypatch, finish_by_triton), sampled(8, 27, "rand", "nothing"), None
     for _ in range(2):  # the first call is by the steps
         to = torch.full((8, 27, 27, 3), torch.nan, device=DEVICE)
         images = finisher(arguments[0], FP32, *arguments[1:], to)
@@ -142,7 +142,7 @@ class Broken:
     ],
 )
 def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, monkeypatch, capsys):
-    finisher, arguments = of_kernel(monkeypatch, kernel), drawn(8, 27, "pixel", "groups")
+    finisher, arguments = of_kernel(monkeypatch, kernel), sampled(8, 27, "pixel", "groups")
     expected = both_ways(*arguments, BF16)[1]
     for _ in range(3):
         assert torch.equal(finisher(arguments[0], BF16, *arguments[1:]), expected)
@@ -155,7 +155,7 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, monkeypatch
 def test_a_sound_kernel_is_checked_once(monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(finish, "finish_in_steps", lambda *of: calls.append(of) or finish_in_steps(*of))
-    finisher, arguments = of_kernel(monkeypatch, finish_by_triton), drawn(8, 27, "pixel", "each")
+    finisher, arguments = of_kernel(monkeypatch, finish_by_triton), sampled(8, 27, "pixel", "each")
     images = [finisher(arguments[0], FP32, *arguments[1:]) for _ in range(3)]
     assert len(calls) == 1
     assert torch.equal(images[0], images[1])
@@ -186,7 +186,7 @@ def test_it_compiles_for_gpus_and_rounds_each_operation(gpu, dtype, mode, mix, t
         seen.append(kernel)
 
     compile_instead(monkeypatch, gpu, tmp_path, check)
-    images, erasing, mixture = drawn(8, 224, mode, mix)
+    images, erasing, mixture = sampled(8, 224, mode, mix)
     mean, std = (255 * torch.tensor(of)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
     finish_by_triton.finish(images, mean, std, dtype, erasing, mixture)
     assert len(seen) == 1

@@ -53,10 +53,10 @@ def test_shuffled_is_a_permutation(count, stream):
 def test_an_epoch_has_every_sample_at_most_once_and_leaves_out_less_than_a_batch(
     kind, count, batch, seed, epoch, window
 ):
-    draws = epoch_of(order_of(kind, count, batch, seed, window=window), epoch, count, batch)
-    assert len(draws) == count // batch * batch
-    assert len(np.unique(draws)) == len(draws)
-    assert ((draws >= 0) & (draws < count)).all()
+    view_ids = epoch_of(order_of(kind, count, batch, seed, window=window), epoch, count, batch)
+    assert len(view_ids) == count // batch * batch
+    assert len(np.unique(view_ids)) == len(view_ids)
+    assert ((view_ids >= 0) & (view_ids < count)).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,14 +65,14 @@ def test_an_epoch_has_every_sample_at_most_once_and_leaves_out_less_than_a_batch
 def test_with_repeats_each_sample_is_shown_in_all_its_views(kind, count, batch, seed, epoch, window, repeats):
     """But for those at the ends of the lanes, whose later views fall beyond the epoch."""
     order = order_of(kind, count, batch, seed, repeats, window)
-    draws = epoch_of(order, epoch, count, batch)
-    assert len(np.unique(draws)) == len(draws)
-    samples, views = draws % count, draws // count
+    view_ids = epoch_of(order, epoch, count, batch)
+    assert len(np.unique(view_ids)) == len(view_ids)
+    samples, views = view_ids % count, view_ids // count
     assert ((views >= 0) & (views < repeats)).all()
     shown, times = np.unique(samples, return_counts=True)
     lanes = getattr(order, "lanes", 1)
     assert (times == repeats).sum() >= len(shown) - lanes
-    assert len(shown) <= -(-len(draws) // repeats) + lanes
+    assert len(shown) <= -(-len(view_ids) // repeats) + lanes
     for sample in shown[times < repeats]:  # the first views are there, and no later one without an earlier one
         assert sorted(views[samples == sample]) == list(range((samples == sample).sum()))
 
@@ -81,16 +81,16 @@ def test_with_repeats_each_sample_is_shown_in_all_its_views(kind, count, batch, 
 @settings(max_examples=80)
 @given(
     world=st.integers(1, 128),
-    share=st.integers(1, 6),
+    part=st.integers(1, 6),
     more=st.integers(0, 500),
     seed=st.integers(0, 2**63 - 1),
     epoch=st.integers(0, 99),
     repeats=st.integers(1, 3),
     data=st.data(),
 )
-def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, epoch, repeats, data):
+def test_worlds_and_restarts_see_the_same_steps(kind, world, part, more, seed, epoch, repeats, data):
     """Each rank of each start makes an order of its own; together they see what one run of one rank sees."""
-    batch = world * share
+    batch = world * part
     count = 3 * batch + more
     steps = steps_per_epoch(count, batch)
     alone = order_of(kind, count, batch, seed, repeats)
@@ -103,7 +103,7 @@ def test_worlds_and_restarts_see_the_same_steps(kind, world, share, more, seed, 
             again.step(epoch + 1, 0)  # earlier calls do not matter
         seen += [again.step(epoch, step) for step in range(first, last)]
     for step, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
-        parts = [ours.reshape(world, share)[rank] for rank in range(world)]
+        parts = [ours.reshape(world, part)[rank] for rank in range(world)]
         assert np.array_equal(np.concatenate(parts), theirs), step
 
 
@@ -154,16 +154,16 @@ def test_repeats_leave_an_epoch_as_long_as_timms():
     timm = [len(RepeatAugSampler(range(count), world, 0, num_repeats=repeats)) for world in (1, 2, 4)]
     for world, length in zip((1, 2, 4), timm, strict=True):
         assert length // (batch // world) == steps_per_epoch(count, batch)
-    draws = epoch_of(RandomOrder(count, batch, 0, repeats), 0, count, batch)
+    view_ids = epoch_of(RandomOrder(count, batch, 0, repeats), 0, count, batch)
     sampler = RepeatAugSampler(range(count), 1, 0, num_repeats=repeats)
-    theirs = np.array(list(sampler))[: len(draws)]
-    assert len(np.unique(draws % count)) == len(np.unique(theirs))
+    theirs = np.array(list(sampler))[: len(view_ids)]
+    assert len(np.unique(view_ids % count)) == len(np.unique(theirs))
 
 
 def test_views_of_a_sample_do_not_lie_side_by_side():
-    draws = RandomOrder(1000, 96, 0, repeats=3).step(0, 0)
-    assert np.array_equal(draws // 1000, np.repeat([0, 1, 2], 32))
-    assert (np.diff(draws % 1000) != 0).all()
+    view_ids = RandomOrder(1000, 96, 0, repeats=3).step(0, 0)
+    assert np.array_equal(view_ids // 1000, np.repeat([0, 1, 2], 32))
+    assert (np.diff(view_ids % 1000) != 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,8 +221,8 @@ def test_batches_are_balanced_and_neighbours_parted_as_by_chance(kind):
         squares.append(((counts - batch / classes) ** 2).mean())
         side_by_side += (np.abs(np.diff(steps, axis=1)) == 1).sum()
         together += (np.diff(np.sort(steps, axis=1), axis=1) == 1).sum()
-    share = 1 / classes
-    hypergeometric = batch * share * (1 - share) * (count - batch) / (count - 1)
+    fraction = 1 / classes
+    hypergeometric = batch * fraction * (1 - fraction) * (count - batch) / (count - 1)
     pairs = 30 * (count // batch) * (batch - 1)
     if kind == "random":
         assert np.mean(squares) == pytest.approx(hypergeometric, rel=0.03)

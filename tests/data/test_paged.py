@@ -61,7 +61,7 @@ def test_every_sample_is_requested_before_it_is_read(repeats, scattered, ranks, 
 
 
 def test_a_window_is_read_in_the_order_of_the_file():
-    """Long runs: as many bytes in a request as lie in a lane's share of the coming step, cut by pages alone."""
+    """Long runs: as many bytes in a request as lie in a lane's part of the coming step, cut by pages alone."""
     ranges = order().prefetch_ranges(0, 20, False, rank_slices(BATCH, 0, 64, 1))
     assert len(ranges) <= 2
     whole = order().prefetch_ranges(0, 0, True, rank_slices(BATCH, 0, 64, 1))

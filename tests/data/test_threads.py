@@ -1,4 +1,4 @@
-"""run_on_threads: every share once, in parallel, and no exception is lost."""
+"""run_on_threads: every part once, in parallel, and no exception is lost."""
 
 import threading
 
@@ -12,7 +12,7 @@ def test_every_share_runs_in_parallel(threads):
     meet, seen = threading.Barrier(threads, timeout=300), []
 
     def work(k: int, of: int) -> None:
-        meet.wait()  # all shares must be running
+        meet.wait()  # all parts must be running
         seen.append((k, of))
 
     run_on_threads(work, threads)
@@ -22,7 +22,7 @@ def test_every_share_runs_in_parallel(threads):
 def test_an_exception_of_any_share_is_raised():
     def work(k: int, of: int) -> None:
         if k == 2:
-            raise OSError("the third share")
+            raise OSError("the third part")
 
-    with pytest.raises(OSError, match="the third share"):
+    with pytest.raises(OSError, match="the third part"):
         run_on_threads(work, 3)

@@ -232,6 +232,6 @@ def test_real_pairs_count_as_published(tmp_path, source, counts):
     assert counts.items() <= {name: split.samples for name, split in manifest.splits.items()}.items()
     for name in manifest.splits:
         beton = open_text(tmp_path / "out" / f"{name}.beton")
-        shares = np.bincount(beton.label, minlength=3) / len(beton)
-        assert shares.min() > 0.3  # near balance, as in the papers
+        fractions = np.bincount(beton.label, minlength=3) / len(beton)
+        assert fractions.min() > 0.3  # near balance, as in the papers
         assert all(beton[i][0] == 101 for i in range(0, len(beton), 500))  # [CLS] of bert-base-uncased

@@ -209,14 +209,14 @@ def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, caps
     assert manifest.splits["val"].per_class == (2, 0, 2)
 
 
-@pytest.mark.parametrize("share", ["-1%", "101%", "x"])
-def test_max_bad_is_a_fraction(tmp_path, folder, monkeypatch, capsys, share):
-    words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), f"--max-bad={share}"]
+@pytest.mark.parametrize("fraction", ["-1%", "101%", "x"])
+def test_max_bad_is_a_fraction(tmp_path, folder, monkeypatch, capsys, fraction):
+    words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), f"--max-bad={fraction}"]
     monkeypatch.setattr("sys.argv", ["widemix", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert share in capsys.readouterr().err
+    assert fraction in capsys.readouterr().err
 
 
 def test_every_source_is_described():

@@ -175,11 +175,11 @@ def test_force_starts_again(tmp_path, images, small_shards, encoded):
 def test_files_torn_by_a_crash(tmp_path, images, uninterrupted, small_shards, what):
     out = tmp_path / "out"
     path = out / f"train.{what}.unfinished"
-    for share in (0.0, 0.3, 0.7, 0.999):
+    for fraction in (0.0, 0.3, 0.7, 0.999):
         repair = damage(images / "train/b/99.bmp")
         with pytest.raises(InputError):
             prepare("image-folder", images, out, RAW, processes=1)
-        os.truncate(path, int(path.stat().st_size * share))
+        os.truncate(path, int(path.stat().st_size * fraction))
         repair()
         prepare("image-folder", images, out, RAW, processes=1)
         assert contents(out) == uninterrupted

@@ -59,7 +59,7 @@ def finish(command: Command) -> None:
     assert code == 0, output
 
 
-def test_two_ranks_draw_the_same_curve(train, undisturbed, tmp_path):
+def test_two_ranks_have_the_same_curve(train, undisturbed, tmp_path):
     """On other engines: tests/end_to_end/test_worlds.py."""
     finish(train("run", *EPOCHS, "--ranks", "2", real=True))
     assert_same_curve(tmp_path / "run", undisturbed, 1e-4)

@@ -205,7 +205,7 @@ def handed_out(data: Path) -> dict[str, Any]:
         results[setting.recipe.model.kind] = {
             "had": had,
             "on_meta": {tensor.is_meta for tensor in setting.model(build_on_meta).parameters()},
-            "drawn": setting.model().state_dict(),
+            "initial": setting.model().state_dict(),
             "saved": engine.state().model,
             "buffers": buffers,
         }
@@ -279,7 +279,7 @@ def shards(data: Path) -> dict[str, Any]:
     return states
 
 
-def drawn_and_normed(data: Path) -> dict[str, Any]:
+def sampled_and_normed(data: Path) -> dict[str, Any]:
     """Of RepMLP with stochastic depth, by engine: losses, metrics on the test split, and the norm of the weights.
 
     In two micro-batches, over each of which batch norms take their statistics; "ddp whole" has one.
@@ -382,7 +382,7 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         handed_out,
         summed,
         overflowing,
-        drawn_and_normed,
+        sampled_and_normed,
         averaged_buffers,
         probed,
         deepspeeds_own,

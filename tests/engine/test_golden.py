@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import GOLDEN, Setting, drawn_and_normed, golden
+from tests.engine.ranks import GOLDEN, Setting, golden, sampled_and_normed
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3}
@@ -58,25 +58,25 @@ def test_two_ranks_have_the_losses_of_the_plain_loop(ranks, expected, case):
 
 
 @pytest.fixture(scope="module")
-def drawn_on_one(alone, digits):
-    return drawn_and_normed(digits)
+def sampled_on_one(alone, digits):
+    return sampled_and_normed(digits)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3", "ddp whole"])
-def test_two_ranks_draw_and_normalise_what_one_does(ranks, drawn_on_one, engine):
+def test_two_ranks_sample_and_normalise_what_one_does(ranks, sampled_on_one, engine):
     """Stochastic depth belongs to the samples, and batch norms take the micro-batch of all ranks."""
-    one, two = drawn_on_one[engine if engine == "ddp whole" else "ddp"], ranks(2, "drawn_and_normed")[engine]
+    one, two = sampled_on_one[engine if engine == "ddp whole" else "ddp"], ranks(2, "sampled_and_normed")[engine]
     assert two["losses"] == pytest.approx(one["losses"], rel=2e-5)
     assert two["metrics"]["loss"] == pytest.approx(one["metrics"]["loss"], rel=2e-5)
     # Ten steps from the start an image's classes are near a tie: one in 360 may change sides.
     assert two["metrics"] == pytest.approx(one["metrics"], abs=100 / 360 + 1e-3)
-    assert drawn_on_one[engine]["losses"] == pytest.approx(one["losses"], rel=2e-5)
-    assert drawn_on_one["ddp whole"]["losses"] != pytest.approx(drawn_on_one["ddp"]["losses"], rel=5e-5)
+    assert sampled_on_one[engine]["losses"] == pytest.approx(one["losses"], rel=2e-5)
+    assert sampled_on_one["ddp whole"]["losses"] != pytest.approx(sampled_on_one["ddp"]["losses"], rel=5e-5)
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
-def test_the_norm_of_the_weights_is_that_of_what_is_saved(ranks, drawn_on_one, engine):
-    for found in (drawn_on_one[engine], ranks(2, "drawn_and_normed")[engine]):
+def test_the_norm_of_the_weights_is_that_of_what_is_saved(ranks, sampled_on_one, engine):
+    for found in (sampled_on_one[engine], ranks(2, "sampled_and_normed")[engine]):
         weights = [v for name, v in found["model"].items() if not name.endswith(BUFFERS)]
         assert found["norm"] == pytest.approx(math.sqrt(sum(w.double().square().sum().item() for w in weights)))
 

@@ -30,17 +30,17 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
 
 
 @pytest.mark.parametrize("kind", ["repmlp", "mixer"])
-def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_drew_none(ranks, kind):
+def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_have_none(ranks, kind):
     found = ranks(2, "handed_out")[kind]
     assert found["had"] == [True, False]
     assert found["on_meta"] == {True}
-    assert found["saved"].keys() == found["drawn"].keys()
-    for name, tensor in found["drawn"].items():
+    assert found["saved"].keys() == found["initial"].keys()
+    for name, tensor in found["initial"].items():
         assert torch.equal(found["saved"][name], tensor)
     for buffers in found["buffers"]:
         assert buffers
         for name, tensor in buffers.items():
-            assert torch.equal(tensor, found["drawn"][name])
+            assert torch.equal(tensor, found["initial"][name])
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

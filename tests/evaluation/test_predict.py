@@ -97,13 +97,15 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     lines = tmp_path / "out.jsonl"
     assert run_command(make_parser(), argv=[*words, "--top", "9", "--to", str(lines)]) == 0
     found = [json.loads(line) for line in lines.read_text().splitlines()]
-    shares = Predictor(load_network(exported)).probabilities([image, np.rot90(image, -1)])
-    for entry, row, share in zip(found, rows, shares, strict=True):
-        assert [each["class"] for each in entry["classes"]] == [("ant", "bee")[i] for i in (-share).argsort()]
-        assert [each["probability"] for each in entry["classes"]] == pytest.approx(sorted(share)[::-1], rel=1e-5)
+    probabilities = Predictor(load_network(exported)).probabilities([image, np.rot90(image, -1)])
+    for entry, row, probability in zip(found, rows, probabilities, strict=True):
+        assert [each["class"] for each in entry["classes"]] == [("ant", "bee")[i] for i in (-probability).argsort()]
+        assert [each["probability"] for each in entry["classes"]] == pytest.approx(
+            sorted(probability)[::-1], rel=1e-5
+        )
         assert (row["class"], float(row["probability"])) == (
             entry["classes"][0]["class"],
-            pytest.approx(share.max(), abs=1e-6),
+            pytest.approx(probability.max(), abs=1e-6),
         )
 
     assert run_command(make_parser(), argv=["predict", exported, str(album / "a,b.png"), "--top", "2"]) == 0

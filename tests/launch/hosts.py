@@ -84,7 +84,7 @@ class Hosts:
             subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", *rate], check=True)
 
     def lossy(self, host: int, delay_ms: float, loss: float) -> None:
-        """From now on the host's frames take `delay_ms` longer each way, and a share of them is lost."""
+        """From now on the host's frames take `delay_ms` longer each way, and a fraction of them is lost."""
         self._in_switch("link", "set", f"p{host}", "nomaster")
         self._in_switch("link", "add", f"a{host}", "type", "veth", "peer", "name", f"b{host}")
         self._in_switch("link", "set", f"a{host}", "master", "br0", "up")

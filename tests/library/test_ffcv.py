@@ -138,7 +138,7 @@ def test_centre_crops_are_our_evaluations(folder: Path) -> None:
     assert same(copies(theirs), copies(loader))
 
 
-def test_operations_that_draw_want_our_order(folder: Path) -> None:
+def test_random_operations_want_our_order(folder: Path) -> None:
     with pytest.raises(
         ValueError, match=r"RandomResizedCrop is random by epoch: give the loader order=widemix\.ffcv\.Order"
     ):

@@ -78,9 +78,9 @@ def test_permute_mlp_is_its_formula_place_by_place():
                 along_w[:, line, place, of] = row[:, place * part : (place + 1) * part]
     along_c = grid @ module.mlp_c.weight.T
     logits = mlp(module.reweight, (along_h + along_w + along_c).mean((1, 2)))
-    share = torch.exp(logits.view(2, channels, 3))
-    share = (share / share.sum(2, keepdim=True))[:, None, None]
-    mixed = along_h * share[..., 0] + along_w * share[..., 1] + along_c * share[..., 2]
+    weight = torch.exp(logits.view(2, channels, 3))
+    weight = (weight / weight.sum(2, keepdim=True))[:, None, None]
+    mixed = along_h * weight[..., 0] + along_w * weight[..., 1] + along_c * weight[..., 2]
     assert torch.allclose(module(x), module.proj(mixed).flatten(1, 2), atol=1e-12)
 
 

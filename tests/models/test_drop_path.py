@@ -91,7 +91,7 @@ def test_timms_layers_are_replaced_in_any_network():
     torch.testing.assert_close(model(images[4:]), whole[4:])
 
 
-def test_each_call_in_a_block_draws_for_itself_and_again_the_same_when_computed_again():
+def test_each_call_in_a_block_samples_for_itself_and_again_the_same_when_computed_again():
     model = timm.create_model("mixer_s32_224", img_size=32, drop_path_rate=0.5, num_classes=3).train()
     layers = [layer for layer in number_drop_paths(model) if layer.drop_prob]
     set_drop_path_keys(layers, KEYS[:16])

@@ -116,7 +116,7 @@ def test_random_permutations_are_independent_and_travel_with_the_weights():
     assert torch.equal(model(x), other(x))
 
 
-def test_replacing_one_block_draws_what_replacing_all_would_have_drawn_there():
+def test_replacing_one_block_samples_what_replacing_all_would_have_there():
     one, all_of_them = build(**MLP, **RP, permuted_blocks=[1]), build(**MLP, **RP)
     names = {name for name, _ in one.named_buffers()}
     assert names == {name for name, _ in all_of_them.named_buffers() if name.startswith("blocks.1.")}

@@ -214,7 +214,7 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
         load_recipe(recipe)
 
 
-SPEC, LOSS, FIGURE = (
+SPEC, LOSS, METRIC = (
     OptimizerSpec(lambda *_: None, "ours", 1),
     LossSpec(lambda *_: None, "ours"),
     Metric("a", "{}", True),
@@ -238,9 +238,9 @@ WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (register_loss, (7, LOSS), "name 7"),
     (register_loss, ("x", {"compute": len}), "spec {.*}: Input should be of the class LossSpec"),
     (register_loss, ("x", LossSpec("mse", "ours")), "spec LossSpec.*: compute 'mse' should be a function"),  # type: ignore[arg-type]
-    (register_metric, (b"x", FIGURE), "name b'x'"),
+    (register_metric, (b"x", METRIC), "name b'x'"),
     (register_metric, ("x", len), "metric .*: Input should be of the class Metric"),
-    (register_metric, ("x", FIGURE), "metric: has no build"),
+    (register_metric, ("x", METRIC), "metric: has no build"),
     (register_metric, ("x", Metric("a", "{}", True, len), "classes"), "targets 'classes'"),  # type: ignore[arg-type]
     (register_source, (None, "a.read", "ours"), "name None"),
     (register_source, ("x", "read", "ours"), "reader 'read'"),

@@ -71,15 +71,15 @@ def test_the_policy_of_cifar10_is_torchvisions():
 
 @pytest.mark.parametrize("inc", ["", "-inc1"])
 def test_the_weights_of_earlier_timm_are_known(inc):
-    """`w0` is refused by today's timm. Up to 0.8 it meant these shares, by place in either list of operations."""
+    """`w0` is refused by today's timm. Up to 0.8 it meant these fractions, by place in either list of operations."""
     policy, plain = parse_policy(f"rand-m9-n3-mstd0.5-w0{inc}"), parse_policy(f"rand-m9-n3-mstd0.5{inc}")
     moves = {"Rotate": 0.3, "ShearX": 0.2, "ShearY": 0.2, "TranslateXRel": 0.1, "TranslateYRel": 0.1}
-    shares = moves | dict.fromkeys(("Color", "Sharpness", "AutoContrast"), 0.025)
-    shares |= dict.fromkeys(("Solarize", "SolarizeAdd", "Contrast", "Brightness", "Equalize"), 0.005)
-    expected = {step: shares.get(step.name.removesuffix("Increasing"), 0) for step in plain.steps}
-    drawn = dict(zip(policy.steps, np.array(policy.weights) / sum(policy.weights), strict=True))
+    fractions = moves | dict.fromkeys(("Color", "Sharpness", "AutoContrast"), 0.025)
+    fractions |= dict.fromkeys(("Solarize", "SolarizeAdd", "Contrast", "Brightness", "Equalize"), 0.005)
+    expected = {step: fractions.get(step.name.removesuffix("Increasing"), 0) for step in plain.steps}
+    sampled = dict(zip(policy.steps, np.array(policy.weights) / sum(policy.weights), strict=True))
     assert policy.layers == 3
-    assert drawn == pytest.approx({step: share for step, share in expected.items() if share})
+    assert sampled == pytest.approx({step: fraction for step, fraction in expected.items() if fraction})
 
 
 def test_uniform_magnitudes_have_an_infinite_deviation():

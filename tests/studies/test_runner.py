@@ -238,7 +238,7 @@ def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):
     runner = Runner(tmp_path, at_once=3, ranks=2, gpus=["0", "1", "GPU-2", "3"])
     assert [runner._devices(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0,1", "GPU-2,3", "0,1"]
     usable = os.sched_getaffinity(0)
-    shares = [set(runner._cpus(slot)) for slot in range(3)]
-    assert all(share and share <= usable for share in shares)
+    parts = [set(runner._cpus(slot)) for slot in range(3)]
+    assert all(part and part <= usable for part in parts)
     if len(usable) >= 3:
-        assert sum(map(len, shares)) == len(set.union(*shares))
+        assert sum(map(len, parts)) == len(set.union(*parts))

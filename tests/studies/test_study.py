@@ -78,8 +78,8 @@ def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
 def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
     text = TWO.replace("runs:\n", "seeds: [3, 4]\ncells:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
     study_runs = planned(write(tmp_path, text.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
-    drawn = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
-    assert drawn == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
+    sampled = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
+    assert sampled == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
     assert len({study_run.name for study_run in study_runs}) == 4
 
 

@@ -65,9 +65,9 @@ def test_a_widemix_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
 
 def test_a_head_for_other_classes_is_newly_initialised_and_the_rest_is_loaded(tmp_path):
     source, target = mixer(seed=1, classes=5), mixer(seed=2, classes=7)
-    drawn = target.head.weight.clone()
+    initial = target.head.weight.clone()
     assert len(load_init_weights(target, written(source, tmp_path / "weights"))) == 2
-    assert torch.equal(target.head.weight, drawn)
+    assert torch.equal(target.head.weight, initial)
     assert torch.equal(target.blocks[1].mlp_tokens.fc1.weight, source.blocks[1].mlp_tokens.fc1.weight)
 
 
@@ -92,9 +92,9 @@ def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
 
 def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_path):
     source, target = mixer(seed=1), mixer(seed=2)
-    drawn = target.head.weight.clone()
+    initial = target.head.weight.clone()
     assert len(load_init_weights(target, written(source, tmp_path / "weights"), reset_head=True)) == 2
-    assert torch.equal(target.head.weight, drawn)
+    assert torch.equal(target.head.weight, initial)
     assert torch.equal(target.stem.proj.weight, source.stem.proj.weight)
     bodies = {name: value for name, value in source.state_dict().items() if not name.startswith("head")}
     save_file(bodies, tmp_path / "body")
@@ -114,12 +114,12 @@ def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
             return self.head
 
     source, target = Tied(), Tied()
-    drawn = target.head.weight.clone()
+    initial = target.head.weight.clone()
     torch.save(source.state_dict(), tmp_path / "weights")
     assert load_init_weights(target, str(tmp_path / "weights"), reset_head=True) == [
         f"{name} newly initialised for 3 classes" for name in ("embedding.weight", "head.bias", "head.weight")
     ]
-    assert torch.equal(target.head.weight, drawn)
+    assert torch.equal(target.head.weight, initial)
     assert target.head.weight is target.embedding.weight
 
 

@@ -123,8 +123,8 @@ def test_utilisation_is_flops_over_the_peak():
 def test_the_image_of_confusions_has_a_cell_for_each_pair():
     image = confusion_image([[3, 1], [0, 4]], ["a", "b"])
     corners = [image[2, 122], image[2, 158], image[38, 122], image[38, 158]]  # beside the counts
-    share = np.array([0.75, 0.25, 0, 1])[:, None]
-    expected = np.array([255, 255, 255]) + share * (np.array([0, 90, 160]) - 255)
+    fraction = np.array([0.75, 0.25, 0, 1])[:, None]
+    expected = np.array([255, 255, 255]) + fraction * (np.array([0, 90, 160]) - 255)
     assert np.abs(np.array(corners) - expected).max() <= 1
     assert confusion_image(torch.eye(1000, dtype=torch.int64).tolist(), []).shape == (1018, 1000, 3)
 

@@ -93,7 +93,7 @@ class SwMlpSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        """Every layer, as a GPU multiplies it; the masks' nonzeros are drawn as the network draws them."""
+        """Every layer, as a GPU multiplies it; the masks' nonzeros are sampled as the network samples them."""
         import numpy as np
         import torch
 

@@ -27,11 +27,11 @@ def below(whole: int, distance: int) -> float:
 HARD = [below(17, 100), below(3, 7), below(2, 3), below(100, 3), below(1, 255), below(508, 255), 0.0, 1.0, 1e-7, 1e30]
 
 
-def drawn(count: int) -> list[float]:
+def sampled(count: int) -> list[float]:
     return np.random.RandomState(0).uniform(0.0, 2.0, count).tolist()
 
 
-@pytest.mark.parametrize("factors", [drawn(200), HARD], ids=["drawn", "hard"])
+@pytest.mark.parametrize("factors", [sampled(200), HARD], ids=["sampled", "hard"])
 def test_tables_of_every_base_and_value_are_pillows_arithmetic(factors):
     certain = 0
     made = np.empty((3, 256), np.uint8)
@@ -58,7 +58,7 @@ def test_what_rounding_decides_is_not_left_to_tables():
 @pytest.mark.parametrize("size", [(3, 3), (5, 22), (32, 33)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_certain_or_not_it_is_pillows(size, operation):
     for image in images_of(*size):
-        for factor in HARD + drawn(10):
+        for factor in HARD + sampled(10):
             if factor > 100:  # Pillow's C code leaves it undefined
                 continue
             ours = image.copy()

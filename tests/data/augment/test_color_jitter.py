@@ -48,16 +48,16 @@ def test_every_colour_turns_as_pillow_turns_it():
         assert np.array_equal(ours, np.asarray(F.adjust_hue(Image.fromarray(cube), turn))), turn
 
 
-def test_jitter_draws_every_order_and_its_whole_range():
+def test_jitter_samples_every_order_and_its_whole_range():
     strength = np.array([0.4, 1.5, 0.2, 0.1])
-    drawn = np.array(
+    sampled = np.array(
         [sample_jitter(strength, np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
     )
-    orders = Counter(tuple(order) for order in drawn[:, :, 0].astype(int))
+    orders = Counter(tuple(order) for order in sampled[:, :, 0].astype(int))
     assert len(orders) == 24
     assert stats.chisquare(list(orders.values())).pvalue > 1e-3
     for part, (low, high) in enumerate([(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]):
-        factors = drawn[drawn[:, :, 0] == part][:, 1]
+        factors = sampled[sampled[:, :, 0] == part][:, 1]
         assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
     sigmas = [sample_sigma(np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3

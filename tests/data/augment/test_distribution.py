@@ -1,4 +1,4 @@
-"""Over 25,000 draws of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
+"""Over 25,000 samples of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ from widemix.data.random import AUGMENT, key
 from widemix.recipe.policy import parse_policy
 
 MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
-DRAWS = 25_000  # chains of steps
+SAMPLES = 25_000  # chains of steps
 NUMBERS = {
     "auto_contrast": op.AUTOCONTRAST,
     "equalize": op.EQUALIZE,
@@ -53,7 +53,7 @@ class Trace(tuple):
 def ours(text: str) -> list[Chain]:
     """The chains that `text` makes for as many samples; of AugMix, one chain of each."""
     program, found = compile_policy(parse_policy(text), MEAN), []
-    for sample in range(DRAWS):
+    for sample in range(SAMPLES):
         stream, depth = np.uint64(key(5, 1, sample, AUGMENT)), program.layers
         if program.kind == MIX:
             stream, depth = mixed_chain(program, stream, sample % program.width)
@@ -73,9 +73,9 @@ def timms(text: str, monkeypatch) -> list[Chain]:
     if text.startswith("augmix"):
         policy = auto_augment.augment_and_mix_transform(f"{text}-b1", hparams | {"translate_pct": 0.3})
         steps, found = policy.ops, []
-        monkeypatch.setattr(Image, "blend", lambda image, other, share: found.append(other) or image)
+        monkeypatch.setattr(Image, "blend", lambda image, other, fraction: found.append(other) or image)
     elif text.startswith("rand"):
-        weights = W0 if "-w0" in text else None  # which timm no longer has: its own drawing, by the weights it had
+        weights = W0 if "-w0" in text else None  # which timm no longer has: its own sampling, by the weights it had
         policy = auto_augment.rand_augment_transform(text.replace("-w0", ""), hparams, weights)
         steps = policy.ops
     else:
@@ -84,10 +84,10 @@ def timms(text: str, monkeypatch) -> list[Chain]:
     for step in steps:
         step.aug_fn = noting(step.aug_fn.__name__)
     if text.startswith("augmix"):
-        while len(found) < DRAWS:
+        while len(found) < SAMPLES:
             policy(Trace())
-        return found[:DRAWS]
-    return [policy(Trace()) for _ in range(DRAWS)]
+        return found[:SAMPLES]
+    return [policy(Trace()) for _ in range(SAMPLES)]
 
 
 def noting(name: str):
@@ -149,9 +149,9 @@ def which_interpolations(chain: Chain) -> list:
         "augmix-m5-d2-mstd1",
     ],
 )
-def test_draws_are_as_frequent_as_timms(text, monkeypatch):
+def test_samples_are_as_frequent_as_timms(text, monkeypatch):
     mine, theirs = ours(text), timms(text, monkeypatch)
-    assert len(mine) == len(theirs) == DRAWS
+    assert len(mine) == len(theirs) == SAMPLES
 
     for aspect in (what_met, which_signs, which_interpolations):
         a, b = (Counter(kind for chain in chains for kind in aspect(chain)) for chains in (mine, theirs))
@@ -160,7 +160,7 @@ def test_draws_are_as_frequent_as_timms(text, monkeypatch):
     bins: list[tuple[int, int]] = []
     a, b = (np.array([step for chain in chains for step in chain]) for chains in (mine, theirs))
     for kind in {tuple(row) for row in np.unique(np.concatenate([a, b])[:, [0, 2]], axis=0)}:
-        mine_of_kind, theirs_of_kind = (draws[(draws[:, [0, 2]] == kind).all(1), 1] for draws in (a, b))
+        mine_of_kind, theirs_of_kind = (samples[(samples[:, [0, 2]] == kind).all(1), 1] for samples in (a, b))
         edges = np.append(
             np.unique(np.quantile(np.concatenate([mine_of_kind, theirs_of_kind]), np.linspace(0, 1, 9)[:-1])), np.inf
         )
@@ -170,19 +170,19 @@ def test_draws_are_as_frequent_as_timms(text, monkeypatch):
 
 
 def test_which_operations_meet_is_as_timms_without_replacement():
-    """Ordered pairs of a weighted draw, against the law: p_i p_j / (1 - p_i)."""
+    """Ordered pairs of a weighted sample, against the formula: p_i p_j / (1 - p_i)."""
     policy = parse_policy("rand-t3aw-p1-n2")
     program = compile_policy(policy, MEAN)
     program.table[:, 0] = np.arange(len(policy.steps))  # tell steps apart by their place
     pairs, chain = Counter(), np.empty((2, 3))
-    for sample in range(DRAWS):
+    for sample in range(SAMPLES):
         sample_chain(program, np.uint64(key(5, 1, sample, AUGMENT)), chain)
         pairs[tuple(chain[:, 0].astype(int))] += 1
     p = np.array(policy.weights) / sum(policy.weights)
-    law = p[:, None] * p[None, :] / (1 - p[:, None])
-    np.fill_diagonal(law, 0)
-    assert law.sum() == pytest.approx(1)
+    expected = p[:, None] * p[None, :] / (1 - p[:, None])
+    np.fill_diagonal(expected, 0)
+    assert expected.sum() == pytest.approx(1)
     seen = np.array([[pairs[i, j] for j in range(len(p))] for i in range(len(p))])
     assert seen.trace() == 0
-    kept = law > 0
-    assert stats.chisquare(seen[kept], DRAWS * law[kept]).pvalue > 1e-3
+    kept = expected > 0
+    assert stats.chisquare(seen[kept], SAMPLES * expected[kept]).pvalue > 1e-3

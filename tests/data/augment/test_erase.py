@@ -36,11 +36,11 @@ def erased(count: int, mode: str, batch: int, side: int = 32, prob: float = 1.0)
 def numbers_of(sample: int) -> SimpleNamespace:
     """In place of Python's `random`: the numbers of one of our streams."""
     stream, place = np.uint64(key(SEED, EPOCH, sample, ERASE)), iter(range(1000))
-    draw = lambda: uniform(stream, next(place))  # noqa: E731
+    sample = lambda: uniform(stream, next(place))  # noqa: E731
     return SimpleNamespace(
-        random=draw,
-        uniform=lambda low, high: low + (high - low) * draw(),
-        randint=lambda low, high: low + int((high - low + 1) * draw()),
+        random=sample,
+        uniform=lambda low, high: low + (high - low) * sample(),
+        randint=lambda low, high: low + int((high - low + 1) * sample()),
     )
 
 
@@ -88,7 +88,7 @@ def test_the_table_of_quantiles_has_the_moments_of_the_normal_distribution():
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-@pytest.mark.parametrize(("side", "count"), [(32, 1), (32, 3), (2, 1), (8, 10)])  # the last two draw empty boxes
+@pytest.mark.parametrize(("side", "count"), [(32, 1), (32, 3), (2, 1), (8, 10)])  # the last two sample empty boxes
 def test_other_devices_erase_like_the_cpu(side, count, mode):
     images = blank(200, side)
     erase_with_torch(images, Erasing(*sample_boxes(np.arange(200), SEED, EPOCH, side, 0.7, count), mode))

@@ -56,8 +56,8 @@ def test_a_set_of_its_own_is_a_policy(registered):
         parse_policy("rand-m9-tyours")
 
 
-def test_a_policy_draws_registered_and_compiled_operations(registered):
-    """Each image against the steps that its own stream draws."""
+def test_a_policy_samples_registered_and_compiled_operations(registered):
+    """Each image against the steps that its own stream samples."""
     program = compile_policy(parse_policy("rand-m9-n3-mstd1-tmixed"), MEAN)
     images = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
     found, view_ids, numbers = images.copy(), np.arange(200, 240), set()

@@ -1,4 +1,4 @@
-"""Policies: steps are drawn from timm's distributions and applied as timm applies them."""
+"""Policies: steps are sampled from timm's distributions and applied as timm applies them."""
 
 from collections import Counter
 from dataclasses import replace
@@ -56,14 +56,14 @@ def timms(text: str):
     return auto_augment.auto_augment_transform(text, hparams)
 
 
-def drawn(program, stream: int, depth: int) -> np.ndarray:
+def sampled(program, stream: int, depth: int) -> np.ndarray:
     chain = np.empty((depth, 3))
     sample_chain(program, np.uint64(stream), chain)
     return chain
 
 
 def applied_by_timm(image: Image.Image, chain: np.ndarray) -> Image.Image:
-    """The image after the drawn steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
+    """The image after the sampled steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
     for number, argument, cubic in chain:
         if number == op.SKIP:
             continue
@@ -101,13 +101,13 @@ def image() -> np.ndarray:
         "3a",
     ],
 )
-def test_drawn_steps_are_applied_as_timm_applies_them(image, text):
+def test_sampled_steps_are_applied_as_timm_applies_them(image, text):
     program = compiled(text)
     changed = 0
     for stream in range(60):
         ours = image.copy()
         run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((program.layers, 3)))
-        expected = applied_by_timm(Image.fromarray(image), drawn(program, stream, program.layers))
+        expected = applied_by_timm(Image.fromarray(image), sampled(program, stream, program.layers))
         assert np.array_equal(ours, np.asarray(expected))
         changed += not np.array_equal(ours, image)
     assert changed > 20
@@ -131,7 +131,7 @@ def test_magnitudes_of_cifar10_are_the_authors():
     for policy in parse_policy("cifar10").policies:
         for step in policy:
             program = compile_policy(RandAugment((replace(step, prob=1.0),), 1, None), MEAN)
-            number, argument, _ = drawn(program, 0, 1)[0]
+            number, argument, _ = sampled(program, 0, 1)[0]
             if number in formulas:
                 rel = 0.01 if number in (op.TRANSLATE_X_REL, op.TRANSLATE_Y_REL) else 1e-6
                 assert abs(argument) == pytest.approx(formulas[number](step.magnitude), rel=rel), step
@@ -150,7 +150,7 @@ def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation
         for stream in range(8):
             ours = image.copy()
             run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((1, 3)))
-            (_, argument, cubic), *_ = drawn(program, stream, 1)
+            (_, argument, cubic), *_ = sampled(program, stream, 1)
             monkeypatch.setattr(auto_augment.random, "random", lambda negative=argument < 0: 0.9 if negative else 0.4)
             monkeypatch.setattr(auto_augment.random, "choice", lambda ways, cubic=cubic: ways[int(cubic)])
             assert np.array_equal(ours, np.asarray(theirs[name](Image.fromarray(image))))
@@ -160,7 +160,7 @@ def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation
 
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])
 def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
-    """timm's own AugMix, its draws replaced by ours."""
+    """timm's own AugMix, its samples replaced by ours."""
     program, theirs = compiled(text), timms(text)
     for stream in range(30):
         weights = np.empty(program.width, np.float32)
@@ -172,7 +172,7 @@ def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
         monkeypatch.setattr(np.random, "randint", lambda *_, depths=depths: next(depths)[1])
 
         def choose(_, depth, replace, numbers=numbers):
-            chain = drawn(program, next(numbers)[0], depth)
+            chain = sampled(program, next(numbers)[0], depth)
             return [lambda given, step=step: applied_by_timm(given, step[None]) for step in chain]
 
         monkeypatch.setattr(np.random, "choice", choose)

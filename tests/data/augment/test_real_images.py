@@ -37,7 +37,7 @@ def names() -> list[str]:
 
 
 def ways(name: str, magnitude: float) -> list[tuple[float, float, float]]:
-    """Every (operation, argument, cubic) that ours draws: both signs, both interpolations."""
+    """Every (operation, argument, cubic) that ours samples: both signs, both interpolations."""
     program = compile_policy(RandAugment((Step(name, 1.0, magnitude),), 1, None), MEAN)
     found, chain = set(), np.empty((1, 3))
     for stream in range(32):
