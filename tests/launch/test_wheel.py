@@ -41,6 +41,12 @@ def test_it_has_the_code_the_recipes_and_nothing_else(installed: Path) -> None:
     assert {path.relative_to(package) for path in package.rglob("*.yaml")} == recipes
 
 
+def test_a_source_distribution_has_no_part_of_the_tests(installed: Path) -> None:
+    files = (installed.parent / "widemix.egg-info/SOURCES.txt").read_text().splitlines()
+    assert "widemix/trainer.py" in files
+    assert [file for file in files if file.startswith("tests/")] == []
+
+
 def test_the_pages_can_be_followed_with_it_alone(installed: Path, tmp_path: Path) -> None:
     """Without a checkout and without FFCV: see `tests/installed.py`."""
     done = subprocess.run(
