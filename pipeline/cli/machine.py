@@ -121,7 +121,8 @@ def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any
     check_most(arguments, 1e12, "samples")
     cluster.check()
 
-    from widemix.estimate.report import estimate, show  # imports torch and timm, for which no mistake should wait
+    from widemix.estimate.report import estimate  # imports torch and timm, for which no mistake should wait
+    from widemix.estimate.rows import show
 
     rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
     show(rows, arguments.recipe)

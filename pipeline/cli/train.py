@@ -69,7 +69,8 @@ def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
     from widemix.data.loader import TrainLoader
     from widemix.distributed.topology import Topology
     from widemix.estimate.hardware import Cluster
-    from widemix.estimate.report import estimate, show
+    from widemix.estimate.report import estimate
+    from widemix.estimate.rows import show
 
     print(dump_recipe(recipe))
     show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
