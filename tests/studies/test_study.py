@@ -9,7 +9,7 @@ from widemix.models.cost import model_cost
 from widemix.recipe import experiment_hash, load_recipe
 from widemix.studies.solve import block_weights, solve
 from widemix.studies.study import is_study, read_study, study_runs_of
-from widemix.studies.study_run import unique
+from widemix.studies.study_run import StudyRun, unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
 TWO = """
@@ -81,6 +81,13 @@ def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
     sampled = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
     assert sampled == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
     assert len({study_run.name for study_run in study_runs}) == 4
+
+
+def test_a_name_has_the_point_then_what_was_chosen_for_it_then_the_seed():
+    """In this order ever since: a run by another name would be trained again."""
+    keys = {"varied": (("model.channels", "8"),), "chosen": (("optim.lr", "0.1"),), "seeded": ("train.seed",)}
+    study_run = StudyRun(ROOT / "recipes/digits/s_mixer.yaml", seed=3, **keys)
+    assert study_run.name == f"digits-s_mixer_channels-8_lr-0.1_seed-3_{experiment_hash(study_run.recipe)}"
 
 
 def test_lines_share_a_cell_that_is_the_same(tmp_path):

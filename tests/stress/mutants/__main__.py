@@ -179,15 +179,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="another seed breaks other places (default: 0)")
     parser.add_argument("--count", type=int, default=300, help="how many (default: 300, an hour)")
     parser.add_argument("--only", default="", metavar="WORD", help="files whose path contains it")
-    parser.add_argument("--map", action="store_true", help="only bring the map up to date")
+    only = "only bring the map up to date, for test files whose path contains a word if there is one"
+    parser.add_argument("--map", nargs="*", metavar="WORD", help=only)
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
     parser.add_argument("--again", action="store_true", help="run those again that survived before")
     arguments = parser.parse_args()
     texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
     checkouts = [Checkout(WORK / str(number)) for number in range(arguments.jobs)]
-    if arguments.map or not coverage.MAP.exists():
-        coverage.main(checkouts)
-    if arguments.map:
+    if arguments.map is not None or not coverage.MAP.exists():
+        coverage.main(checkouts, arguments.map or ())
+    if arguments.map is not None:
         return 0
     covered, found = Coverage.read(), read(kept, known)
     if arguments.again:

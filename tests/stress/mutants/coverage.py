@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 
 from tests.conftest import ROOT
 from tests.stress.mutants.checkout import Checkout
+from widemix.files import atomic_write
 
 WORK = ROOT / "runs/mutants"
 MAP = WORK / "coverage.json"
@@ -91,12 +93,14 @@ def measure(checkout: Checkout, test: str) -> dict:
     return {"digest": digest(test), "code": code, "seconds": round(seconds, 1), "lines": kept}
 
 
-def main(checkouts: Sequence[Checkout]) -> None:
-    """Bring the map up to date."""
+def main(checkouts: Sequence[Checkout], words: Sequence[str] = ()) -> None:
+    """Bring the map up to date, for test files whose path contains one of the words; for all without any."""
     entries = Coverage.read().entries
     wanted = test_files()
     entries = {test: entry for test, entry in entries.items() if test in wanted}
     missing = [test for test in wanted if test not in entries or entries[test]["digest"] != digest(test)]
+    missing = [test for test in missing if not words or any(word in test for word in words)]
+    writing = Lock()
     free: SimpleQueue[Checkout] = SimpleQueue()
     for checkout in checkouts:
         free.put(checkout)
@@ -104,12 +108,13 @@ def main(checkouts: Sequence[Checkout]) -> None:
     def one(test: str) -> None:
         checkout = free.get()
         try:
-            entries[test] = measure(checkout, test)
+            entry = measure(checkout, test)
         finally:
             free.put(checkout)
-        print(f"{entries[test]['code']:3} {entries[test]['seconds']:6.1f} s  {test}", flush=True)
-        MAP.with_suffix(".new").write_text(json.dumps(dict(sorted(entries.items()))))
-        MAP.with_suffix(".new").replace(MAP)
+        print(f"{entry['code']!s:>4} {entry['seconds']:6.1f} s  {test}", flush=True)
+        with writing:
+            entries[test] = entry
+            atomic_write(MAP, json.dumps(dict(sorted(entries.items()))))
 
     with ThreadPoolExecutor(len(checkouts)) as pool:
         list(pool.map(one, missing))

@@ -8,12 +8,8 @@ if a mutation survived, or is refused because its line has changed.
 """
 
 import argparse
-import contextlib
-import os
 import queue
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +22,7 @@ from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.mutations import Mutation, mutated, read_mutations
 
 TIMEOUT_S = 600  # a mutation may make the tests hang
-OUTCOMES = {0: "passed", 1: "failed"}  # by pytest's exit code
+OUTCOMES = {0: "passed", 1: "failed", None: "failed"}  # by pytest's exit code
 Item = TypeVar("Item", Mutation, str)
 
 
@@ -43,23 +39,7 @@ def outcome(checkout: Checkout, mutation: Mutation) -> str:
 
 def run_tests(checkout: Checkout, tests: str, environ: dict[str, str] | None = None) -> str:
     """Run tests of the copy: passed, failed, or how else they ended. Too slow is failed."""
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
-    process = subprocess.Popen(
-        words,
-        cwd=checkout.root,
-        env=os.environ | (environ or checkout.environ()),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        code = process.wait(TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return "failed"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # and what the tests had started
-        process.wait()
+    code = checkout.run(shlex.split(tests), environ or checkout.environ(), TIMEOUT_S)
     return OUTCOMES.get(code, f"pytest ended with {code}")
 
 
