@@ -1,6 +1,7 @@
 """widemix train: on this machine's GPUs, or as one of the ranks that a launcher has started."""
 
 import argparse
+import dataclasses
 import os
 import shlex
 import sys
@@ -12,9 +13,10 @@ from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from widemix.distributed.start_times import note_process
-from widemix.errors import Exit, InputError
+from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
 
+_SHOWN = ("parameters", "training FLOPs", "memory", "step", "steps", "hours", "GPU hours")  # rows of `widemix cost`
 EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes
 widemix train digits/rp_mixer --train.epochs 5 --optim.lr 1e-3
 widemix train digits/rp_mixer --ranks 2 --engine.kind deepspeed"""
@@ -63,19 +65,18 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
-    """Print what a run would do: every key, the costs on as many A100s, and the first batch, read and augmented."""
-    import torch
-
+    """Print what a run would do: every key, the first batch, and the time here and on as many A100s."""
     from widemix.data.loader import TrainLoader
-    from widemix.distributed.topology import Topology
+    from widemix.distributed.topology import read_topology
     from widemix.estimate.hardware import Cluster
     from widemix.estimate.report import estimate
     from widemix.estimate.rows import show
+    from widemix.estimate.this_machine import describe_timing, time_run
 
     print(dump_recipe(recipe))
-    show(estimate(recipe, Cluster(ranks)), f"{title}, as if on {ranks} x A100")
+    topology = dataclasses.replace(read_topology(), world=ranks, local_world=ranks)
     began = time.perf_counter()
-    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, Topology(0, ranks, 0, ranks, torch.device("cpu")))
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
     with loader.batches(epoch=0) as batches:
         batch = next(batches)
     seconds = time.perf_counter() - began
@@ -84,7 +85,10 @@ def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
         f"first batch of rank 0, in {seconds:.1f} s: {shape}, {batch.inputs.dtype}, values "
         f"{batch.inputs.min().item():.3g} to {batch.inputs.max().item():.3g}; {loader.steps} steps an epoch"
     )
-    print("nothing was written")
+    print(describe_timing(recipe, time_run(recipe, loader, topology), topology.device))
+    rows = estimate(recipe, Cluster(ranks))
+    show([row for row in rows if row.name in _SHOWN], f"{title}: an estimate for {ranks} x A100")
+    print(f"{command('cost', title, '--gpu', 'h100')} has all rows, and other GPUs\nnothing was written")
     return Exit.DONE
 
 

@@ -8,11 +8,13 @@ import torch
 from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import read_topology
 from widemix.engine import prepare
+from widemix.engine.memory_layout import choose_memory_layout, use_memory_layout
 from widemix.estimate.fake import fake_inputs
 from widemix.estimate.hardware import Gpu
 from widemix.estimate.network import Pass
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
+from widemix.recipe.engine import EngineSection
 from widemix.recipe.losses import LOSSES
 
 REPEATS = 3
@@ -49,8 +51,10 @@ def _product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> flo
     return _shortest(lambda: a @ b, device)
 
 
-def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[float, int | None]:
-    """Run forward, loss and backward of `micro` samples.
+def measured_pass(
+    recipe: Recipe, micro: int, device: torch.device, engine: EngineSection | None = None
+) -> tuple[float, int | None]:
+    """Run forward, loss and backward of `micro` samples; in the memory layout that `engine` asks for.
 
     Returns seconds, and on a GPU the peak of memory in bytes, without weights and inputs; else None.
     """
@@ -58,6 +62,8 @@ def measured_pass(recipe: Recipe, micro: int, device: torch.device) -> tuple[flo
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     prepare(module, recipe.train, device)
     module.to(device)
+    if engine:
+        use_memory_layout(module, choose_memory_layout(module, engine, recipe.train, micro, device))
     inputs = fake_inputs(recipe, micro).to(device)
     targets = torch.full((micro, recipe.data.num_classes), 1 / recipe.data.num_classes, device=device)
 

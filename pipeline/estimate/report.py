@@ -77,8 +77,8 @@ def _model(recipe: Recipe) -> list[Row]:
             "max. width", cost.max_width, f"{cost.max_width:,.0f}", "of a mixing layer: max(S D_C, C D_S) of a Mixer"
         ),
         Row("density p", cost.density, f"{cost.density:.4%}", "nonzero fraction of the wide matrices"),
-        Row("forward FLOPs", cost.forward_flops, short(cost.forward_flops), f"a {sample}, two a multiply-add"),
-        Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"a {sample}, forward and backward"),
+        Row("forward FLOPs", cost.forward_flops, short(cost.forward_flops), f"per {sample}, two a multiply-add"),
+        Row("training FLOPs", cost.training_flops, short(cost.training_flops), f"per {sample}, forward and backward"),
     ]
     if cost.dense_bytes:
         copies = "of masked weights, which a GPU multiplies by dense matrices; counted in the activations below"
@@ -193,7 +193,7 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
                 "storage",
                 count * bytes_each,
                 f"{count * bytes_each / 1e9:,.3g} GB",
-                f"a node; {bytes_each / 1e3:,.3g} kB a {sample}",
+                f"a node; {bytes_each / 1e3:,.3g} kB per {sample}",
             )
         )
         rows.append(

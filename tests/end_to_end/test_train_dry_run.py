@@ -1,5 +1,7 @@
 """`widemix train --dry-run`: what a run would do, and nothing written."""
 
+import re
+
 import yaml
 
 from widemix.cli.parser import make_parser
@@ -13,10 +15,12 @@ def test_a_dry_run_prints_recipe_cost_and_batch_and_writes_nothing(digits, tmp_p
     assert run_command(make_parser(), None, ["train", *words, "--run-dir", "run", "--ranks", "2", "--dry-run"]) == 0
     said = capsys.readouterr().out
     overrides = [("data.path", str(digits)), ("train.epochs", "3"), ("data.workers", "1")]
-    assert yaml.safe_load(said[: said.index("digits/rp_mixer, as if on 2 x A100")]) == yaml.safe_load(
+    assert yaml.safe_load(said[: said.index("first batch of rank 0")]) == yaml.safe_load(
         dump_recipe(load_recipe("digits/rp_mixer", overrides))
     )
-    assert "GPU hours" in said
+    here, there = said.index("on this machine (CPU, "), said.index("digits/rp_mixer: an estimate for 2 x A100")
+    assert here < there < said.index("GPU hours")
+    assert re.search(r"about [\d.]+ (ms|s|min) for all steps, [\d,]+ samples/s, a step [\d.]+ (ms|s) \(", said)
     assert "32 x 3 x 8 x 8, torch.float32" in said  # half of the batch of 64
     assert "22 steps an epoch" in said
     assert said.endswith("nothing was written\n")
