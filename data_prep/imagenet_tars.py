@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.official import FileException, check_md5
+from widemix.data_prep.official import FileException, check_md5, warn_of
 from widemix.data_prep.progress import print_status
 from widemix.data_prep.samples import Dataset, ImageSlices
 from widemix.data_prep.tar_listing import list_tar
@@ -64,7 +64,7 @@ def _check_files(origin: Path) -> tuple[FileException, ...]:
     tars = tars_in(origin)
     print_status(f"{origin}: checking the MD5 of {', '.join(tars)}")
     names = [*tars, DEVKIT] if VAL in tars else tars
-    return tuple(exception for name in names for exception in check_md5(origin / name, MD5[name]))
+    return warn_of(tuple(exception for name in names for exception in check_md5(origin / name, MD5[name])))
 
 
 def _images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> ImageSlices:

@@ -36,12 +36,12 @@ def read_files(origin: Path, layouts: Sequence[Layout]) -> tuple[Layout, dict[st
         for place in places:
             if any((place / name).is_file() for name in layout.files):
                 files = {name: _read(place / name) for name in layout.files}
-                return layout, files, _md5_exceptions(files, layout.files)
+                return layout, files, warn_of(_md5_exceptions(files, layout.files))
         if layout.archive and archive.is_file():
             members = _untar(archive, layout)
             if members is not None:
                 exceptions = check_md5(archive, layout.archive_md5) if layout.archive_md5 else ()
-                return layout, members, _md5_exceptions(members, layout.files) + exceptions
+                return layout, members, warn_of(_md5_exceptions(members, layout.files) + exceptions)
     forms = "; or ".join(", ".join(layout.files) for layout in layouts)
     tars = ", ".join(layout.archive for layout in layouts if layout.archive)
     raise InputError(f"{origin}: holds none of the files {forms}" + (f"; nor {tars}" if tars else ""))
@@ -63,6 +63,15 @@ def check_labels(name: object, values: Any, least: int, most: int) -> np.ndarray
 def find_file(origin: Path, folder: str, name: str) -> Path | None:
     """The path of the file `name` in `origin` or in its subfolder `folder`, or None."""
     return next((place / name for place in (origin, origin / folder) if (place / name).is_file()), None)
+
+
+def warn_of(exceptions: tuple[FileException, ...]) -> tuple[FileException, ...]:
+    """Warn of unofficial files, in one line; returns them, of which the manifest has a list."""
+    if exceptions:
+        first, *others = exceptions
+        more = f", and {len(others)} other files are not the official ones either" if others else ""
+        print_status(f"warning: {first['file']}: {first['rule']}{more}; read all the same")
+    return exceptions
 
 
 def check_md5(path: Path, official: str) -> tuple[FileException, ...]:
@@ -109,6 +118,4 @@ def _md5_exceptions(files: Mapping[str, bytes], official: Mapping[str, str]) -> 
 def _md5_exception(name: str, md5: str, official: str) -> tuple[FileException, ...]:
     if md5 == official:
         return ()
-    rule = f"MD5 {md5}, where the official file has {official}"
-    print_status(f"warning: {name}: {rule}; it is read all the same")
-    return ({"file": name, "rule": rule},)
+    return ({"file": name, "rule": f"MD5 {md5}, where the official file has {official}"},)

@@ -8,6 +8,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from widemix.tally import show_clock, show_rate
+
 INTERVAL_S = 10.0  # between lines where there is no terminal
 
 Item = TypeVar("Item")
@@ -43,15 +45,20 @@ def _bar(items: Iterable[Item], total: int, name: str, unit: str, done: int, con
         for count, item in enumerate(items, start=1):
             yield item
             rate = count / max(time.monotonic() - started, 1e-9)
-            bar.update(task, completed=done + count, rate=f"{rate:,.0f} {unit}/s")
+            bar.update(task, completed=done + count, rate=f"{show_rate(rate)} {unit}/s")
 
 
 def _lines(items: Iterable[Item], total: int, name: str, unit: str, done: int) -> Generator[Item]:
-    started = printed = time.monotonic()
+    first = printed = time.monotonic()
     for count, item in enumerate(items, start=1):
         yield item
         now = time.monotonic()
-        if now - printed >= INTERVAL_S:
-            printed, rate = now, count / (now - started)
-            left = total - done - count
-            print_status(f"{name}: {total - left:,} of {total:,}, {rate:,.0f} {unit}/s, {left / rate:,.0f} s left")
+        first = now if count == 1 else first  # which also took the start: processes, compilation
+        if now - printed < INTERVAL_S:
+            continue
+        printed, left = now, total - done - count
+        pace = ""
+        if count > 1 and now > first:
+            rate = (count - 1) / (now - first)
+            pace = f", {show_rate(rate)} {unit}/s" + (f", {show_clock(left / rate)} left" if left else "")
+        print_status(f"{name}: {total - left:,} of {total:,}{pace}")

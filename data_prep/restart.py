@@ -39,7 +39,7 @@ def library() -> ctypes.CDLL | None:
     try:
         return open_library()
     except BuildError as error:
-        print_status(f"note: JPEGs are stored unchanged, without restart markers: {error}")
+        print_status(f"note: JPEGs, if there are any, are stored as they are, without restart markers: {error}")
         return None
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widemix.data_prep.official import FileException, check_labels, check_md5, find_file
+from widemix.data_prep.official import check_labels, check_md5, find_file, warn_of
 from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.errors import InputError
 
@@ -30,7 +30,7 @@ def read(origin: Path) -> Dataset:
     if missing:
         tar = "; unpack stl10_binary.tar.gz first" if (origin / "stl10_binary.tar.gz").exists() else ""
         raise InputError(f"{origin}: lacks {', '.join(missing)}{tar}")
-    exceptions: tuple[FileException, ...] = sum((check_md5(path, MD5[name]) for name, path in files.items()), ())
+    exceptions = warn_of(tuple(found for name, path in files.items() for found in check_md5(path, MD5[name])))
     train, test = (_labelled(split, files[f"{split}_X.bin"], files[f"{split}_y.bin"]) for split in ("train", "test"))
     splits = {"train": train, "test": test}
     folds = find_file(origin, FOLDER, "fold_indices.txt")

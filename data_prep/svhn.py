@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from widemix.data_prep.official import FileException, check_labels, check_md5, find_file
+from widemix.data_prep.official import FileException, check_labels, check_md5, find_file, warn_of
 from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.errors import InputError
 
@@ -28,7 +28,7 @@ def read(origin: Path) -> Dataset:
             exceptions += check_md5(path, md5)
     if not splits:
         raise InputError(f"{origin}: holds none of {', '.join(name for name, _ in FILES.values())}")
-    return Dataset(tuple("0123456789"), splits, exceptions)
+    return Dataset(tuple("0123456789"), splits, warn_of(exceptions))
 
 
 def _split(path: Path, split: str) -> PixelArrays:

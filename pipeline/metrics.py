@@ -68,9 +68,9 @@ def metric_cell(name: str, value: float) -> str:
 
 
 def main_metric(metrics: Mapping[str, Any]) -> str:
-    """The most telling of an evaluation's metrics, with its title."""
-    name = next(name for name in METRICS if name in metrics)
-    return show_metric(name, metrics[name])
+    """The most telling of an evaluation's metrics that is finite, with its title."""
+    name = next((name for name in METRICS if metrics.get(name) is not None), None)
+    return show_metric(name, metrics[name]) if name else "no finite metric"
 
 
 def all_metrics(metrics: Mapping[str, Any]) -> str:

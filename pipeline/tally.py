@@ -29,6 +29,16 @@ class Tally:
             print(f"{self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
 
 
+def show_rate(rate: float) -> str:
+    """A number of things per second as text: two digits where it has less than two before the point."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def show_clock(seconds: float) -> str:
+    """A duration as h:mm:ss."""
+    return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02d}:{int(seconds % 60):02d}"
+
+
 @contextmanager
 def announce(what: str, after: float = 2.0) -> Iterator[None]:
     """Say on stderr what the block is doing, if it takes more than `after` seconds."""

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from widemix.metrics import METRICS, main_metric, show_metric
+from widemix.tally import show_clock, show_rate
 
 _INTERVAL = 5.0  # seconds between lines without a terminal
 
@@ -51,7 +52,7 @@ class Progress:
             return
         text = (
             f"epoch {line['epoch']:.2f}  step {line['step']}/{self._last}  loss {line['loss']:.4f}  "
-            f"{line['images_per_s']:,.0f} images/s  data wait {100 * line['data_wait']:.0f} %"
+            f"{show_rate(line['images_per_s'])} images/s  data wait {100 * line['data_wait']:.0f} %"
         )
         if self._bar:
             self._bar.update(self._task, completed=line["step"], description=text + self._accuracy)
@@ -59,7 +60,7 @@ class Progress:
             self._shown = time.perf_counter()
             done = line["step"] - self._first
             left = (time.perf_counter() - self._began) / done * (self._last - line["step"])
-            self.print(f"{text}  {_clock(left)} left")
+            self.print(f"{text}  {show_clock(left)} left")
 
     def _is_due(self) -> bool:
         return self._verbosity > 0 or time.perf_counter() - self._shown > _INTERVAL
@@ -79,7 +80,3 @@ class Progress:
         """Remove the progress bar."""
         if self._bar:
             self._bar.stop()
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds // 3600)}:{int(seconds % 3600 // 60):02d}:{int(seconds % 60):02d}"

@@ -15,10 +15,12 @@ from typing import TextIO
 
 from widemix.distributed.launchers import without_launcher
 from widemix.errors import Exit, RunError
+from widemix.metrics import main_metric
 from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
 from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
+from widemix.tally import show_clock
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for runs that others have given back
@@ -31,6 +33,7 @@ class _Running:
     process: subprocess.Popen
     log: TextIO
     slot: int
+    began: float
     renewed: float
     taken_over: bool = False  # by another process, since the lease was renewed too late
 
@@ -58,6 +61,8 @@ class Runner:
         self._leases = Leases(folder)
         self._running: list[_Running] = []
         self._failed: dict[str, str] = {}  # why, by run
+        self._waiting: list[StudyRun] = []
+        self._took: list[float] = []  # seconds of each run that is done
         self._stopped = False
         self._next_look = 0.0  # when to look for open runs again
 
@@ -68,10 +73,10 @@ class Runner:
         """
         before = {number: signal.signal(number, self._stop) for number in stop_signals()}
         try:
-            waiting = list(study_runs)
+            self._waiting = list(study_runs)
             while True:
                 if not self._stopped and time.monotonic() >= self._next_look:
-                    self._fill(waiting)
+                    self._fill()
                 if not self._running:
                     break
                 time.sleep(_POLL_S)
@@ -85,9 +90,9 @@ class Runner:
                 signal.signal(number, handler)
         return self._conclude(study_runs)
 
-    def _fill(self, waiting: list[StudyRun]) -> None:
-        """Start runs until `at_once` are running; those that are done or started are taken out of `waiting`."""
-        for study_run in list(waiting):
+    def _fill(self) -> None:
+        """Start runs until `at_once` are running; those that are done or started are taken out of the waiting."""
+        for study_run in list(self._waiting):
             if self._stopped or len(self._running) >= self._at_once:
                 return
             if not study_run.has_ended(self._folder):
@@ -97,7 +102,7 @@ class Runner:
                     self._start(study_run)
                 else:
                     self._leases.release(study_run.name)
-            waiting.remove(study_run)
+            self._waiting.remove(study_run)
         self._next_look = time.monotonic() + _LOOK_S
 
     def _start(self, study_run: StudyRun) -> None:
@@ -116,7 +121,7 @@ class Runner:
             command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True, preexec_fn=prepare
         )
         self._leases.add_process(study_run.name, process.pid)
-        self._running.append(_Running(study_run, process, log, slot, time.monotonic()))
+        self._running.append(_Running(study_run, process, log, slot, time.monotonic(), time.monotonic()))
         if self._stopped:  # perhaps while it was started, when `_stop` did not know it
             process.send_signal(signal.SIGTERM)
         _say(f"{study_run.name}: started")
@@ -151,7 +156,11 @@ class Runner:
             self._running.remove(running)
             self._next_look = 0.0
             running.log.close()
-            state = "done" if code == Exit.DONE else "stopped"
+            state = "stopped"
+            if code == Exit.DONE:
+                self._took.append(time.monotonic() - running.began)
+                done = running.study_run.result(self._folder)
+                state = f"done, {main_metric(done)}{self._left()}" if done else "done"
             if running.taken_over:
                 state = self._failed[name] = "another process has taken it, since this one was suspended"
             elif code not in (Exit.DONE, *(_AFTER_STOP if self._stopped else ())):
@@ -164,6 +173,13 @@ class Runner:
                 self._ended(running.study_run)
             self._leases.release(name)
             _say(f"{name}: {state}")
+
+    def _left(self) -> str:
+        """How many runs are left, and about how long they take: as those that are done took."""
+        waiting = [study_run for study_run in self._waiting if not study_run.has_ended(self._folder)]
+        runs = len(waiting) + len(self._running)
+        seconds = sum(self._took) / len(self._took) * runs / self._at_once
+        return f"; {runs} run{'s' * (runs > 1)} left, about {show_clock(seconds)}" if runs else ""
 
     def _stop(self, _number: int, _frame) -> None:
         leave_closed_terminal()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -217,6 +218,9 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, output
     assert study.done() == 4
+    first, last = (line for line in output.splitlines() if ": done, " in line)
+    assert re.search(r": done, top-1 50\.00 %; 1 run left, about 0:0\d:\d\d$", first)
+    assert last.endswith(": done, top-1 50.00 %")
 
 
 def test_the_command_trains_a_study(tmp_path, digits):
