@@ -53,6 +53,7 @@ FOR_DATA_PREP = {
     "widemix.files",
     "widemix.cgroups",
     "widemix.native",
+    "widemix.tally",
     "widemix.formats",
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
