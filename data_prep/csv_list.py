@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from widemix.data_prep.labels import number_classes, parse_json
+from widemix.data_prep.labels import NUMBER, ascii_digits, check_split, number_classes, parse_json
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
@@ -41,8 +41,8 @@ def read(origin: Path, targets: str = "") -> Dataset:
         raise InputError(f"{origin}: lists no images")
     splits: dict[str, list[int]] = defaultdict(list)  # the numbers of rows
     for number, (line, split) in enumerate(table.column("split", "train")):
-        if not isinstance(split, str) or not split.isidentifier():
-            raise InputError(f"{origin}: line {line}: split {split!r:.40} is no name such as train")
+        if split not in splits:
+            check_split(f"{origin}: line {line}: ", split, splits)
         splits[split].append(number)
     paths = []
     for line, path in table.column("path"):
@@ -140,7 +140,9 @@ def _targets(origin: Path, table: _Table, targets: str) -> tuple[tuple[str, ...]
 def _number(where: str, given: Any) -> float:
     """A finite number of 32 bits."""
     try:
-        value = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else math.nan
+        text = ascii_digits(given.strip()) if isinstance(given, str) else None
+        is_number = NUMBER.fullmatch(text) if text is not None else type(given) in (int, float)
+        value = float(text or given) if is_number else math.nan
     except (ValueError, OverflowError):
         value = math.nan
     if not abs(value) <= float(np.finfo(TARGET).max):

@@ -18,9 +18,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from widemix.data_prep.labels import check_label, check_names, number_classes
+from widemix.arguments import is_iterable
+from widemix.data_prep.labels import check_label, check_names, check_split, number_classes
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 from widemix.formats.beton import TARGET
 from widemix.formats.checksums import crc32c
 
@@ -61,7 +62,7 @@ def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterato
     """
     folder = next(parent for parent in to.absolute().parents if parent.is_dir())
     with tempfile.TemporaryFile(dir=folder) as file:
-        collected = {split: _collect(split, pairs, file) for split, pairs in splits.items()}
+        collected = {split: _collect(split, pairs, splits, file) for split, pairs in splits.items()}
         file.flush()
         counts = {len(images.targets) // len(images) for images in collected.values()}
         if counts - {0}:
@@ -114,11 +115,10 @@ def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
     return names
 
 
-def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Images:
-    if not isinstance(split, str) or not split.isidentifier():
-        raise InputError(f"split {split!r} is no name such as train")
-    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
-        raise InputError(f"{split}: {pairs!r:.80} are no pairs (path or bytes, label)")
+def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -> _Images:
+    check_split("", split, splits)
+    if not is_iterable(pairs):
+        raise InputError(f"{split}: {shown(pairs)} are no pairs (path or bytes, label)")
     images = _Images(f"/proc/{os.getpid()}/fd/{file.fileno()}")
     for index, pair in enumerate(pairs):
         try:
@@ -130,7 +130,7 @@ def _collect(split: str, pairs: Pairs, file: IO[bytes]) -> _Images:
             label = label if isinstance(label, str) else _numbers(label)
         except (TypeError, ValueError):
             wanted = "(path or bytes, number, name or several numbers)"
-            raise InputError(f"{split}: pair {index} is {pair!r:.80}, not {wanted}") from None
+            raise InputError(f"{split}: pair {index} is {shown(pair)}, not {wanted}") from None
         number = len(label) if isinstance(label, np.ndarray) else 0
         if index and number != len(images.targets) // index:
             raise InputError(f"{split}: pair {index} has {number} targets, and those before it have others")

@@ -3,12 +3,13 @@
 import json
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from widemix.data_prep.progress import print_status
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 
+MAX_NAME = 100  # bytes of a split's name; a file's has 255 at most
 MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 # Numbers as other programs write them: 0x1F, 1_000, 1,000, 2,0, 4L, 5%.
@@ -37,6 +38,18 @@ def check_label(place: str, label: float, written: str = "") -> int:
     if label != label or label != int(label):
         raise InputError(f"{place}: label {shown} is not a whole number, as labels are")
     return int(label)
+
+
+def check_split(place: str, split: Any, others: Iterable[str]) -> None:
+    """Raise `InputError` for what is no name of a split, or differs from one of `others` in case alone.
+
+    place: where it is named, as an error's text begins. The name is that of files.
+    """
+    if not isinstance(split, str) or not split.isidentifier() or len(split.encode()) > MAX_NAME:
+        raise InputError(f"{place}split {shown(split, 40)} is no name such as train")
+    alike = next((other for other in others if other != split and other.casefold() == split.casefold()), None)
+    if alike is not None:
+        raise InputError(f"{place}split {split!r} differs from {alike!r} in case alone; give both one name")
 
 
 def check_names(where: object, names: Sequence[str]) -> None:
@@ -80,7 +93,7 @@ def _visible(text: str) -> str:
     return "".join(character for character in text if unicodedata.category(character) != "Cf")
 
 
-def _ascii_digits(text: str) -> str:
+def ascii_digits(text: str) -> str:
     """The text with the digits and signs of ASCII in place of those of other scripts."""
     return "".join(str(unicodedata.decimal(character, character)) for character in _visible(text).translate(SIGNS))
 
@@ -103,7 +116,7 @@ def number_classes(
     for missing values.
     """
     _check_count(where, len(first))
-    digits = {text: _ascii_digits(text) for text in first}
+    digits = {text: ascii_digits(text) for text in first}
     numbers = [text for text in first if NUMBER.fullmatch(digits[text])]
     names = [text for text in first if not NUMBER.fullmatch(digits[text])]
     plain = all(digits[text].isdecimal() for text in numbers)

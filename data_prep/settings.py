@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from widemix.arguments import Whole, check_arguments
+from widemix.arguments import Integer, Whole, check_arguments
 from widemix.errors import InputError
 
 PAGE = 8 << 20  # bytes; FFCV's default. No sample crosses a page: FFCV's process cache relies on that
@@ -19,9 +19,9 @@ class PrepSettings:
     Sources that are arrays (digits, CIFAR, MNIST, SVHN, STL-10) are stored raw, whatever the settings.
     """
 
-    max_size: int = 512  # pixels of the side named by `side`; larger images are shrunk, 0 shrinks none
+    max_size: Integer = 512  # pixels of the side named by `side`; larger images are shrunk, 0 shrinks none
     side: Literal["longest", "shortest"] = "longest"
-    quality: int = 90  # of JPEGs that are re-encoded, 1 to 100
+    quality: Integer = 90  # of JPEGs that are re-encoded, 1 to 100
     raw: bool = False  # store pixels instead of JPEGs
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them
     max_pixels: Whole = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
@@ -32,9 +32,9 @@ class PrepSettings:
     fraction: float = 1.0  # of train to keep, (0, 1]; with one seed, smaller ones lie within larger ones
     per_class: Whole = 0  # samples of each class of train to keep; 0 keeps all
     holdout: float = 0.0  # fraction of train that becomes the split `holdout`, [0, 1)
-    length: int = 128  # tokens that a sentence pair is truncated or padded to
+    length: Integer = 128  # tokens that a sentence pair is truncated or padded to
     vocab: str = ""  # WordPiece vocabulary file, one word per line; empty: vocab.txt in the source, else learnt
-    vocab_size: int = 30_522  # most words of a learnt vocabulary
+    vocab_size: Integer = 30_522  # most words of a learnt vocabulary
     # Store train in a random order if the source lists it class by class; `widemix prep` does by default.
     shuffle: bool = False
     seed: Whole = 0  # for fraction, per_class, holdout and shuffle

@@ -9,14 +9,14 @@ import errno
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 from widemix.section import Section, plain
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -39,16 +39,22 @@ def _check_path(path: str | Path) -> str | Path:
 
 
 FilePath = Annotated[str | Path, AfterValidator(_check_path)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Size = Annotated[int, Field(ge=1, lt=2**31)]
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
 Epoch = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether a value, which is no text, holds others; an array without axes holds one."""
+    return isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
 
 
 def numbers(value: Any) -> Any:
     """Several numbers, as of an array, as a tuple; what is wrong as it is, which is then named."""
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        return value
-    return tuple(map(plain, value))
+    unordered = isinstance(value, bytearray | memoryview | Mapping | Set)  # or bytes
+    return tuple(map(plain, value)) if is_iterable(value) and not unordered else value
 
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
@@ -108,9 +114,9 @@ def _check_entry(kind: type, entry: Any) -> Any:
         if value is None and "None" in hint:
             continue
         if "Callable" in hint and not callable(value):
-            raise ValueError(f"{name} {value!r:.80} should be a function")
+            raise ValueError(f"{name} {shown(value)} should be a function")
         if plain_type is not None and type(value) is not plain_type:
-            raise ValueError(f"{name} {value!r:.80} should be of the type {plain_type.__name__}")
+            raise ValueError(f"{name} {shown(value)} should be of the type {plain_type.__name__}")
     return entry
 
 
@@ -133,7 +139,7 @@ def build_section(kind: type[AnySection], /, where: str = "", **values: Any) -> 
         errors = error.errors(include_url=False)
         first = errors[0]
         key = str(first["loc"][0]) if first["loc"] else ""
-        given = f"{_NAMES.get(key, key)} {first['input']!r:.80}: " if key else ""
+        given = f"{_NAMES.get(key, key)} {shown(first['input'])}: " if key else ""
         # A value of several types has an error for each of them.
         reasons = dict.fromkeys(each["msg"] for each in errors if each["loc"][:1] == first["loc"][:1])
         reason, *others = (each.removeprefix("Value error, ") for each in reasons)

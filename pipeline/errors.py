@@ -13,7 +13,14 @@ class Exit(enum.IntEnum):
     REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
-class InputError(ValueError):
+class _OneLine(Exception):
+    """An error whose text is one line, also where it names a file or a value that has several."""
+
+    def __str__(self) -> str:
+        return super().__str__().replace("\n", r"\n")
+
+
+class InputError(_OneLine, ValueError):
     """The user's input is wrong. Printed as one line without a traceback; exit code 2."""
 
 
@@ -21,11 +28,20 @@ class LauncherError(InputError):
     """What the launcher's variables say of this rank is wrong. Printed by every rank that finds it, not by rank 0."""
 
 
-class RunError(RuntimeError):
+class RunError(_OneLine, RuntimeError):
     """A run can't go on, for a reason that its message explains whole: a diverged loss, a full disk, another rank.
 
     Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.
     """
+
+
+def shown(value: object, most: int = 80) -> str:
+    """Return a value as an error names it: its `repr` in one line, cut to `most` characters."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an integer of more digits than Python prints, or an error of the value's own class
+        text = f"of the type {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def command(*words: object) -> str:

@@ -38,11 +38,11 @@ def plain(value: Any) -> Any:
     """A number of any integer type as an int, one of NumPy as Python's own; all else as it is."""
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
-        return value.item()
     try:
+        if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
+            return value.item()
         return operator.index(value)
-    except TypeError:
+    except Exception:  # of any class: it has no such number, as a tensor on the meta device
         return value
 
 

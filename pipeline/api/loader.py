@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, SkipValidation
+from pydantic import SkipValidation
 from torch.utils.data import IterableDataset, get_worker_info
 
 from widemix.api.sections import Device, jitter_strengths, process_topology
 from widemix.api.timm_names import ADVICE
 from widemix.api.views import View, expand_views, view_sections
-from widemix.arguments import Epoch, FilePath, Numbers, Size, Whole, build_section, check_arguments
+from widemix.arguments import Epoch, FilePath, Numbers, Rank, Size, Whole, build_section, check_arguments
 from widemix.data.batches import Batch, Batches
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.data.order import steps_per_epoch
@@ -79,7 +79,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         shuffle: bool | None = None,
         drop_last: bool | None = None,
         seed: Whole = 0,
-        rank: Annotated[int, Field(ge=0)] | None = None,
+        rank: Rank | None = None,
         world: Size | None = None,
         device: Device | None = None,
         img_dtype: torch.dtype = torch.float32,

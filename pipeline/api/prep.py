@@ -1,16 +1,16 @@
 """The command `widemix prep` as a function. Imports no torch, which takes seconds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, SkipValidation
 
-from widemix.arguments import FilePath, check_arguments
+from widemix.arguments import FilePath, check_arguments, is_iterable
 from widemix.data_prep.from_python import Pairs, collect
 from widemix.data_prep.prepare import prepare as prepare_folder
 from widemix.data_prep.settings import PrepSettings
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 from widemix.formats.manifest import Manifest
 from widemix.section import Fraction
 
@@ -43,9 +43,9 @@ def prepare(
     if isinstance(source, str):
         folder = None if origin is None else Path(origin)
         return prepare_folder(source, folder, Path(to), chosen, **options)
-    if isinstance(source, bytes) or not isinstance(source, Iterable):
+    if not is_iterable(source):
         raise InputError(
-            f"source {source!r:.80}: must be the name of one, or pairs (image, label), or {{split: pairs}}"
+            f"source {shown(source)}: must be the name of one, or pairs (image, label), or {{split: pairs}}"
         )
     if origin is not None:
         raise InputError(f"origin {origin}: pairs are not read from a folder; leave it out")

@@ -82,8 +82,8 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 def _signature(thing: Any) -> str:
     """The arguments with their defaults; without types, which the package has for editors and type checkers."""
-    if inspect.isclass(thing) and "__init__" not in vars(thing):  # a section or an exception
-        return ""
+    if inspect.isclass(thing) and ("__init__" not in vars(thing) or hasattr(thing, "model_fields")):
+        return ""  # of an exception or a section
     words: list[str] = []
     is_named = False
     for argument in inspect.signature(thing).parameters.values():

@@ -6,18 +6,18 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from widemix.arguments import numbers
+from widemix.arguments import Rank, numbers
 from widemix.distributed.topology import Topology, read_topology
 from widemix.errors import InputError
 
-Device = str | int | torch.device  # an int is the number of a GPU
+Device = str | Rank | torch.device  # an int is the number of a GPU
 
 
 def jitter_strengths(color_jitter: float | Sequence[float] | None) -> tuple[float, ...]:
     """Brightness, contrast, saturation and hue; one number is the first three, None is none, as in timm."""
     strengths = numbers(color_jitter)
     if not isinstance(strengths, tuple):
-        return (strengths or 0.0,) * 3 + (0.0,)
+        return (0.0 if strengths is None else strengths,) * 3 + (0.0,)
     return (*strengths, *(0.0,) * (4 - len(strengths)))
 
 

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from widemix.api.sections import jitter_strengths
 from widemix.api.timm_names import ADVICE
 from widemix.arguments import build_section, numbers, refuse_unknown
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
 from widemix.section import plain
@@ -42,7 +42,7 @@ def expand_views(views: Any) -> list[View]:
         return [View()] * views
     if isinstance(views, Sequence) and 1 <= len(views) <= MOST and all(isinstance(view, Mapping) for view in views):
         return list(views)
-    raise InputError(f"views {views!r:.80}: must be their number, 1 to {MOST}, or a list with a View for each")
+    raise InputError(f"views {shown(views)}: must be their number, 1 to {MOST}, or a list with a View for each")
 
 
 def view_sections(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import isabstract
 
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 from widemix.models.section import ModelSection
 
 # One line a family: its folder, whose section.py lists its sections in SECTIONS.
@@ -31,7 +31,7 @@ def register(section: type[ModelSection]) -> type[ModelSection]:
     incomplete or another one has its kind.
     """
     if not (isinstance(section, type) and issubclass(section, ModelSection)):
-        raise InputError(f"section {section!r:.80}: should be a class derived from ModelSection")
+        raise InputError(f"section {shown(section)}: should be a class derived from ModelSection")
     kinds = section.kinds()
     if not kinds:
         raise InputError(f"{section.__name__}: has no kind; declare `kind: Literal[...]` with its names in recipes")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from widemix.errors import shown
 from widemix.recipe.key_table import families, keys
 from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
@@ -60,7 +61,7 @@ def error_message(
 def _as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return repr(value)
+    return shown(value)
 
 
 def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:

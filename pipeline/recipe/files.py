@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import PlainValidator, ValidationError
 
-from widemix.arguments import FilePath, check_arguments
+from widemix.arguments import FilePath, check_arguments, is_iterable
 from widemix.errors import InputError, command
 from widemix.models.families import KINDS
 from widemix.recipe.error_messages import error_message, suggest
@@ -25,7 +25,7 @@ SHIPPED = (Path(__file__).parents[1] / "recipes").resolve()
 
 
 def _pairs(overrides: Any) -> list[tuple[str, str]]:
-    pairs = None if isinstance(overrides, str | Mapping) or not isinstance(overrides, Iterable) else list(overrides)
+    pairs = list(overrides) if is_iterable(overrides) and not isinstance(overrides, Mapping) else None
     if pairs is None or not all(
         isinstance(pair, tuple | list) and list(map(type, pair)) == [str, str] for pair in pairs
     ):

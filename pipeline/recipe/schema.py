@@ -5,7 +5,7 @@ Validation checks and never changes a value. Every key states its unit, and its 
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 from pydantic_core import PydanticKnownError
 
 from widemix.errors import InputError
@@ -47,6 +47,7 @@ class Recipe(Section):
     """A whole experiment, except the machines that it runs on.
 
     `plugins` are modules to import first: they register model families, optimizers and operations of other people.
+    A recipe that is built from its sections, or from their plain values, raises `InputError` for what is wrong.
     """
 
     plugins: Annotated[tuple[str, ...], Field(strict=False)] = ()
@@ -60,6 +61,16 @@ class Recipe(Section):
     faults: FaultsSection = FaultsSection()
     eval: EvalSection = EvalSection()
     log: LogSection = LogSection()
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            from widemix.recipe.error_messages import error_message  # which reads the keys of this class
+
+            raise InputError(error_message(error, values, {}, "recipe")) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # model_validate raises pydantic's own error
 
     @model_validator(mode="after")
     def sections_agree(self):

@@ -314,6 +314,7 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, mu
         (["path,age", "0.png,nan"], "age", "line 2: age is 'nan', not a finite number"),
         (["path,age", "0.png,1", "1.png,1e39"], "age", "line 3: age is '1e39', not a finite number"),
         (["path,age", "0.png,"], "age", "line 2: age is '', not a finite number"),
+        (["path,age", "0.png,1_0"], "age", "line 2: age is '1_0', not a finite number"),
         (["path,age", "0.png,old"], "*", "line 2: age is 'old', not a finite number"),
         (["path,age,size", "0.png,1"], "age", "line 2 has 2 columns, and the first line has 3"),
         (["path,age,size", "0.png,1,2"], "age,hight", "no column 'hight' of targets; it has age, size"),

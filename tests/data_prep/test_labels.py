@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from widemix.api.prep import prepare as prepare_pairs
 from widemix.data_prep import csv_list, from_python, image_folder
 from widemix.data_prep.labels import MAX_CLASSES, check_names, number_classes
 from widemix.data_prep.prepare import prepare
@@ -141,6 +142,16 @@ def test_labels_from_python(tmp_path):
     for wrong, words in ((900_000_000, "above 999999"), (-1, "negative"), ("1.5", "not a whole number")):
         with pytest.raises(InputError, match=f"train: pair 1: label {wrong} is {words}"):
             collect(tmp_path, [type(wrong)(3), wrong])
+
+
+def test_splits_from_python(tmp_path):
+    for splits, words in (
+        (("train", "Train"), "split 'train' differs from 'Train' in case alone"),
+        (("x" * 101,), "split 'xxx.* is no name such as train"),
+        (("a\nb",), r"split 'a\\nb' is no name"),
+    ):
+        with pytest.raises(InputError, match=words):
+            prepare_pairs({split: [(b"", 0)] for split in splits}, tmp_path / "out")
 
 
 def test_classes_of_one_name(tmp_path, capsys):

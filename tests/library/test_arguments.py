@@ -17,6 +17,21 @@ import widemix
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
 
+
+class NoRepr:
+    """A value that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class Raises:
+    """A value whose class raises where a number is asked for."""
+
+    def __index__(self) -> int:
+        raise OverflowError("no index")
+
+
 BAD: dict[str, Any] = {
     "none": None,
     "object": object(),
@@ -27,6 +42,13 @@ BAD: dict[str, Any] = {
     "fraction": 90.5,
     "negative": -1,
     "huge": 10**30,
+    "more digits than Python prints": 10**5000,
+    "several lines": np.eye(3),
+    "no repr": NoRepr(),
+    "no number": torch.empty((), device="meta"),
+    "raises": Raises(),
+    "set": {0.5, 0.25, 0.125},
+    "buffer": bytearray(b"789"),
     "bytes": b"7",
     "empty": [],
 }
@@ -51,7 +73,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], Mapping[str, Set[str]
         {"source": "digits", "to": "{tmp}"},
         {
             **SETTINGS,
-            "source": {"empty"},
+            "source": {"empty", "several lines", "set", "buffer"},  # pairs, and those are named
             "to": PATH,
             "origin": PATH | OPTIONAL,
             "processes": OPTIONAL,

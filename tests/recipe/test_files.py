@@ -13,6 +13,7 @@ from widemix.errors import InputError
 from widemix.estimate.recipe_tables import shipped
 from widemix.recipe import (
     SECTIONS,
+    Recipe,
     check_world,
     differences,
     dump_recipe,
@@ -41,6 +42,27 @@ def write(tmp_path):
 def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(path, write):
     recipe = load_recipe(path)
     assert load_recipe(write(dump_recipe(recipe))) == recipe
+
+
+def test_a_recipe_of_python_values_is_that_of_the_file_and_its_mistakes_are_one_line():
+    recipe = load_recipe(DIGITS)
+    values = recipe.model_dump()
+    assert Recipe(**values) == recipe
+    assert Recipe(**{name: getattr(recipe, name) for name in Recipe.model_fields}) == recipe
+    train = values["train"]
+    for change, words in (
+        ({"trian": {}}, "recipe: unknown key trian; did you mean train?"),
+        ({"train": train | {"epochs": -1}}, "recipe: train.epochs -1: input should be greater than 0"),
+        ({"train": train | {"global_batch": 33}}, "recipe: train.global_batch 33 does not divide by"),
+        ({"model": {"kind": "mixxer"}}, "recipe: model.kind 'mixxer': no such kind; did you mean mixer?"),
+        ({"model": recipe.model, "optim": 5}, "recipe: optim 5: input should be a mapping of keys"),
+        ({"data": values["data"] | {5: 5}}, "recipe: data: the key 5 is not text"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)) as raised:
+            Recipe(**values | change)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match="recipe: data is missing"):
+        Recipe()  # type: ignore[call-arg]
 
 
 def test_imagenet_recipes_say_what_the_paper_says():
