@@ -7,10 +7,10 @@ timm, which silently ignores an option without a number and an unknown set of op
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from widemix.errors import InputError
+from widemix.errors import InputError, shown
 
 
 @dataclass(frozen=True)
@@ -65,25 +65,25 @@ class _Option:
     kind: type
     default: float
     least: float
-    greatest: float = field(default=math.inf)
+    greatest: float
 
 
 _RAND = {
     "m": _Option(int, 10, 0, 30),
-    "n": _Option(int, 2, 1),
+    "n": _Option(int, 2, 1, 100),
     "p": _Option(float, 0.5, 0, 1),
-    "mstd": _Option(float, 0, 0),
-    "mmax": _Option(int, 10, 1),
+    "mstd": _Option(float, 0, 0, 1000),
+    "mmax": _Option(int, 10, 1, 1000),
     "inc": _Option(int, 0, 0, 1),
 }
-_AUTO = {"mstd": _Option(float, 0, 0)}
+_AUTO = {"mstd": _Option(float, 0, 0, 1000)}
 _MIX = {
     "m": _Option(int, 3, 0, 30),
     "w": _Option(int, 3, 1, 16),
     "d": _Option(int, 0, 0, 16),
-    "a": _Option(float, 1, 0.05),
+    "a": _Option(float, 1, 0.05, 1000),
     "b": _Option(int, 0, 0, 1),
-    "mstd": _Option(float, math.inf, 0),
+    "mstd": _Option(float, math.inf, 0, 1000),
 }
 
 _MOVES = ("ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
@@ -258,8 +258,7 @@ def _number(part: str, text: str, option: _Option) -> float:
     if not re.fullmatch("[0-9]+" if option.kind is int else r"[0-9]+(\.[0-9]*)?", text):
         whole = "whole " if option.kind is int else ""
         raise InputError(f"part {part!r}: needs a {whole}number such as {part[: len(part) - len(text)]}1")
-    value = option.kind(text)
+    value = float(text)
     if not option.least <= value <= option.greatest:
-        upper = f" to {option.greatest:g}" if option.greatest < math.inf else " or more"
-        raise InputError(f"part {part!r}: must be {option.least:g}{upper}")
-    return value
+        raise InputError(f"part {shown(part)}: must be {option.least:g} to {option.greatest:g}")
+    return option.kind(value)

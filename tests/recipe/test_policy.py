@@ -101,15 +101,21 @@ def test_uniform_magnitudes_have_an_infinite_deviation():
         ("rand-m9-inc", "part 'inc': needs a whole number such as inc1"),
         ("rand-m9-inc2", "part 'inc2': must be 0 to 1"),
         ("rand-p1.5", "part 'p1.5': must be 0 to 1"),
-        ("rand-n0", "part 'n0': must be 1 or more"),
+        ("rand-n0", "part 'n0': must be 1 to 100"),
         ("rand-m9-m5", "part 'm5': m is given twice"),
         ("rand-m9-", "part '': no such option"),
         ("rand-tweight", "part 'tweight': takes one set of operations, of tweights, t3a, t3aw, w0"),
         ("rand-n20-t3aw", "part 'n20': t3aw samples without replacement from 14"),
         ("original-m9", "part 'm9': no such option; known are mstd"),
         ("augmix-n2", "part 'n2': no such option; known are m, w, d, a, b, mstd"),
-        ("augmix-a0", "part 'a0': must be 0.05 or more"),
+        ("augmix-a0", "part 'a0': must be 0.05 to 1000"),
         ("rand-mstd1e400", "part 'mstd1e400'"),
+        ("rand-n101", "part 'n101': must be 1 to 100"),
+        ("rand-mmax1001", "part 'mmax1001': must be 1 to 1000"),
+        *(
+            (f"{name}{'9' * 5000}", f"part '{name.rpartition('-')[2]}99+\\.\\.\\.: must be .* to 1000?$")
+            for name in ("rand-n", "rand-mmax", "rand-mstd", "v0-mstd", "augmix-a", "augmix-mstd")
+        ),
         ("rand-m9\n", "part 'm9"),
     ],
 )
