@@ -5,7 +5,6 @@ Columns are found by name: sentence1, sentence2, and gold_label or label. Files 
 
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from widemix.data_prep.labels import parse_json
 from widemix.data_prep.official import GZIP, FileException
 from widemix.data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
 from widemix.errors import InputError
@@ -105,15 +105,19 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The number of each line, from 1, and its values by column. Tabs separate values; quotes are ordinary text."""
     is_json, header = ".jsonl" in path.name.lower(), None
     for number, line in enumerate(_lines(path), start=1):
+        if not line:
+            continue
         if is_json:
             try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                raise InputError(f"{path}: line {number} is not JSON; is the file cut short?") from None
+                yield number, parse_json(line)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{path}: line {number} is not JSON ({error}); is the file cut short?") from None
             continue
         values = line.split("\t")
         if header is None:
             header = values
+            if len(set(header)) < len(header):
+                raise InputError(f"{path}: its first line names a column twice")
         elif len(values) == len(header) or _has_more_annotators(header, values):
             yield number, dict(zip(header, [*values[: len(header) - 1], values[-1]], strict=True))
         else:

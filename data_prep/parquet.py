@@ -156,7 +156,7 @@ def _list(path: Path) -> _File:
     with _reading(path) as pyarrow:
         file = _open(pyarrow, path)
         schema, is_struct = file.schema_arrow, pyarrow.types.is_struct
-        structs = [field for field in schema if is_struct(field.type) and field.type.get_field_index("bytes") >= 0]
+        structs = [field for field in schema if is_struct(field.type) and _has_bytes(field.type)]
         integers = [field for field in schema if pyarrow.types.is_integer(field.type)]
         integers += [field for field in schema if field.name == "label" and _holds_numbers(pyarrow, field.type)]
         image, label = _column(path, "image", structs, schema), _column(path, "label", integers, schema)
@@ -167,6 +167,12 @@ def _list(path: Path) -> _File:
     names = _class_names(schema.metadata or {}, label)
     check_names(path, names)
     return _File(image, names, _whole_labels(path, labels.to_numpy()), rows)
+
+
+def _has_bytes(struct: Any) -> bool:
+    """Whether a type has a field `bytes` of one of the types binary, large_binary, fixed_size_binary, binary_view."""
+    place = struct.get_field_index("bytes")
+    return place >= 0 and "binary" in str(struct.field(place).type)
 
 
 def _holds_numbers(pyarrow: Any, kind: Any) -> bool:
@@ -191,7 +197,10 @@ def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:
     if name not in found and len(found) != 1:
         kind = "the type {bytes, path}" if name == "image" else "integers"
         raise InputError(f"{path}: has no column {name!r} of {kind}; its columns are {', '.join(schema.names)}")
-    return name if name in found else found[0]
+    chosen = name if name in found else found[0]
+    if schema.names.count(chosen) > 1:
+        raise InputError(f"{path}: has the column {chosen!r} twice; remove one")
+    return chosen
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -52,8 +53,12 @@ def list_tar(path: Path, nested: bool = False) -> Members:
     check_end(path)
     try:
         listed = list(_nested(path) if nested else _flat(path))
-    except (tarfile.TarError, OSError, EOFError) as error:
-        raise InputError(f"{path}: cannot be read as an uncompressed tar ({error}); download it again") from None
+    except InputError:
+        raise
+    except Exception as error:  # tarfile raises many types
+        raise InputError(
+            f"{path}: cannot be read as an uncompressed tar ({shorten(str(error), 100)}); download it again"
+        ) from None
     names, offsets, sizes = zip(*listed, strict=True) if listed else ((), (), ())
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
     members = Members(np.array(encoded, np.bytes_), np.array(offsets, np.int64), np.array(sizes, np.int64))

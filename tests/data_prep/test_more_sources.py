@@ -120,6 +120,26 @@ def test_shards_that_are_cut_short_are_refused(tmp_path, jpeg):
         webdataset.read(tmp_path)
 
 
+def test_a_damaged_header_of_a_sparse_file_is_refused(tmp_path):
+    """tarfile reads the map of its holes as numbers."""
+    header = tarfile.TarInfo("a.jpg")
+    header.type, map_of_holes = tarfile.XHDTYPE, b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n"
+    header.size = len(map_of_holes)
+    with tarfile.open(tmp_path / "train.tar", "w") as tar:
+        tar.addfile(header, io.BytesIO(map_of_holes))
+        member = tarfile.TarInfo("a.jpg")
+        member.size = 512
+        tar.addfile(member, io.BytesIO(b"\xff" * 512))
+    with pytest.raises(InputError, match=r"train\.tar: cannot be read as an uncompressed tar .not enough values"):
+        webdataset.read(tmp_path)
+
+
+def test_an_error_is_one_line_whatever_the_file_is_called(tmp_path):
+    (tmp_path / "list.csv").write_text('path,label\n"a\nb.jpg",0\n')
+    with pytest.raises(InputError, match=r"a\\nb\.jpg: cannot be read"):
+        csv_list.read(tmp_path / "list.csv").splits["train"][0].content()
+
+
 def test_tables_of_paths(tmp_path, jpeg):
     put(tmp_path / "images", {f"{i}.jpg": jpeg(i) for i in range(4)})
     rows = [
@@ -149,6 +169,8 @@ def test_tables_of_paths(tmp_path, jpeg):
         ("path\tlabel\na\t1\n", r"list.csv: its columns are separated by '\\t'"),
         ("path,label\na\n", "line 2 has 1 columns, and the first line has 2"),
         ("path,label,split\na,b,../x\n", "is no name such as train"),
+        (f"path,label,split\na,b,{'x' * 101}\n", "line 2: split 'xxx.*... is no name such as train"),
+        ("path,label,split\na,b,val\na,b,Val\n", "line 3: split 'Val' differs from 'val' in case alone"),
         ('path,label\n"a,b\n', "cannot be read as a .csv"),
     ],
 )

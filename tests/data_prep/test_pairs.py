@@ -117,6 +117,8 @@ def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
     [
         ("train.jsonl", jsonl(ROWS)[:-9], "line 4 is not JSON"),
         ("train.jsonl", '{"sentence1": "a"}\n', "line 1 lacks one of"),
+        ("train.jsonl", '{"gold_label": "-", "gold_label": "neutral"}', "line 1 .* the key 'gold_label' twice"),
+        ("train.tsv", "label\tsentence1\tsentence2\tlabel\n", "its first line names a column twice"),
         ("train.tsv", plain(ROWS) + "a\tb\n", "line 6 has 2 columns, the first has 3"),
         ("train.tsv", "sentence1\tsentence2\na\tb\n", "line 2 lacks one of"),
         ("train.tsv", plain([("yes", "a", "b")]), "line 2 has the label 'yes'"),
@@ -130,6 +132,14 @@ def test_damaged_files_are_named(tmp_path, name, text, word):
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=word):
         pairs.mnli(tmp_path)
+
+
+def test_empty_lines_are_none(tmp_path):
+    (tmp_path / "train.tsv").write_text(plain(ROWS).replace("\n", "\n\n", 1) + "\r\n\n")
+    (tmp_path / "dev_matched.jsonl").write_text("\n" + jsonl(ROWS) + "\n\n")
+    dataset = pairs.mnli(tmp_path)
+    assert [listed(split) for split in dataset.splits.values()] == [LABELLED] * 2
+    assert dataset.splits["train"][0].name == "train.tsv:3"  # lines are counted as editors do
 
 
 @pytest.fixture

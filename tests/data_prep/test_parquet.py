@@ -132,6 +132,8 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
     [
         ({"label": [0]}, "no column 'image' of the type {bytes, path}; its columns are label"),
         ({"image": [{"bytes": b"."}]}, "no column 'label' of integers; its columns are image"),
+        ({"image": [{"bytes": "text"}], "label": [0]}, "no column 'image' of the type {bytes, path}"),
+        ({"image": [{"bytes": 5}], "label": [0]}, "no column 'image' of the type {bytes, path}"),
         (
             {"image": [{"bytes": b"."}], "label": ["cat"]},
             "no column 'label' of integers; its columns are image, label",
@@ -154,7 +156,8 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
     ],
 )
 def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
-    kinds = {"image": pa.struct([("bytes", pa.binary())])}
+    others = [image for image in columns.get("image", ()) if not isinstance(image["bytes"], bytes)]
+    kinds = {} if others else {"image": pa.struct([("bytes", pa.binary())])}
     rows = max(map(len, columns.values()))
     arrays = {
         name: pa.array((column * rows)[:rows], kinds.get(name, pa.int64() if not rows else None))
@@ -163,6 +166,22 @@ def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
     pq.write_table(pa.table(arrays), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=words.replace("{", r"\{")):
         parquet.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["image", "label"])
+def test_a_column_that_comes_twice_is_refused(tmp_path, name):
+    image, label = pa.array([{"bytes": b"."}], pa.struct([("bytes", pa.binary())])), pa.array([0])
+    arrays = {"image": [image, image, label], "label": [image, label, label]}[name]
+    pq.write_table(pa.Table.from_arrays(arrays, ["image", name, "label"]), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=f"has the column '{name}' twice; remove one"):
+        parquet.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary(1), pa.binary_view()], ids=str)
+def test_bytes_of_each_type_are_read(tmp_path, kind):
+    images = pa.array([{"bytes": b"."}, {"bytes": b"x"}], pa.struct([("bytes", kind)]))
+    pq.write_table(pa.table({"image": images, "label": [0, 1]}), tmp_path / "a.parquet")
+    assert [sample.content() for sample in parquet.read(tmp_path).splits["train"]] == [b".", b"x"]
 
 
 @pytest.mark.parametrize("labels", [[0.0, 2.0, 10.0], [False, True, True]])
