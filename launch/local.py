@@ -12,7 +12,7 @@ from contextlib import suppress
 from widemix.cgroups import usable_cpus
 from widemix.errors import InputError
 from widemix.launch.slurm.ports import free_ports
-from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
+from widemix.processes import KEYS, end_with_parent, leave_closed_terminal, stop_signals
 
 # After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
 STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint
@@ -23,8 +23,8 @@ def launch(command: Sequence[str], ranks: int) -> int:
     """Run `python COMMAND` on every rank, and wait for all.
 
     Returns the first exit code other than 0 (128 + N for signal N), or 0. The signals of `stop_signals` are
-    forwarded; if this process is killed the ranks get SIGTERM. KeyboardInterrupt if SIGINT came before the ranks
-    could answer it.
+    forwarded; if this process is killed the ranks get SIGTERM. KeyboardInterrupt if Ctrl-C or Ctrl-\\ ended a rank
+    that could not answer it yet.
     """
     most = max(16, usable_cpus())
     if ranks > most:
@@ -55,7 +55,7 @@ def launch(command: Sequence[str], ranks: int) -> int:
             for number in received:  # perhaps while it was started, when `forward` did not know it
                 _pass_on(number, workers[-1])
         code = _wait(workers)
-        if signal.SIGINT in received and code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        if KEYS.keys() & received and code - 128 in (*KEYS, signal.SIGTERM):
             raise KeyboardInterrupt
         return code
     finally:
@@ -67,8 +67,8 @@ def launch(command: Sequence[str], ranks: int) -> int:
 
 
 def _pass_on(number: int, worker: subprocess.Popen) -> None:
-    """Send a signal to a rank: SIGTERM for Ctrl-C, which a terminal sends it too; a second would interrupt saving."""
-    worker.send_signal(signal.SIGTERM if number == signal.SIGINT else number)
+    """Send a signal to a rank: SIGTERM for a terminal's, which sends it too; a second would interrupt saving."""
+    worker.send_signal(signal.SIGTERM if number in KEYS else number)
 
 
 def _wait(workers: list[subprocess.Popen]) -> int:

@@ -7,16 +7,19 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
+KEYS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGQUIT: "Ctrl-\\"}  # of a terminal, which signals all
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals that ask a process to save what it has and end, the same for all that handle any of them.
 
-    SIGHUP, of a closed terminal, is not one where it was ignored when the process started, as by nohup.
+    SIGHUP, of a closed terminal, and SIGQUIT, of Ctrl-\\, are not among them where they were ignored when the process
+    started, as nohup does with the first.
     """
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *(() if ignored else (signal.SIGHUP,)))
+    unless_ignored = (signal.SIGHUP, signal.SIGQUIT)
+    others = (number for number in unless_ignored if signal.getsignal(number) != signal.SIG_IGN)
+    return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *others)
 
 
 def leave_closed_terminal() -> None:

@@ -7,6 +7,8 @@ import sys
 import textwrap
 import time
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.terminal import Terminal
 from widemix.processes import end_with_torchrun, stop_signals
@@ -91,15 +93,16 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
     end_with_torchrun()  # which has not started this one
 
 
-def test_hang_ups_count_unless_they_were_ignored_at_the_start(monkeypatch):
-    others = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number):
+    before = signal.signal(number, signal.SIG_DFL)
     try:
-        assert set(stop_signals()) == others | {signal.SIGHUP}
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert set(stop_signals()) == others
+        every = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT}
+        assert set(stop_signals()) == every
+        signal.signal(number, signal.SIG_IGN)
+        assert set(stop_signals()) == every - {number}
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 STOPPABLE = """
@@ -119,6 +122,20 @@ def test_a_run_whose_terminal_is_closed_stops_as_one_that_is_asked_to():
     terminal = Terminal("-c", STOPPABLE)
     terminal.wait_for(b"up\r\n")
     assert terminal.close() == 75
+
+
+@pytest.mark.parametrize(("key", "name"), [(b"\x03", "Ctrl-C"), (b"\x1c", "Ctrl-\\")])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_key_of_the_terminal_stops_after_the_step_and_a_second_one_at_once(key, name, ranks):
+    """The terminal sends it to all processes; each rank hears of it twice, and takes it for one."""
+    run = STOPPABLE.replace("while not stop.requested", "while True")
+    starter = f"import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], {ranks}))"
+    terminal = Terminal("-c", run) if ranks == 1 else Terminal("-c", starter, run)
+    terminal.wait_for(b"up\r\n", ranks)
+    os.write(terminal.own, key)
+    terminal.wait_for(f"{name}: stopping after this step, with a checkpoint; a second {name} stops at once".encode())
+    os.write(terminal.own, key)
+    assert terminal.process.wait(600) == -signal.SIGINT  # KeyboardInterrupt
 
 
 def test_so_do_ranks():

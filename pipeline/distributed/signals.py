@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
+"""Ctrl-C, SIGTERM, SIGHUP, SIGQUIT and SIGUSR1 ask the run to stop after the current step, with a checkpoint."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from widemix.processes import leave_closed_terminal, stop_signals
+from widemix.processes import KEYS, leave_closed_terminal, stop_signals
 
 
 class Stopped(Exception):
@@ -16,7 +16,7 @@ class Stopped(Exception):
 class StopRequest:
     """A flag that a signal sets and the training loop reads; use it in a `with` block.
 
-    A second Ctrl-C raises KeyboardInterrupt at once, as Python does without a handler.
+    A second Ctrl-C, or Ctrl-\\, raises KeyboardInterrupt at once, as Python does without a handler.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class StopRequest:
         if self._at_once:
             self.requested, self._at_once = True, False
             raise Stopped(_name(number))
-        if self.requested and number == signal.SIGINT:
+        if self.requested and number in KEYS:
             raise KeyboardInterrupt
         known, self.requested = self.requested, True
         if not known and os.environ.get("RANK", "0") == "0":
-            again = "; a second Ctrl-C stops at once" if number == signal.SIGINT else ""
+            again = f"; a second {KEYS[number]} stops at once" if number in KEYS else ""
             with suppress(OSError):  # Ctrl-C also ended what read it, such as tee
                 # not print: the signal may have interrupted another one
                 os.write(2, f"{_name(number)}: stopping after this step, with a checkpoint{again}\n".encode())
 
 
 def _name(number: int) -> str:
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    return KEYS.get(number) or signal.Signals(number).name
