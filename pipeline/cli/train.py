@@ -10,7 +10,7 @@ from pathlib import Path
 
 from widemix.command_line.arguments import Parser, add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
-from widemix.distributed.launchers import export_torchrun_env
+from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from widemix.distributed.start_times import note_process
 from widemix.errors import Exit, InputError, command
@@ -52,6 +52,8 @@ def _train(arguments: argparse.Namespace) -> int:
     recipe = match_folder(recipe)  # last, since it needs prepared data
     if arguments.dry_run:
         return _dry_run(recipe, arguments.recipe, ranks)
+    if warning := unused_tasks(os.environ, ranks):
+        print(warning, file=sys.stderr)
     if ranks == 1:
         return _train_rank(arguments)
     from widemix.launch.local import launch

@@ -19,6 +19,7 @@ from widemix.errors import LauncherError
 PORTS = range(20_000, 32_000)  # below the ephemeral ports of Linux
 USES = ("train", "preflight", "rendezvous")  # a node may start one while others still end another
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_TASKS = "SLURM_NTASKS"  # of a job, also in its script, which is one process
 _OWN_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's, on a single node
 
 
@@ -78,10 +79,24 @@ def _is_rank(environ: Mapping[str, str], name: str) -> bool:
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without what a launcher says, for a process that is to train in a world of its own."""
-    names = {*_TORCHRUN, "MASTER_ADDR", "MASTER_PORT", *_RANK_ALONE}
+    names = {*_TORCHRUN, "MASTER_ADDR", "MASTER_PORT", _TASKS, *_RANK_ALONE}
     for launcher in LAUNCHERS:
         names |= {launcher.rank, launcher.size, *launcher.local_rank, *launcher.local_size}
     return {name: value for name, value in environ.items() if name not in names}
+
+
+def unused_tasks(environ: Mapping[str, str], ranks: int) -> str | None:
+    """Return a warning where Slurm's job has more tasks than the ranks that its script starts; None elsewhere.
+
+    It is no error: `sbatch -n 4` often means four cores.
+    """
+    tasks = 1 if environ.get("SLURM_STEP_ID") else number(environ, _TASKS, 1)
+    if tasks <= ranks:
+        return None
+    return (
+        f"warning: {_TASKS}={tasks}: the job has {tasks} tasks, and this command trains in {ranks}; start it by srun "
+        f"to train in all, or unset {_TASKS} where they are meant as CPU cores"
+    )
 
 
 def how_to_train_alone(environ: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from tests.distributed.test_launchers import SRUN
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.launcher_table import LAUNCHERS
-from widemix.distributed.launchers import export_torchrun_env, torchrun_env, without_launcher
+from widemix.distributed.launchers import export_torchrun_env, torchrun_env, unused_tasks, without_launcher
 from widemix.distributed.topology import read_topology
 from widemix.errors import LauncherError
 
@@ -138,6 +138,17 @@ def test_a_variable_that_says_there_are_more_processes_is_an_error_with_the_cure
 def test_one_process_is_alone(said):
     assert not export_torchrun_env(environ := dict(said))
     assert environ == said
+
+
+def test_tasks_of_a_job_that_its_script_does_not_use_are_a_warning():
+    job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+    line = unused_tasks(job, ranks=1)
+    assert line is not None
+    assert line.startswith("warning: SLURM_NTASKS=4: the job has 4 tasks, and this command trains in 1; ")
+    assert unused_tasks(job, ranks=2) is not None
+    for environ, ranks in ((job, 4), (job | {"SLURM_STEP_ID": "0"}, 1), ({"SLURM_NTASKS": ""}, 1), ({}, 1)):
+        assert unused_tasks(environ, ranks) is None
+    assert "SLURM_NTASKS" not in without_launcher(job)
 
 
 def test_torchrun_on_several_nodes_may_have_lost_some():
