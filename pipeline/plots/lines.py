@@ -45,9 +45,10 @@ class Line:
 
 
 def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> None:
-    """Plot points (x, y) or (x, y, spread) of others, in grey."""
-    x, y, *spread = zip(*points, strict=True)
-    bars = spread[0] if spread else None
+    """Plot points of others, each (x, y) or (x, y, spread), in grey."""
+    x, y = ([point[axis] for point in points] for axis in range(2))
+    spread = [point[2] if len(point) > 2 else 0.0 for point in points]
+    bars = spread if any(spread) else None
     axes.errorbar(x, y, yerr=bars, color=_GREY, linestyle="--", marker="_", label=legend_text(name))
 
 

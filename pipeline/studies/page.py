@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from widemix.files import atomic_write
 from widemix.studies.claims import Verdict, verdicts
@@ -19,6 +20,8 @@ _NOT_SEARCHED = (
     "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "
     "like a difference of networks may be one of settings."
 )
+# What not every reader of Markdown takes as it is after a backslash; a pair of dollars is a formula.
+_ENTITIES = str.maketrans({"<": "&lt;", "$": "&#36;", "~": "&#126;"})
 Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
 
@@ -47,12 +50,12 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
 
     name: of the study file.
     """
-    stem = name.removesuffix(".yaml")
-    claim = f" The paper's claim: {study.claim}" if study.claim else ""
-    parts = [f"# {study.title}", f"{study.source}.{claim}"]
+    stem, title = quote(name.removesuffix(".yaml")), _escaped(study.title)
+    claim = f" The paper's claim: {_escaped(study.claim)}" if study.claim else ""
+    parts = [f"# {title}", f"{_escaped(study.source)}.{claim}"]
     if study.claims:
         parts.append(_claims(verdicts(results, study)))
-    parts += [f"![{study.title}]({stem}.png)", *_tables(results, study)]
+    parts += [f"![{title}]({stem}.png)", *_tables(results, study)]
     if study.published:
         parts.append(_published(study))
     if searched:
@@ -124,8 +127,9 @@ def _search(searched: Searched, study: Study, stem: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text that Markdown shows as it is, within a table too."""
-    return re.sub(r"([\\`*_|<])", r"\\\1", text)
+    """A text that Markdown shows as it is, in one line, within a table too."""
+    line = re.sub(r"([\\`*_|\[\]]|&(?=#?\w+;))", r"\\\1", " ".join(text.split()))
+    return re.sub(r"^(\d*)([#>+.)-])", r"\1\\\2", line).translate(_ENTITIES)  # no heading, quotation or list
 
 
 def _tables(results: Sequence[Result], study: Study) -> list[str]:
@@ -183,11 +187,11 @@ def _text(point: Point | None) -> str:
 def _published(study: Study) -> str:
     rows = ["Published:", ""]
     for published in study.published:
-        where = ", ".join(filter(None, [published.panel, published.line]))
+        where = _escaped(", ".join(filter(None, [published.panel, published.line])))
         points = "; ".join(f"{x:g}: {y:g}{f' ± {std[0]:g}' if std else ''}" for x, y, *std in published.points)
         how = " (digitised)" if published.digitised else ""
-        text = " ".join(filter(None, [published.text, points]))
-        rows.append(f"- {f'{where}: ' if where else ''}{text} [{published.source}{how}]")
+        text = _escaped(" ".join(filter(None, [published.text, points])))
+        rows.append(f"- {f'{where}: ' if where else ''}{text} [{_escaped(published.source)}{how}]")
     return "\n".join(rows)
 
 
@@ -214,6 +218,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
         + f"{hours:.2f} hours of training (wall clock) on {', '.join(machines) or 'no machine'}"
         + (f", {sum(cores) / 3600:.2f} core hours of {len(cores)} runs" if cores else "")
         + (f", {min(speeds):,.0f} to {max(speeds):,.0f} images/s" if speeds else "")
-        + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({stem}.csv)"
-        + f" and a line of [{stem}.jsonl]({stem}.jsonl); `widemix study run {stem}` trains those that are missing."
+        + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({quote(stem)}.csv)"
+        + f" and a line of [{stem}.jsonl]({quote(stem)}.jsonl); "
+        + f"`widemix study run {stem}` trains those that are missing."
     )

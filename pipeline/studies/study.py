@@ -130,6 +130,20 @@ class Study(Section):
             raise ValueError(f"claims: {unknown[0].text}: y is one of {', '.join(sorted(known))}")
         return self
 
+    @model_validator(mode="after")
+    def published_points_can_be_plotted(self):
+        """Points on a logarithmic axis are above 0, deviations are not below."""
+        for published in self.published:
+            for x, y, *std in published.points:
+                if std and std[0] < 0:
+                    raise ValueError(f"published: {published.source}: the standard deviation {std[0]:g} is negative")
+                for name, value, log in (("x", x, self.figure.log_x), ("y", y, self.figure.log_y)):
+                    if log and value <= 0:
+                        raise ValueError(
+                            f"published: {published.source}: {name} is {value:g}, which a logarithmic axis has not"
+                        )
+        return self
+
     @property
     def measured(self) -> bool:
         """Whether the figure needs runs; False if it shows sizes of networks alone."""

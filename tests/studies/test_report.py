@@ -11,6 +11,7 @@ from matplotlib.image import imread
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run.lease import Leases
@@ -224,7 +225,7 @@ def test_any_label_is_drawn_and_stays_in_its_cell(study, tmp_path):
     results, parsed = results_of(study, tmp_path)
     write_report(results, parsed, study, tmp_path / "report")
     page = (tmp_path / "report" / "widths.md").read_text()
-    assert r"| Normal | \_a\|b $c\_d$ \*e\* 50 % |" in page
+    assert r"| Normal | \_a\|b &#36;c\_d&#36; \*e\* 50 % |" in page
     drawn = (tmp_path / "report" / "widths.svg").read_text()
     assert f"<!--  {label} -->" in drawn  # the text of the legend, which matplotlib draws as outlines
     assert "<!--  $x|_y -->" in drawn
@@ -298,3 +299,36 @@ def test_a_study_of_a_recipe_with_plugins_is_planned(tmp_path, monkeypatch, caps
         assert code == 0, output
         names.add(output)
     assert len(names) == 2  # another experiment: the plug-in may change any number
+
+
+def test_published_points_with_and_without_a_deviation_are_plotted_together(study, tmp_path):
+    study.write_text(study.read_text().replace("[[128, 30, 1.5]]", "[[128, 30, 1.5], [256, 28]]"))
+    results, parsed = results_of(study, tmp_path)
+    write_report(results, parsed, study, tmp_path / "report")
+    assert "128: 30 ± 1.5; 256: 28" in (tmp_path / "report/widths.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("points", "scale", "words"),
+    [
+        ("[1, 2, -1]", "", "published: figure 1: the standard deviation -1 is negative"),
+        ("[0, 2]", ", log_x: true", "published: figure 1: x is 0, which a logarithmic axis has not"),
+        ("[1, -2]", ", log_y: true", "published: figure 1: y is -2, which a logarithmic axis has not"),
+    ],
+)
+def test_published_points_that_cannot_be_plotted_are_refused(study, points, scale, words):
+    text = study.read_text().replace("[128, 30, 1.5]", points).replace("{x: width}", f"{{x: width{scale}}}")
+    study.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_study(study)
+
+
+def test_texts_of_a_report_are_shown_as_they_are(study, tmp_path):
+    """In one line each, whatever Markdown makes of their characters."""
+    text = study.read_text().replace("title: Widths", r'title: "# [a](b) $x$\n~c~ <b> &amp;"')
+    study.write_text(text.replace("source: a paper", "source: 1. paper_of_*me*"))
+    results, parsed = results_of(study, tmp_path)
+    title, source, *_ = as_page(results, parsed, "my study.yaml").split("\n\n")
+    assert title == r"# \# \[a\](b) &#36;x&#36; &#126;c&#126; &lt;b> \&amp;"
+    assert source.startswith(r"1\. paper\_of\_\*me\*, figure 1.")
+    assert "](my%20study.png)" in as_page(results, parsed, "my study.yaml")
