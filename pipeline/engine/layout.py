@@ -6,7 +6,7 @@ positions, filters) mixes dtypes: it computes under autocast, as with DDP, and i
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -98,12 +98,17 @@ def separable_blocks(module: nn.Module) -> list[nn.Module]:
     if not isinstance(blocks, nn.Module):
         return []
     everywhere = _uses(module)
-    return [
-        part
-        for part in blocks.children()
-        if not isinstance(part, nn.ModuleList | nn.ModuleDict)  # which are not called
-        and all(everywhere[parameter] == count for parameter, count in _uses(part).items())
-    ]
+    uses = ((part, _uses(part).items()) for part in _called_parts(blocks))
+    return [part for part, own in uses if own and all(everywhere[parameter] == count for parameter, count in own)]
+
+
+def _called_parts(blocks: nn.Module) -> Iterator[nn.Module]:
+    """The blocks, each within its stage where there are stages: activation checkpointing calls them one by one."""
+    for part in blocks.children():
+        if type(part) is nn.Sequential:
+            yield from _called_parts(part)
+        elif not isinstance(part, nn.ModuleList | nn.ModuleDict):  # which are not called
+            yield part
 
 
 def _uses(module: nn.Module) -> Counter[int]:

@@ -66,3 +66,8 @@ TIMM = [
 def test_networks_of_timm(alone, network, engine, precision):
     cell = PLAIN | {"network": f"timm:{network}", "engine": engine, "precision": precision, "ema": "0.9"}
     assert run_cell(cell) == "trained"
+
+
+def test_a_stage_whose_blocks_are_called_from_outside_when_they_are_recomputed(alone):
+    cell = PLAIN | {"network": "timm:test_efficientnet", "engine": "fsdp", "recompute": "true"}
+    assert run_cell(cell) == "trained"
