@@ -27,7 +27,7 @@ print(wandb.__version__)
 
 
 def run(code: str, folder) -> subprocess.CompletedProcess:
-    environ = os.environ | {"TMPDIR": str(folder), "NUMBA_CACHE_DIR": str(folder / "numba")}
+    environ = os.environ | {"TMPDIR": str(folder)}
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
 
 

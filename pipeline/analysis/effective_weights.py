@@ -19,6 +19,7 @@ from widemix.models.layers import GroupedLinear
 from widemix.models.mixer.blocks import MixerBlock
 from widemix.models.mixer.network import Mixer
 from widemix.models.pk import MixingLayer, weigh
+from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.network import SwMlp, SwMlpBlock
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.plots.style import COLORS, label, new_figure, styled
@@ -159,9 +160,9 @@ def _connections(part: nn.Module) -> nn.Module:
     """A copy whose weights are ones where there are any, without biases, activations and norms."""
     part = copy.deepcopy(part).float()
     for name, layer in list(part.named_modules()):
-        if isinstance(layer, nn.Linear | GroupedLinear | SparseLinear):
-            weight = layer.values if isinstance(layer, SparseLinear) else layer.weight
-            nn.init.ones_(weight)
+        if isinstance(layer, nn.Linear | GroupedLinear | SparseLinear | StructuredLinear):
+            for weight in layer.parameters():
+                nn.init.ones_(weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         elif name and name.rpartition(".")[2] in ("act", "norm"):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from widemix.models.layers import BlockDiagonal, GroupedLinear
 from widemix.models.shallow.network import Monarch
+from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear
 
 DENSE = 2048  # smaller side of the largest matrix that is decomposed whole: 20 s on a core
@@ -116,7 +117,7 @@ def _count(calls: dict[str, int], name: str):
     def hook(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         if isinstance(layer, nn.Conv2d):
             calls[name] = output.shape[2] * output.shape[3]
-        elif isinstance(layer, nn.Linear):
+        elif isinstance(layer, nn.Linear | StructuredLinear):
             calls[name] = inputs[0].numel() // layer.in_features
         elif isinstance(layer, GroupedLinear):
             calls[name] = inputs[0].shape[1] // layer.groups
@@ -129,7 +130,7 @@ def _count(calls: dict[str, int], name: str):
 def _is_linear(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):  # of patches: each pixel is in one window
         return layer.kernel_size == layer.stride and layer.groups == 1
-    return isinstance(layer, nn.Linear | GroupedLinear | SparseLinear | Monarch | BlockDiagonal)
+    return isinstance(layer, nn.Linear | GroupedLinear | SparseLinear | Monarch | BlockDiagonal | StructuredLinear)
 
 
 def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
@@ -140,6 +141,8 @@ def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
         return _of_matrix(name, matrix, repeats, edge)
     if isinstance(layer, Monarch):
         return _of_monarch(name, layer)
+    if isinstance(layer, StructuredLinear):
+        return _of_matrix(name, _numpy(layer.dense_weight()), repeats)
     if isinstance(layer, BlockDiagonal) and layer.shared:
         return _of_matrix(name, _numpy(layer.weight), repeats)
     if isinstance(layer, BlockDiagonal | GroupedLinear):

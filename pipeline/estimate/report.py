@@ -11,6 +11,7 @@ from widemix.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
 from widemix.estimate.memory import state_bytes
 from widemix.estimate.network import Pass, fake_pass
 from widemix.estimate.rows import Row, sample_of, short, size
+from widemix.estimate.structures import structure_rows
 from widemix.estimate.traffic import exposed, step_traffic
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.models.cost import model_cost
@@ -83,6 +84,7 @@ def _model(recipe: Recipe) -> list[Row]:
     if cost.dense_bytes:
         copies = "of masked weights, which a GPU multiplies by dense matrices; counted in the activations below"
         rows.append(Row("dense copies", cost.dense_bytes, size(cost.dense_bytes), copies))
+    rows += structure_rows(recipe.model)
     rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse equivalent
     note = recipe.model.published_note()
     return [*rows, Row("the paper prints", cost.omega, "", note)] if note else rows

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from widemix.models.factors import DENSE, Factor, Structure
+
 
 @dataclass(frozen=True)
 class LayerCost:
@@ -14,7 +16,7 @@ class LayerCost:
     nonzero: int | None = None  # weights that a mask leaves; None: all
     multiplied_dense: bool = False  # in spite of the mask, by a dense copy of W
     matrices: int = 1  # different W among the rows
-    bias: bool = True
+    bias: int = 1  # vectors of as many numbers as outputs that are added to the rows of one W; 0: none
     mixes: bool = True  # counted as connections: a mixing layer, not the stem, a skip or the head
     activated: bool = False  # an activation follows, which saves this layer's output
     saves_input: bool = True  # False where another layer saves the same tensor
@@ -105,14 +107,31 @@ def patch_layer(image_size: int, patch_size: int, channels: int) -> LayerCost:
     return LayerCost(patches, 3 * patch_size**2, channels, mixes=False, input_gradient=False)
 
 
-def mlp_layers(rows: int, inputs: int, hidden: int | None, outputs: int, groups: int = 1) -> list[LayerCost]:
+def mlp_layers(
+    rows: int, inputs: int, hidden: int | None, outputs: int, groups: int = 1, structure: Structure = DENSE
+) -> list[LayerCost]:
     """An MLP of one hidden layer on each row; with `hidden` None a single layer and an activation.
 
-    groups: of rows, each with weights of its own.
+    groups: of rows, each with weights of its own. structure: of its matrices; each factor counts as a layer.
     """
     if hidden is None:
-        return [LayerCost(rows, inputs, outputs, matrices=groups, activated=True)]
+        return _layers(rows, structure.factors(inputs, outputs), groups, activated=True)
     return [
-        LayerCost(rows, inputs, hidden, matrices=groups, activated=True),
-        LayerCost(rows, hidden, outputs, matrices=groups),
+        *_layers(rows, structure.factors(inputs, hidden), groups, activated=True),
+        *_layers(rows, structure.factors(hidden, outputs), groups, activated=False),
+    ]
+
+
+def _layers(rows: int, factors: Sequence[Factor], groups: int, activated: bool) -> list[LayerCost]:
+    """The factors of a matrix with a bias on each row, as the block-diagonal matrices that they are."""
+    return [
+        LayerCost(
+            rows * factor.matrices * factor.uses,
+            factor.inputs,
+            factor.outputs,
+            matrices=groups * factor.matrices,
+            bias=factor.uses if factor is factors[-1] else 0,
+            activated=activated and factor is factors[-1],
+        )
+        for factor in factors
     ]

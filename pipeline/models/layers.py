@@ -7,6 +7,8 @@ import torch
 from timm.layers import lecun_normal_
 from torch import Tensor, nn
 
+from widemix.models.structured import StructuredLinear
+
 # timm's eps and the original code's; Hayase & Karakida write 1e-5 (`norm_eps` of the Mixers).
 LayerNorm = partial(nn.LayerNorm, eps=1e-6)
 
@@ -57,13 +59,15 @@ class GroupedLinear(nn.Module):
 def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:
     """Sample linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
 
-    `head_bias` is the bias of every class.
+    Structured matrices start by a rule of their own: `widemix.models.factors`. `head_bias` is that of every class.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | GroupedLinear):
             nn.init.normal_(module.weight, std=1 / math.sqrt(module.in_features))
         elif isinstance(module, nn.Conv2d):
             lecun_normal_(module.weight)
+        elif isinstance(module, StructuredLinear):
+            module.reset_parameters()
         else:
             continue
         if module.bias is not None:

@@ -16,6 +16,10 @@ from torch import Tensor, nn
 from widemix.models import permutation
 from widemix.models.layers import GroupedLinear
 from widemix.models.permutation import Permute, Transpose
+from widemix.models.structured import StructuredLinear
+
+Layer = nn.Linear | GroupedLinear | StructuredLinear
+MakeLayer = Callable[[int, int], nn.Module]
 
 
 class Permutations(NamedTuple):
@@ -71,10 +75,12 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class MixingLayer(nn.Module):
     """J_out phi((I (x) W) J_in x): the one-layer mixing of the S-Mixer, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int], permutations: Permutations, activation: str, groups: int = 1):
+    def __init__(
+        self, widths: tuple[int, int], permutations: Permutations, activation: str, layer: MakeLayer = nn.Linear
+    ):
         super().__init__()
         self.permute_in = permutations.inward
-        self.fc = _linear(groups, *widths)
+        self.fc = layer(*widths)
         self.act = ACTIVATIONS[activation]()
         self.permute_out = permutations.outward
 
@@ -87,14 +93,16 @@ class MixingLayer(nn.Module):
 class MixingMlp(nn.Module):
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x): the MLP-Mixer's two-layer mixing, [B, S0, C] -> [B, S, C]."""
 
-    def __init__(self, widths: tuple[int, int, int], permutations: Permutations, activation: str, groups: int = 1):
+    def __init__(
+        self, widths: tuple[int, int, int], permutations: Permutations, activation: str, layer: MakeLayer = nn.Linear
+    ):
         super().__init__()
         width, hidden, out = widths
         self.permute_in = permutations.inward
-        self.fc1 = _linear(groups, width, hidden)
+        self.fc1 = layer(width, hidden)
         self.permute_hidden = permutations.hidden
         self.act = ACTIVATIONS[activation]()
-        self.fc2 = _linear(groups, hidden, out)
+        self.fc2 = layer(hidden, out)
         self.permute_out = permutations.outward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,14 +112,12 @@ class MixingMlp(nn.Module):
         return self.permute_out(self.fc2(x))
 
 
-def _linear(groups: int, inputs: int, outputs: int) -> nn.Linear | GroupedLinear:
-    return nn.Linear(inputs, outputs) if groups == 1 else GroupedLinear(groups, inputs, outputs)
-
-
-def weigh(layer: nn.Linear | GroupedLinear, x: Tensor) -> Tensor:
+def weigh(layer: Layer, x: Tensor) -> Tensor:
     """A mixing's layer on rows [B, n, I] without its bias: [B, n, O]."""
     if isinstance(layer, nn.Linear):
         return x @ layer.weight.T
+    if isinstance(layer, StructuredLinear):
+        return layer.product(x)
     return layer.product(x, torch.zeros_like(layer.bias))
 
 
@@ -123,11 +129,13 @@ def _rows(x: Tensor) -> Tensor:
 Mixing = MixingLayer | MixingMlp
 
 
-def mixing(widths: Sequence[int], permutations: Permutations, activation: str, groups: int = 1) -> Mixing:
+def mixing(
+    widths: Sequence[int], permutations: Permutations, activation: str, layer: MakeLayer = nn.Linear
+) -> Mixing:
     """Return a mixing of layers of these widths, first to last: a single layer of two, an MLP of three.
 
-    groups: of rows, each with weights of its own.
+    layer: makes a `Layer` on rows, of so many inputs and outputs.
     """
     if len(widths) == 2:
-        return MixingLayer((widths[0], widths[1]), permutations, activation, groups)
-    return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation, groups)
+        return MixingLayer((widths[0], widths[1]), permutations, activation, layer)
+    return MixingMlp((widths[0], widths[1], widths[2]), permutations, activation, layer)

@@ -50,16 +50,18 @@ def parameter_groups(section: OptimSection, module: nn.Module) -> list[dict[str,
     """The groups of the parameters that need a gradient, in a fixed order.
 
     Each group has "params"; the optimizer's penalty ("weight_decay" or "l1"), which is 0 for those of `undecayed`;
-    "lr_scale", the factor of the learning rate, as timm computes it from `layer_decay`; and "matrices", true for the
-    matrices inside the network where the optimizer treats them apart.
+    "lr_scale", the factor of the learning rate, as timm computes it from `layer_decay`, times those that a layer has
+    for its own parameters (`rate_factors`); and "matrices", true for the matrices inside the network where the
+    optimizer treats them apart.
     """
     no_penalty = undecayed(module, section.decay_embeddings)
-    scales = _layer_scales(section.layer_decay, module)
+    scales, own = _layer_scales(section.layer_decay, module), _own_scales(module)
     matrices = inner_matrices(module) if section.spec.splits_matrices else set()
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            key = (name not in matrices, scales.get(name, 1.0), name in no_penalty)
+            scale = scales.get(name, 1.0) * own.get(name, 1.0)
+            key = (name not in matrices, scale, name in no_penalty)
             groups.setdefault(key, []).append(parameter)
     penalty = section.spec.penalty
     weight = getattr(section, penalty)
@@ -96,6 +98,15 @@ def inner_matrices(module: nn.Module) -> set[str]:
     outer = {id(p) for p in timm_method(module, "get_classifier", "optim.name muon")().parameters()}
     outer |= {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
     return {name for name, p in module.named_parameters() if p.ndim == 2 and id(p) not in outer}
+
+
+def _own_scales(module: nn.Module) -> dict[str, float]:
+    """Factor of the learning rate by parameter name, where a layer has some for its parameters."""
+    return {
+        f"{prefix}.{name}".lstrip("."): scale
+        for prefix, part in module.named_modules()
+        for name, scale in getattr(part, "rate_factors", {}).items()
+    }
 
 
 def _layer_scales(decay: float, module: nn.Module) -> dict[str, float]:

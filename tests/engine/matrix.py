@@ -70,6 +70,17 @@ _KEYS = {
 }
 
 
+STRUCTURED = {  # 4 tokens and 12 channels, of images of 8 pixels
+    "kind": "s_mixer",
+    "patch_size": "4",
+    "tokens": "4",
+    "channels": "12",
+    "depth": "2",
+    "permutation": "random",
+    "token_weights": "kronecker",
+    "channel_weights": "btt",
+    "rank": "2",
+}
 NOT_TRIED = {("engine", "deepspeed 3"), ("compile", "true")}  # works, but stage 3's hooks break each graph: 30 s
 
 
@@ -120,6 +131,8 @@ def overrides(cell: Cell) -> list[tuple[str, str]]:
     name = cell["network"]
     if name.startswith("timm:"):
         network = [("model.kind", "timm"), ("model.name", name.removeprefix("timm:")), ("data.image_size", "32")]
+    elif name == "structured":
+        network = [(f"model.{key}", value) for key, value in STRUCTURED.items()]
     else:
         network = (
             [("model.kind", "toy")] if name == "plain" else [("model.kind", "toy"), ("model.parts", f"[{name}]")]

@@ -53,6 +53,15 @@ def test_buffers_stay_float32_in_half_precision(alone, engine):
     assert run_cell(cell) == "trained"
 
 
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("fsdp", "fp32"), ("deepspeed 1", "bf16"), ("deepspeed 3", "fp32")]
+)
+def test_structured_matrices(alone, engine, precision):
+    """With a rate of its own for each factor."""
+    cell = PLAIN | {"network": "structured", "engine": engine, "precision": precision, "ema": "0.9", "freeze": ""}
+    assert run_cell(cell) == "trained"
+
+
 TIMM = [
     ("test_nfnet", "fsdp", "fp32"),  # scalars
     ("test_nfnet", "deepspeed 3", "bf16"),

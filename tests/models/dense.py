@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
 from widemix.models.pk import MixingLayer, MixingMlp, Square
+from widemix.models.structured import StructuredLinear
 
 
 def matrix(permute: nn.Module, size: int, normal: Tensor | None) -> Tensor:
@@ -24,6 +25,29 @@ def transposition(rows: int, columns: int) -> Tensor:
     return result
 
 
+def structured(layer: StructuredLinear) -> Tensor:
+    """W [O, I] of a structured layer, by its definition."""
+    right = layer.right
+    if layer.structure.kind == "block_diagonal":
+        return torch.block_diag(*right)
+    left = layer.left
+    if layer.structure.kind == "low_rank":
+        return left @ right
+    if layer.structure.kind == "kronecker":
+        return torch.kron(left, right)
+    (g, _, d), (b, a, _) = right.shape, left.shape
+    rank = left.shape[2] // g
+    rows = [
+        [
+            sum(left[j, i, k * rank + r] * right[k, j * rank + r] for r in range(rank))  # [d]
+            for k in range(g)
+        ]
+        for i in range(a)
+        for j in range(b)
+    ]
+    return torch.stack([torch.cat(row) for row in rows]).view(a * b, g * d)
+
+
 def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels: int, tokens: bool) -> Tensor:
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x) on vectors [B, m], by dense matrices."""
     phi = torch.square if isinstance(module.act, Square) else gelu
@@ -33,7 +57,8 @@ def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels
     back = transposition(channels, out // channels) if tokens else None
     x = x @ matrix(module.permute_in, x.shape[1], into).T
     for number, layer in enumerate(layers):
-        groups = layer.weight if layer.weight.ndim == 3 else layer.weight[None]
+        weight = structured(layer) if isinstance(layer, StructuredLinear) else layer.weight
+        groups = weight if weight.ndim == 3 else weight[None]
         wide = torch.block_diag(*(weight for weight in groups for _ in range(rows // len(groups))))
         x = x @ wide.T + layer.bias.view(len(groups), -1).repeat_interleave(rows // len(groups), 0).flatten()
         if isinstance(module, MixingLayer):

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import widemix  # noqa: F401  puts our names into timm's registry
-from tests.models.test_mixer import SHAPE, VARIANTS
+from tests.models.test_mixer import SHAPE, STRUCTURED, VARIANTS
 from widemix.models.cost import model_cost
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
@@ -60,7 +60,7 @@ def overcounted(section):
     return once * (section.share_sets - 1)
 
 
-SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in VARIANTS.items()} | {
+SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in (VARIANTS | STRUCTURED).items()} | {
     "sw_mlp": SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=0.2),
     "sw_mlp with hidden layers": SwMlpSection(
         kind="sw_mlp", patch_size=2, width=30, project_tokens=True, depth=3, density=0.1, expansion=1.5

@@ -14,6 +14,22 @@ SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
 MLP, SINGLE = {"kind": "mixer", "expansion": 1.5}, {"kind": "s_mixer"}
 RP = {"permutation": "random", "permutation_seed": 5}
 
+STRUCTURED = {
+    "low rank": {**MLP, "token_weights": "low_rank", "channel_weights": "low_rank", "rank": 2},
+    "kronecker": {**SINGLE, "token_weights": "kronecker", "channel_weights": "kronecker"},
+    "rp kronecker channels": {**MLP, **RP, "channel_weights": "kronecker"},
+    "monarch": {**MLP, "token_weights": "monarch", "channel_weights": "monarch"},
+    "btt": {**MLP, **RP, "token_weights": "btt", "channel_weights": "btt", "rank": 3, "permuted_layers": "each"},
+    "btt at a dense matrix's cost": {**MLP, "channel_weights": "btt", "rank": "as_dense"},
+    "block diagonal, projected": {
+        **SINGLE,
+        "token_weights": "block_diagonal",
+        "channel_weights": "block_diagonal",
+        "blocks": 2,
+        "project_tokens": True,
+        "tokens": 6,
+    },
+}
 VARIANTS = {
     "mixer": MLP,
     "s_mixer": SINGLE,
@@ -46,7 +62,7 @@ def build(seed=0, **section):
     return model
 
 
-@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("section", (VARIANTS | STRUCTURED).values(), ids=VARIANTS | STRUCTURED)
 def test_equal_to_dense_effective_matrices_forward_and_backward(section):
     model = build(**section)
     x = torch.randn(3, 3, 4, 4, dtype=torch.float64, requires_grad=True)

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from widemix.models import permutation
 from widemix.models.batch_last import block as batch_last
 from widemix.models.drop_path import DropPath, drop_path
-from widemix.models.layers import LayerNorm
+from widemix.models.factors import Rank, Structure, Weights
+from widemix.models.layers import GroupedLinear, LayerNorm
 from widemix.models.permutation import Permute, Transpose
 from widemix.models.pk import (
+    MakeLayer,
     Mixing,
     MixingLayer,
     MixingMlp,
@@ -27,6 +29,7 @@ from widemix.models.pk import (
     random_permutations,
     token_permutations,
 )
+from widemix.models.structured import linear_of
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "none": nn.Identity}
 
@@ -42,6 +45,7 @@ class MixerShape:
     permuted_layers: around each mixing (appendix A.2.3), or around each of its two layers (section 5.2).
     permuted_skips: the skips have random permutations too (Navon & Bronstein 2023, equation 3).
     token_groups: G groups of channels, each with a token mixing of its own; 1: shared by all, C: untied.
+    token_weights, channel_weights: the structures of the mixings' matrices; rank, blocks: see `factors.Structure`.
     activation, norm: gelu and layer; square and none are the Mixer of Navon & Bronstein 2023, equation 3.
     """
 
@@ -57,6 +61,10 @@ class MixerShape:
     permuted_layers: Literal["mixing", "each"] = "mixing"
     permuted_skips: bool = False
     token_groups: int = 1
+    token_weights: Weights = "dense"
+    channel_weights: Weights = "dense"
+    rank: Rank | None = None
+    blocks: int | None = None
     activation: Literal["gelu", "gelu_tanh", "square"] = "gelu"
     norm: Literal["layer", "none"] = "layer"
     norm_eps: float = 1e-6
@@ -68,7 +76,10 @@ class MixerShape:
         permutations = token_permutations()
         if self._permutes(block, "token"):
             permutations = self._random(self.channels, widths, (block, 0))
-        return mixing(widths, permutations, self.activation, self.token_groups)
+        layer: MakeLayer = partial(GroupedLinear, self.token_groups)
+        if self.token_groups == 1:
+            layer = linear_of(Structure(self.token_weights, self.rank, self.blocks))
+        return mixing(widths, permutations, self.activation, layer)
 
     def channel_mixing(self, block: int, tokens: int) -> Mixing:
         """The mixing of block `block` along channels, [B, S, C] -> [B, S, C]."""
@@ -76,7 +87,8 @@ class MixerShape:
         permutations = channel_permutations()
         if self._permutes(block, "channel"):
             permutations = self._random(tokens, widths, (block, 1))
-        return mixing(widths, permutations, self.activation)
+        layer = linear_of(Structure(self.channel_weights, self.rank, self.blocks))
+        return mixing(widths, permutations, self.activation, layer)
 
     def skip(self, block: int, tokens_in: int) -> nn.Module:
         """The skip around a block's token mixing, [B, tokens_in, C] -> [B, S, C]."""

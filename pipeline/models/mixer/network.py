@@ -89,9 +89,11 @@ class Mixer(MlpMixer):
         """Return the network for images `factor` times as high and wide, with this one's weights.
 
         `InputError` for bilinear growing of random permutations or projected tokens, which have no grid, and of
-        groups of channels.
+        groups of channels; and for structured matrices.
         """
         shape, parts = self.shape, factor**2
+        if {shape.token_weights, shape.channel_weights} != {"dense"}:
+            raise InputError("growing: is not offered for structured token_weights and channel_weights")
         weight = next(self.parameters())
         small = copy.deepcopy(self).cpu()
         if method == "copies":

@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
+from widemix.models.mixer.structures import StructuredWeights, check_structure
+from widemix.models.section import Expansion, ModelSpec, Seed, check_patches, hidden_width
 from widemix.section import Depth, DropPath, Epsilon, Positive, key
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _NOTES = {
 }
 
 
-class MixerSection(ModelSection):
+class MixerSection(StructuredWeights):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
     timm_architecture: ClassVar[str] = "widemix_mixer"
@@ -124,6 +125,24 @@ class MixerSection(ModelSection):
             raise ValueError(f"token_groups {self.token_groups} does not divide channels {self.channels}")
         return self
 
+    @model_validator(mode="after")
+    def structures_fit(self) -> Self:
+        """Structured matrices of widths that they can have; without groups of tokens."""
+        if self.token_groups > 1 and self.token_weights != "dense":
+            raise ValueError("token_groups are dense matrices: leave out token_weights")
+        for name, widths in self.mixing_widths().items():
+            check_structure(name, self.structure(name), widths)
+        return self
+
+    @override
+    def mixing_widths(self, tokens_in: int | None = None) -> dict[str, list[int]]:
+        token_hidden, channel_hidden = self.hidden_widths
+        widths = {
+            "token_weights": (tokens_in or self.tokens, token_hidden, self.tokens),
+            "channel_weights": (self.channels, channel_hidden, self.channels),
+        }
+        return {name: [width for width in each if width] for name, each in widths.items()}
+
     @property
     def hidden_widths(self) -> tuple[int | None, int | None]:
         """D_S and D_C (gamma * S and gamma * C, rounded); None for the S-Mixer's single layers."""
@@ -139,6 +158,7 @@ class MixerSection(ModelSection):
                 f"model.tokens {self.tokens}: images of {side} in patches of {self.patch_size} have {own} tokens; "
                 "set model.tokens to that, or model.project_tokens to true"
             )
+        check_structure("token_weights", self.structure("token_weights"), self.mixing_widths(own)["token_weights"])
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
@@ -160,6 +180,10 @@ class MixerSection(ModelSection):
             "permuted_layers": self.permuted_layers,
             "permuted_skips": self.permuted_skips,
             "token_groups": self.token_groups,
+            "token_weights": self.token_weights,
+            "channel_weights": self.channel_weights,
+            "rank": self.rank,
+            "blocks": self.blocks,
             "activation": self.activation,
             "norm": self.norm,
             "norm_eps": self.norm_eps,
@@ -182,8 +206,9 @@ class MixerSection(ModelSection):
             norms.append(NormCost(tokens, channels))
         for block in range(self.depth):
             inputs = own_tokens if block == 0 else tokens
-            layers += mlp_layers(channels, inputs, token_hidden, tokens, self.token_groups)
-            layers += mlp_layers(tokens, channels, channel_hidden, channels)
+            token, channel = self.structure("token_weights"), self.structure("channel_weights")
+            layers += mlp_layers(channels, inputs, token_hidden, tokens, self.token_groups, token)
+            layers += mlp_layers(tokens, channels, channel_hidden, channels, structure=channel)
         layers.append(LayerCost(1, channels, num_classes, mixes=False))
         if self.norm == "none":
             norms = []
@@ -199,6 +224,8 @@ class MixerSection(ModelSection):
         if self.token_hidden:
             hidden = f", D {self.token_hidden}/{self.channel_hidden}"
         groups = f", {self.token_groups} token groups" if self.token_groups > 1 else ""
+        kinds = ((self.token_weights, "token"), (self.channel_weights, "channel"))
+        groups += "".join(f", {kind} {name} weights" for kind, name in kinds if kind != "dense")
         activation = ", sigma_2" if self.activation == "square" else ""
         shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
         return f"{random}{name}, {shape}{hidden}{groups}{activation}"

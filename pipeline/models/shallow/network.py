@@ -7,21 +7,15 @@ Kronecker product of one block of each: a linear Mixer block.
 Shapes: B batch, r rows and s columns of the input, R rows and S columns of the output.
 """
 
-import math
 from typing import Literal
 
 from torch import Tensor, nn
 
+from widemix.models.factors import split
 from widemix.models.layers import BlockDiagonal
 from widemix.models.mlp_base import MlpClassifier
 
 Matrix = Literal["dense", "monarch", "kronecker"]
-
-
-def split(size: int) -> tuple[int, int]:
-    """Return the two factors of `size` nearest to each other, the smaller first."""
-    smaller = next(d for d in range(math.isqrt(size), 0, -1) if size % d == 0)
-    return smaller, size // smaller
 
 
 class Monarch(nn.Module):

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 from typing_extensions import override
 
+from widemix.models.factors import split
 from widemix.models.layer_costs import LayerCost, NetworkCost
 from widemix.models.section import ModelSection, ModelSpec
 from widemix.section import Positive, key
@@ -27,7 +28,7 @@ class ShallowSection(ModelSection):
     @model_validator(mode="after")
     def width_splits(self) -> Self:
         """Structured matrices need a width with two factors."""
-        if self.matrices != "dense" and _is_prime(self.width):
+        if self.matrices != "dense" and split(self.width)[0] == 1:
             raise ValueError(f"width {self.width} is prime: {self.matrices} matrices need two factors")
         return self
 
@@ -69,14 +70,8 @@ class ShallowSection(ModelSection):
         return "stem.0" if self.matrices == "dense" else "stem.0.right"
 
 
-def _is_prime(number: int) -> bool:
-    return all(number % d for d in range(2, int(number**0.5) + 1))
-
-
 def _matrix(kind: str, inputs: int, outputs: int) -> list[LayerCost]:
     """The factors of a matrix without bias."""
-    from widemix.models.shallow.network import split
-
     if kind == "dense":
         return [LayerCost(1, inputs, outputs, bias=False)]
     (rows, columns), (out_rows, out_columns) = split(inputs), split(outputs)
