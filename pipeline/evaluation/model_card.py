@@ -53,8 +53,8 @@ def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> s
     what = "text" if recipe.model.takes == "text" else "image"
     task = {"class": f"{what}-classification", "multilabel": f"{what}-classification"}.get(recipe.data.targets)
     results = []
-    for name in MEASURED[recipe.data.targets] if measured else ():
-        if measured.get(name) is not None:
+    for name in MEASURED[recipe.data.targets]:
+        if measured and measured.get(name) is not None:
             kind = "accuracy" if name == "top1" else name
             title, data = METRICS[name].title, Path(measured["data"]).name
             results.append(

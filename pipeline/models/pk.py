@@ -19,7 +19,7 @@ from widemix.models.permutation import Permute, Transpose
 from widemix.models.structured import StructuredLinear
 
 Layer = nn.Linear | GroupedLinear | StructuredLinear
-MakeLayer = Callable[[int, int], nn.Module]
+MakeLayer = Callable[[int, int], Layer]
 
 
 class Permutations(NamedTuple):

@@ -15,6 +15,9 @@ from widemix.models.factors import Factor, Structure
 class StructuredLinear(nn.Module):
     """W x + b: [B, n, I] -> [B, n, O]. The parameters are the factors `right` and, where there are two, `left`."""
 
+    right: Tensor
+    left: Tensor
+
     def __init__(self, structure: Structure, inputs: int, outputs: int):
         super().__init__()
         self.structure, self.in_features, self.out_features = structure, inputs, outputs
@@ -110,7 +113,7 @@ _MODULES = {
 }
 
 
-def linear_of(structure: Structure) -> Callable[[int, int], nn.Module]:
+def linear_of(structure: Structure) -> Callable[[int, int], nn.Linear | StructuredLinear]:
     """Return what makes a layer of so many inputs and outputs."""
     return nn.Linear if structure.kind == "dense" else partial(_MODULES[structure.kind], structure)
 
