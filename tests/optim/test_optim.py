@@ -73,6 +73,13 @@ def test_embeddings_are_exempt_where_asked():
     assert undecayed(model, decay_embeddings=False) == {"0.weight", "1.bias"}
 
 
+def test_a_bias_with_two_axes_does_not_decay():
+    """As in timm, which goes by its name: a grouped layer's."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    model[0].bias = torch.nn.Parameter(torch.zeros(4, 2))
+    assert undecayed(model) == {"0.bias"}
+
+
 def test_muon_takes_the_matrices_of_the_blocks():
     model = timm.create_model("vit_tiny_patch16_224")
     words = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 4), "inner": torch.nn.Linear(4, 4)})

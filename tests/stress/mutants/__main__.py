@@ -13,6 +13,7 @@ import argparse
 import ast
 import difflib
 import json
+import os
 import random
 import sys
 import time
@@ -29,6 +30,7 @@ from tests.stress.mutants import coverage
 from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.coverage import ROOMS, WORK, Coverage
 from tests.stress.mutants.sites import Site, sites
+from widemix.cgroups import usable_cpus
 
 BUDGET_S = 60  # of tests for a break, as they take without one
 LEAST = 0.9
@@ -39,7 +41,7 @@ _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files o
 
 
 class Broken(NamedTuple):
-    """A break as it is kept: `outcome` is noticed, survived or uncovered, or equivalent."""
+    """A break as it is kept: `outcome` is noticed or hung, survived or uncovered, or equivalent."""
 
     room: str
     site: Site
@@ -82,17 +84,20 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
 
 
 def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
-    """The test files that run a place, those of its room first, then the others, within the budget."""
-    stem = Path(site.file).stem
+    """The test files that run a place, those of its room first, then the others, within the budget.
+
+    Of those that the map has not, the ones of the room.
+    """
+    stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     if not site.file.endswith(".py"):
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
-        found = [test for test in covered.entries if any(name in test for name in names)]
-        found = [test for test in sorted(found, key=covered.seconds) if covered.entries[test]["code"] == 0]
+        found = [test for test in covered.passing() if any(name in test for name in names)]
     else:
         found = covered.covering(site.file, [site.line])
         for lines in _around(site.line, text):
             found = found or covered.covering(site.file, lines)
-    room = f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
+        found += [test for test in covered.unmeasured() if test.startswith(room) or f"test_{stem}.py" in test]
+    found.sort(key=covered.seconds)
     named = [test for test in found if stem in test]
     own = [test for test in found if test.startswith(room) and test not in named]
     left, parts, spent = [test for test in found if test not in (*named, *own)], [], 0.0
@@ -134,10 +139,14 @@ def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage) -> str
     with checkout.changed(site.file, site.changed(text)) as environ:
         slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
         for tests in parts:
-            seconds = 60 + slow + 3 * sum(map(covered.seconds, tests))
-            if checkout.run(tests, environ, seconds) != 0:
-                return "noticed"
+            seconds = (60 + slow + 3 * sum(map(covered.seconds, tests))) * max(1, os.getloadavg()[0] / usable_cpus())
+            code = checkout.run(tests, environ, seconds)
+            if code != 0:
+                return "hung" if code is None else "noticed"
     return "survived" if parts else "uncovered"
+
+
+NOTICED = ("noticed", "hung")
 
 
 def table(broken: list[Broken]) -> str:
@@ -146,7 +155,7 @@ def table(broken: list[Broken]) -> str:
     counted = [each for each in broken if each.outcome != "equivalent"]
     for room in [*sorted({each.room for each in counted}), "all"]:
         own = [each for each in counted if room in (each.room, "all")]
-        noticed = sum(each.outcome == "noticed" for each in own)
+        noticed = sum(each.outcome in NOTICED for each in own)
         rows.append(f"| {room} | {len(own)} | {noticed} | {100 * noticed / max(1, len(own)):.0f} % |")
     return "\n".join(rows)
 
@@ -157,8 +166,10 @@ def report(broken: list[Broken]) -> int:
         if each.outcome in ("survived", "uncovered"):
             print(f"{each.site.file}:{each.site.line}: {each.outcome}\n  - {each.old}\n  + {each.new}")
     print(table(broken))
-    counted = [each.outcome == "noticed" for each in broken if each.outcome != "equivalent"]
-    print(f"{sum(counted)} of {len(counted)} noticed; {len(broken) - len(counted)} more are equivalent")
+    counted = [each.outcome in NOTICED for each in broken if each.outcome != "equivalent"]
+    hung = sum(each.outcome == "hung" for each in broken)
+    others = f"{hung} of these by a time limit; {len(broken) - len(counted)} more are equivalent"
+    print(f"{sum(counted)} of {len(counted)} noticed, {others}")
     return int(sum(counted) < LEAST * len(counted))
 
 
@@ -192,7 +203,7 @@ def main() -> int:
         return 0
     covered, found = Coverage.read(), read(kept, known)
     if arguments.again:
-        found = {site: each for site, each in found.items() if each.outcome in ("noticed", "equivalent")}
+        found = {site: each for site, each in found.items() if each.outcome in ("equivalent", *NOTICED)}
     chosen = sample(texts, arguments.seed, arguments.count, arguments.only)
     free: SimpleQueue[Checkout] = SimpleQueue()
     for checkout in checkouts:

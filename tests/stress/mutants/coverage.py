@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from threading import Lock
 
 from tests.conftest import ROOT
+from tests.longest import longest
 from tests.stress.mutants.checkout import Checkout
 from widemix.files import atomic_write
 
@@ -59,8 +60,16 @@ class Coverage:
         return cls(json.loads(MAP.read_text()) if MAP.exists() else {})
 
     def seconds(self, test: str) -> float:
-        """What a test file takes."""
-        return self.entries[test]["seconds"]
+        """What a test file takes; where it was not measured, as tests/longest.txt says, or 5."""
+        return self.entries[test]["seconds"] if test in self.entries else longest().get(test, 5)
+
+    def passing(self) -> list[str]:
+        """The test files that are not known to fail without a break."""
+        return [test for test in test_files() if test not in self.entries or self.entries[test]["code"] == 0]
+
+    def unmeasured(self) -> list[str]:
+        """The test files of which nothing is known."""
+        return [test for test in test_files() if test not in self.entries]
 
     def covering(self, file: str, lines: Iterable[int]) -> list[str]:
         """The test files that run any of these lines, quickest first."""
