@@ -16,7 +16,7 @@ from widemix.command_line.commands import run_command
 from widemix.data_prep.settings import PrepSettings
 
 NET = "timm:resnet10t"
-# Options that `outputs.write_outputs` and `bench.report.report` handle for all commands: test_outputs.py.
+# Options that `options.write_outputs` and `bench.report.report` handle for all commands: test_outputs.py.
 OUTPUTS = {"--to", "--tensorboard", "--json"}
 
 

@@ -1,0 +1,79 @@
+"""What commands write by --to, --tensorboard and --json, and nothing else."""
+
+import io
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from widemix.bench.report import report
+from widemix.cli.options import write_outputs
+
+NUMBERS = {"a": 1.5, "b": [None, 2]}
+
+
+def figure(color: str) -> Figure:
+    drawn = Figure(figsize=(1, 1), facecolor=color)
+    drawn.add_subplot().set_axis_off()
+    return drawn
+
+
+def outputs(tmp_path: Path, *names: str) -> Namespace:
+    places = {"to": tmp_path / "new/to", "tensorboard": tmp_path / "run", "json": tmp_path / "numbers.json"}
+    return Namespace(**{name: place if name in names else None for name, place in places.items()})
+
+
+def test_nothing_is_plotted_or_written_unless_asked_for(tmp_path, capsys):
+    def plot():
+        raise AssertionError
+
+    assert write_outputs(outputs(tmp_path), NUMBERS, {"a.png": plot}, {"t.csv": "x"}) == 0
+    assert [*tmp_path.iterdir()] == []
+    assert capsys.readouterr().out == ""
+    assert write_outputs(outputs(tmp_path, "json"), NUMBERS, {"a.png": plot}) == 0
+    assert json.loads((tmp_path / "numbers.json").read_text()) == NUMBERS
+
+
+def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    given = outputs(tmp_path, "to", "tensorboard", "json")
+    figures = {"red.png": lambda: figure("red"), "blue.png": lambda: figure("blue")}
+    assert write_outputs(given, NUMBERS, figures, {"t.csv": "x,y\n", "empty.csv": ""}) == 0
+    assert {path.name for path in given.to.iterdir()} == {"red.png", "blue.png", "t.csv"}
+    assert (given.to / "t.csv").read_text() == "x,y\n"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:3] == [str(given.to / name) for name in ("red.png", "blue.png", "t.csv")]
+    assert printed[-1] == str(given.json)
+    board = EventAccumulator(str(given.tensorboard))
+    board.Reload()
+    assert sorted(board.Tags()["images"]) == ["analysis/blue", "analysis/red"]
+    for name in ("red", "blue"):
+        shown = Image.open(io.BytesIO(board.Images(f"analysis/{name}")[0].encoded_image_string))
+        saved = Image.open(given.to / f"{name}.png").convert("RGB")
+        assert np.array_equal(np.asarray(shown), np.asarray(saved))
+        assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
+
+
+def test_a_benchmarks_file_has_the_rows_and_the_machine(tmp_path, capsys):
+    rows = [
+        {"name": "ours", "ms": 1234567.0, "ratio": None, "parts": {"a": 1.0, "b": 3.0}},
+        {"name": "theirs", "ms": 2.5, "ratio": "x", "parts": {"a": 0.0, "b": 0.0}},
+    ]
+    report(rows, ["numpy"], tmp_path / "rows.json")
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written["rows"] == rows
+    machine, head, first, second, *parts = capsys.readouterr().out.splitlines()
+    assert (machine, "numpy" in machine) == (written["machine"], True)
+    assert head.split() == ["ms", "ratio"]
+    assert first.split() == ["1.23457e+06", "-", "ours"]
+    assert second.split() == ["2.5", "x", "theirs"]
+    assert [line.split() for line in parts] == [
+        ["parts", "of", "ours:"], ["1", "25%", "a"], ["3", "75%", "b"],
+        ["parts", "of", "theirs:"], ["0", "0%", "a"], ["0", "0%", "b"],
+    ]  # fmt: skip
+    report(rows, ["numpy"], None)
