@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from widemix.data.random import DROPOUT, key
 from widemix.distributed.requests import Request
 from widemix.engine import StepResult
 from widemix.recipe import load_recipe
@@ -24,15 +25,15 @@ BATCH, EPOCH, LAST, EVERY = 64, 4, 12, 2  # samples of a step, and steps
 class Run:
     """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number."""
 
-    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None):
-        self.now, self.lines, self.saved, self.evaluated = 0.0, [], [], []
+    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None, rank=0):
+        self.now, self.lines, self.saved, self.evaluated, self.seeds = 0.0, [], [], [], []
         self.asked = asked or {}  # by the number of its poll, from 1
         self.polls = 0
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(log_interval, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(loop, "LogInterval", lambda *steps: LogInterval(*steps, began=self.now))
         monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
         fixed = [
             ("train.epochs", "3"),
@@ -67,6 +68,7 @@ class Run:
 
     def _step(self, batches, lr):
         assert lr == 0.5**self.loop.step
+        self.seeds.append(torch.initial_seed())
         self.now += STEP_S
         norms = torch.tensor([1.0, 2.0]) if self.loop.engine.wants_block_norms else None
         return StepResult(torch.tensor(self.loop.step + 1.0), torch.tensor(2.0 * self.loop.step), norms)
@@ -182,3 +184,13 @@ def test_the_best_is_kept_only_if_each_evaluation_is_saved(run):
     saved = run(*options).saved
     assert [each.step for each in saved] == [4, 5, 8, 10, 12]
     assert [each.metrics.get("top1") for each in saved] == [4, None, 8, None, 12]
+
+
+def test_dropout_has_a_seed_of_its_own_in_each_step_of_each_rank_whatever_came_before(run):
+    first, other = run(), run(rank=1)
+    resumed = run(position=place(5))
+    assert first.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(LAST)]
+    assert other.seeds == [int(key(0, step, 1, DROPOUT)) for step in range(LAST)]
+    assert len({*first.seeds, *other.seeds}) == 2 * LAST
+    assert resumed.seeds == first.seeds[5:]
+    assert not {*run(("train.seed", "1")).seeds} & {*first.seeds}

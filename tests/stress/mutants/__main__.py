@@ -86,9 +86,10 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
 def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
     """The test files that run a place, those of its room first, then the others, within the budget.
 
-    Of those that the map has not, the ones of the room.
+    Of those that the map has not, the ones of the room, and those that import the module.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
+    module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
     if not site.file.endswith(".py"):
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
         found = [test for test in covered.passing() if any(name in test for name in names)]
@@ -96,20 +97,22 @@ def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
         found = covered.covering(site.file, [site.line])
         for lines in _around(site.line, text):
             found = found or covered.covering(site.file, lines)
-        found += [test for test in covered.unmeasured() if test.startswith(room) or f"test_{stem}.py" in test]
+        found += [
+            test for test in covered.unmeasured() if test.startswith(room) or module in (ROOT / test).read_text()
+        ]
     found.sort(key=covered.seconds)
-    named = [test for test in found if stem in test]
+    named = [test for test in found if stem in test or module in (ROOT / test).read_text()]
     own = [test for test in found if test.startswith(room) and test not in named]
-    left, parts, spent = [test for test in found if test not in (*named, *own)], [], 0.0
-    for part in (named + own, left):
+    spent, parts = 0.0, []
+    for part in (named + own, [test for test in found if test not in (*named, *own)]):
         kept = []
         for test in part:
-            if spent + covered.seconds(test) <= BUDGET_S or not (kept or parts):
+            if spent + covered.seconds(test) <= BUDGET_S:
                 kept.append(test)
                 spent += covered.seconds(test)
         if kept:
             parts.append(kept)
-    return parts
+    return parts or [found[:1]] * bool(found)
 
 
 def _around(line: int, text: str) -> list[range]:
