@@ -1,5 +1,6 @@
 """When the loop logs, evaluates and saves, and the seconds in what it writes, by a clock that the test moves."""
 
+import math
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -125,10 +126,22 @@ def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_a
 def test_evaluations_and_saves_come_with_epochs_and_the_result_has_all_seconds(run):
     whole = run()
     assert whole.evaluated == [position.step for position in whole.saved] == [4, 8, 12]
+    lines = [(line["step"], line["epoch"], line["top1"]) for line in whole.lines if line["split"] == "eval"]
+    assert lines == [(4, 1.0, 4.0), (8, 2.0, 8.0), (12, 3.0, 12.0)]
     assert [position.metrics for position in whole.saved] == [{"top1": s, "loss": 1.0} for s in (4.0, 8.0, 12.0)]
     assert whole.now == 12 * (STEP_S + WAIT_S) + 3 * (EVALUATION_S + SAVE_S)
     assert whole.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": whole.now}
     assert [position.seconds for position in whole.saved] == [105.0, 220.0, 335.0]  # each before it is saved
+
+
+def test_an_evaluation_that_is_not_finite_is_an_event_and_null_in_the_result(run, monkeypatch):
+    monkeypatch.setattr(Run, "_evaluate", lambda self: {"top1": 50.0, "loss": math.nan})
+    failing = run()
+    assert [line["split"] for line in failing.lines if line["step"] == 8] == ["train", "event"]
+    event = {"step": 8, "split": "event", "event": "evaluation_failed", "loss": "nan"}
+    assert event in failing.lines
+    assert failing.saved[1].metrics == {"top1": 50.0}
+    assert (failing.result["top1"], failing.result["loss"]) == (50.0, None)
 
 
 def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run):
