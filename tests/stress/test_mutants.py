@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from tests.conftest import ROOT
-from tests.stress.mutants.__main__ import EQUIVALENT, Broken, changed_lines, equivalent, sample, sources, table
-from tests.stress.mutants.mutations import mutated, read_mutations
+from tests.stress.mutants.__main__ import Broken, changed_lines, equivalent, sample, sources, table
+from tests.stress.mutants.mutations import EQUIVALENT, mutated, read_mutations
 from tests.stress.mutants.sites import sites
 
 PYTHON = """
