@@ -5,7 +5,7 @@ from pathlib import Path
 
 from widemix.cli.analyse_images import add_filters, add_pixels
 from widemix.cli.analyse_networks import add_cka, add_spectrum, add_weights
-from widemix.cli.analyse_theory import add_regularisation, add_sparse_spectrum
+from widemix.cli.analyse_theory import add_regularisation, add_separation_rank, add_sparse_spectrum
 from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.errors import Exit
@@ -25,6 +25,7 @@ def add_analyse(commands) -> None:
         add_filters,
         add_sparse_spectrum,
         add_regularisation,
+        add_separation_rank,
     ):
         add(analyses)
 

@@ -1,12 +1,14 @@
-"""widemix analyse sparse-spectrum, regularisation: experiments that need no data and no run."""
+"""widemix analyse sparse-spectrum, regularisation, separation-rank: experiments that need no data and no run."""
 
 import argparse
 
 from widemix.cli.options import add_outputs, write_outputs
-from widemix.command_line.commands import check_least, check_most
+from widemix.command_line.arguments import add_recipe_arguments
+from widemix.command_line.commands import check_least, check_most, load_from_arguments
 from widemix.errors import Exit, InputError
 
 _MOST_ROWS = 1e6
+_MOST_ENTRIES = 36  # of a network whose separation rank is computed
 
 
 def add_sparse_spectrum(analyses) -> None:
@@ -104,3 +106,68 @@ def _regularisation(arguments: argparse.Namespace) -> Exit:
         minima = f"Mixer {entry['mixer']:.4f}, Frobenius {entry['frobenius']:.4f}, L1 bound {entry['l1']:.4f}"
         print(f"lambda {entry['decay']:.4g}: {minima}")
     return write_outputs(arguments, entries, {"regularisation.png": lambda: plot_sweep(entries, problem)})
+
+
+def add_separation_rank(analyses) -> None:
+    """Add `widemix analyse separation-rank`."""
+    parser = analyses.add_parser(
+        "separation-rank",
+        help="separation ranks of a small Mixer by its layers, next to attention and to the bounds",
+        examples="widemix analyse separation-rank svhn/mixer_square --model.kind s_mixer --model.expansion null "
+        "--model.norm none --model.project_tokens true --model.tokens 2 --model.channels 2 --model.depth 2 "
+        "--to figures",
+        description="Compute the separation rank of a Mixer's blocks (activation square, no norms) after each layer, "
+        "exactly, as ranks of matrices over a prime field, next to that of attention of the same size without "
+        "softmax, and to theorems 5.5 to 5.7 of Navon & Bronstein 2023. A block has two layers. Needs no data and no "
+        "run; ranks grow like the square of 2^layers.",
+    )
+    add_recipe_arguments(parser)
+    add = parser.add_argument
+    split = "what is halved: tokens, or the channels of all tokens (default: tokens)"
+    add("--partition", choices=("tokens", "channels"), default="tokens", help=split)
+    add("--no-residuals", action="store_true", help="leave the skip connections out")
+    add("--heads", type=int, default=1, metavar="H", help="heads of the attention (default: 1)")
+    add("--most", type=int, default=512, metavar="N", help="ranks from here on are not computed (default: 512)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the weights and points (default: 0)")
+    add_outputs(parser, "plot separation_rank.png there", "write the ranks and bounds")
+    parser.set_defaults(command=_separation_rank)
+
+
+def _separation_rank(arguments: argparse.Namespace) -> Exit:
+    recipe = load_from_arguments(arguments)
+    check_least(arguments, 1, "heads")
+    check_least(arguments, 0, "seed")
+    check_least(arguments, 16, "most")
+    check_most(arguments, 4096, "most")
+    from widemix.analysis.separation_rank import attention_layers, mixer_layers, plot_ranks, separation_ranks
+    from widemix.studies.bounds import mixer_upper, transformer_upper
+
+    layers, size = mixer_layers(recipe, not arguments.no_residuals, arguments.seed)
+    tokens, channels = size
+    if tokens * channels > _MOST_ENTRIES:
+        raise InputError(f"model.tokens {tokens}, model.channels {channels}: at most {_MOST_ENTRIES} in all")
+    if min(size) < 2:
+        raise InputError(f"model.tokens {tokens}, model.channels {channels}: at least 2 of each, which are halved")
+    depth = 2 * recipe.model.model_dump()["depth"]
+    attention = attention_layers(depth, channels, arguments.heads, arguments.seed)
+    options = (arguments.partition, arguments.most, arguments.seed)
+    measured = {
+        "Mixer": separation_ranks(layers, size, 2, *options),
+        "attention": separation_ranks(attention, size, 3, *options),
+    }
+    shown = max(map(len, measured.values()))
+    bounds = {
+        "Mixers, upper bound (5.5)": [mixer_upper(p, channels, tokens) for p in range(1, shown + 1)],
+        "transformers, upper bound (5.6)": [
+            transformer_upper(p, channels, tokens, arguments.heads) for p in range(1, shown + 1)
+        ],
+    }
+    for name, ranks in measured.items():
+        for each in ranks:
+            value = f"{arguments.most} or more" if each.greatest is None else f"{each.greatest}"
+            span = "" if each.least == each.greatest else f" (least of the outputs {each.least})"
+            print(f"{name}, {each.layers} layers: {value}{span}; at most {each.monomials} of its degree")
+    numbers = {name: [vars(each) for each in ranks] for name, ranks in measured.items()}
+    title = f"{tokens} tokens of {channels} channels, {arguments.partition} halved"
+    figure = {"separation_rank.png": lambda: plot_ranks(measured, bounds, title)}
+    return write_outputs(arguments, {"size": size, "measured": numbers, "bounds_log3": bounds}, figure)
