@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from widemix.errors import InputError
 from widemix.models.mixer.network import MixerBlock, MixerShape, mixer_blocks
 from widemix.models.pk import Square
-from widemix.plots.style import new_figure, styled
+from widemix.plots.style import COLORS, new_figure, styled
 from widemix.recipe import Recipe
 
 PRIME = 2**31 - 1  # products of two numbers below it are exact in int64
@@ -217,7 +217,7 @@ def plot_ranks(measured: dict[str, Sequence[SeparationRank]], bounds: dict[str, 
     for number, (name, values) in enumerate(measured.items()):
         known = [(each.layers, math.log(each.greatest, 3)) for each in values if each.greatest]
         axes.plot(*zip(*known, strict=True), "os"[number % 2] + "-", label=f"{name}, measured")
-        axes.plot(*_most(values), ":", color=f"C{number}", label=f"{name}, most of its degree")
+        axes.plot(*_most(values), ":", color=COLORS[number], label=f"{name}, most of its degree")
     for name, logarithms in bounds.items():
         axes.plot(range(1, len(logarithms) + 1), logarithms, "--", color="0.55", linewidth=1)
         end = (len(logarithms), logarithms[-1])

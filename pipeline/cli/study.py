@@ -1,4 +1,4 @@
-"""widemix study plan, run, search, report; and bounds, which a paper computes without training."""
+"""widemix study plan, run, search, report."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from widemix.cli.study_pages import add_bounds, add_results
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.recipe import keys, suggest
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_study(commands) -> None:
-    """Add `widemix study plan`, `run`, `search`, `report` and `bounds`."""
+    """Add `widemix study plan`, `run`, `search`, `report`, `results` and `bounds`."""
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
@@ -67,19 +68,8 @@ def add_study(commands) -> None:
         verb.epilog = "Recipe keys as --section.key VALUE apply to all runs; give the same ones to all commands."
         verb.set_defaults(command=command)
         _add_options(name, verb)
-    _add_bounds(verbs)
-
-
-def _add_bounds(verbs) -> None:
-    text = "compute the separation-rank bounds of Mixers and transformers by depth"
-    source = "(Navon & Bronstein 2023, theorems 5.5 to 5.7, conclusion 5.9)"
-    verb = verbs.add_parser("bounds", help=text, description=f"{text[0].upper()}{text[1:]} {source}.")
-    verb.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder for bounds.csv, .png and .svg")
-    verb.add_argument("--width", type=int, default=3**30, metavar="M", help="width of a token (default: 3^30)")
-    verb.add_argument("--tokens", type=int, default=196, metavar="N", help="tokens (default: 196)")
-    verb.add_argument("--heads", type=int, default=12, metavar="H", help="attention heads (default: 12)")
-    verb.add_argument("--depth", type=int, default=24, metavar="P", help="greatest number of layers (default: 24)")
-    verb.set_defaults(command=_bounds)
+    add_results(verbs)
+    add_bounds(verbs)
 
 
 def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
@@ -270,28 +260,4 @@ def _report(arguments: argparse.Namespace) -> Exit:
     files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
     done = f"{ended} of {len(study_runs)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")
-    return Exit.DONE
-
-
-def _bounds(arguments: argparse.Namespace) -> Exit:
-    from widemix.files import atomic_write
-    from widemix.studies.bounds import as_csv, bounds, plot, strictly_smaller
-
-    if not 1 <= arguments.depth <= 600:
-        raise InputError(f"--depth {arguments.depth}: must be from 1 to 600")
-    sizes = (arguments.width, arguments.tokens, arguments.heads)
-    rows = bounds(range(1, arguments.depth + 1), *sizes)
-    arguments.to.mkdir(parents=True, exist_ok=True)
-    table, png, svg = (arguments.to / f"bounds.{suffix}" for suffix in ("csv", "png", "svg"))
-    atomic_write(table, as_csv(rows))
-    plot(rows, f"m = {arguments.width:,}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
-    print(as_csv(rows), end="")
-    separated = [row.depth for row in rows if row.separated]
-    applies = [row.depth for row in rows if strictly_smaller(row.depth, *sizes)]
-    for text, depths in (
-        ("the lower bound of transformers exceeds the upper one of Mixers", separated),
-        ("conclusion 5.9 applies", applies),
-    ):
-        print(f"{text} at {f'{depths[0]} to {depths[-1]} layers' if depths else 'none of these depths'}")
-    print(f"{table}, {png}, {svg}")
     return Exit.DONE

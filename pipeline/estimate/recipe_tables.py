@@ -7,7 +7,7 @@ from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
 from widemix.estimate.rows import short
-from widemix.files import atomic_write
+from widemix.files import replace_between
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 
@@ -84,10 +84,5 @@ def _name(path: Path) -> str:
 def refresh(folder: Path) -> Path:
     """Regenerate the tables in the folder's README.md, between the lines `BEGIN` and `END`; returns its path."""
     path = folder / "README.md"
-    try:
-        before, rest = path.read_text(encoding="utf-8").split(BEGIN)
-        after = rest.split(END)[1]
-    except (OSError, ValueError, IndexError):
-        raise InputError(f"{path}: needs the lines {BEGIN.strip()} and {END.strip()}, once each") from None
-    atomic_write(path, before + BEGIN + "\n" + table(folder) + "\n" + END + after)
+    replace_between(path, BEGIN, END, f"\n{table(folder)}\n")
     return path

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widemix.errors import InputError
-from widemix.studies.protocol import Claim, Place
+from widemix.studies.protocol import Claim, Place, Statement
 from widemix.studies.quantity import is_number, value_of
 from widemix.studies.results import Result
 from widemix.studies.study import Study
@@ -29,13 +29,21 @@ _LEVEL, _POWER = 0.05, 0.8
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of a contrast, its standard error and the degrees of freedom, from `count` seeds of each side."""
+    """Mean of a contrast, its standard error and the degrees of freedom, from `count` seeds of each side.
+
+    exact: it was computed and has no error.
+    """
 
     mean: float
     error: float
     freedom: float
     count: int
     paired: bool
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing was random."""
+        return self.count == 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Verdict:
     word: supported, contradicted, undecided, or missing runs, with nan for all numbers.
     """
 
-    claim: Claim
+    claim: Statement
     word: str
     estimate: Estimate | None = None
     interval: tuple[float, float] = (math.nan, math.nan)
@@ -61,19 +69,23 @@ def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
     """
     panels = list(dict.fromkeys(result.study_run.panel for result in results))
     claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
-    estimates = [_estimate(claim, results, study) for claim in claims]
-    tests = {n: _test(claims[n], estimate) for n, estimate in enumerate(estimates) if estimate is not None}
-    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(claims))
+    return decide(claims, [_estimate(claim, results, study) for claim in claims])
+
+
+def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]) -> list[Verdict]:
+    """What the estimates say of each statement, as one family; None: its runs are missing."""
+    tests = {n: _test(statements[n], estimate) for n, estimate in enumerate(estimates) if estimate is not None}
+    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(statements))
     found = []
-    for number, (claim, estimate) in enumerate(zip(claims, estimates, strict=True)):
+    for number, (statement, estimate) in enumerate(zip(statements, estimates, strict=True)):
         if estimate is None:
-            found.append(Verdict(claim, "missing runs"))
+            found.append(Verdict(statement, "missing runs"))
             continue
         word = tests[number][1] if adjusted[number] < _LEVEL else "undecided"
         half = _quantile(1 - _LEVEL / 2, estimate.freedom) * estimate.error
         interval = (estimate.mean - half, estimate.mean + half)
         detectable = half + _quantile(_POWER, estimate.freedom) * estimate.error
-        found.append(Verdict(claim, word, estimate, interval, adjusted[number], detectable))
+        found.append(Verdict(statement, word, estimate, interval, adjusted[number], detectable))
     return found
 
 
@@ -92,7 +104,7 @@ def holm(p_values: dict[int, float], total: int) -> dict[int, float]:
     return adjusted
 
 
-def _test(claim: Claim, estimate: Estimate) -> tuple[float, str]:
+def _test(claim: Statement, estimate: Estimate) -> tuple[float, str]:
     """The p value of what the contrast tends to, and that word."""
     sign = -1 if claim.expect == "less" else 1
     mean, margin = sign * estimate.mean, claim.margin
@@ -129,6 +141,8 @@ def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate
     known = [side for side in sides if side is not None]
     if len(known) < len(sides):
         return None
+    if not study.measured:
+        return exact(next(iter(known[0].values())) - (next(iter(known[1].values())) if known[1:] else 0.0))
     if claim.slope is not None:
         return _paired(list(known[0].values()))
     left, right = known
@@ -143,6 +157,21 @@ def _paired(values: Sequence[float]) -> Estimate | None:
         return None
     error = statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(statistics.fmean(values), error, len(values) - 1, len(values), paired=True)
+
+
+def exact(value: float) -> Estimate:
+    """A contrast that is known without an error."""
+    return Estimate(value, 0.0, math.inf, 0, paired=True)
+
+
+def samples_differ(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
+    """The difference of two means, each of independent samples or, of one number, exact."""
+    if min(len(left), len(right)) >= 2:
+        return _welch(left, right)
+    if len(left) == len(right) == 1:
+        return exact(left[0] - right[0])
+    sign, one, many = (1, right[0], left) if len(right) == 1 else (-1, left[0], right)
+    return _paired([sign * (value - one) for value in many])
 
 
 def _welch(left: Sequence[float], right: Sequence[float]) -> Estimate | None:

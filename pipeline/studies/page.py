@@ -50,11 +50,11 @@ def as_page(results: Sequence[Result], study: Study, name: str, searched: Search
 
     name: of the study file.
     """
-    stem, title = quote(name.removesuffix(".yaml")), _escaped(study.title)
-    claim = f" The paper's claim: {_escaped(study.claim)}" if study.claim else ""
-    parts = [f"# {title}", f"{_escaped(study.source)}.{claim}"]
+    stem, title = quote(name.removesuffix(".yaml")), escaped(study.title)
+    claim = f" The paper's claim: {escaped(study.claim)}" if study.claim else ""
+    parts = [f"# {title}", f"{escaped(study.source)}.{claim}"]
     if study.claims:
-        parts.append(_claims(verdicts(results, study)))
+        parts.append(claims_table(verdicts(results, study)))
     parts += [f"![{title}]({stem}.png)", *_tables(results, study)]
     if study.published:
         parts.append(_published(study))
@@ -80,7 +80,7 @@ def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
     return [f"Not plotted, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
-def _claims(found: Sequence[Verdict]) -> str:
+def claims_table(found: Sequence[Verdict]) -> str:
     """A row for each claim, with what the runs say of it."""
     rows = [
         "| claim | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
@@ -89,7 +89,7 @@ def _claims(found: Sequence[Verdict]) -> str:
     several = len({verdict.claim.panel for verdict in found}) > 1
     for verdict in found:
         claim, estimate = verdict.claim, verdict.estimate
-        text = _escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
+        text = escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
         expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
         if estimate is None:
             rows.append(f"| {text} | {expected} | | | | | {verdict.word} |")
@@ -100,6 +100,8 @@ def _claims(found: Sequence[Verdict]) -> str:
             word = f"undecided at this size: {verdict.detectable:.2g} could have been seen"
         seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
         numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"
+        if estimate.exact:
+            numbers = f"{estimate.mean:+.6g} | exact | | "
         rows.append(f"| {text} | {expected} | {numbers} | **{word}** |")
     return "\n".join(rows)
 
@@ -122,11 +124,11 @@ def _search(searched: Searched, study: Study, stem: str) -> str:
         ended = [trial for trial in trials if trial.top1 is not None]
         diverged = sum(math.isnan(trial.top1) for trial in ended if trial.top1 is not None)
         note = "not complete" if len(ended) < len(trials) else "at the edge" if arm.at_edge(trials) else ""
-        rows.append(f"| {_escaped(arm.name)} | {' | '.join(values)} | {top1} | {len(ended)} | {diverged} | {note} |")
+        rows.append(f"| {escaped(arm.name)} | {' | '.join(values)} | {top1} | {len(ended)} | {diverged} | {note} |")
     return "\n".join(rows)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """A text that Markdown shows as it is, in one line, within a table too."""
     line = re.sub(r"([\\`*_|\[\]]|&(?=#?\w+;))", r"\\\1", " ".join(text.split()))
     return re.sub(r"^(\d*)([#>+.)-])", r"\1\\\2", line).translate(_ENTITIES)  # no heading, quotation or list
@@ -139,10 +141,10 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
         for name in study.figure.y:
             lines = lines_of(results, panel, name, study.figure)
             spread = ", mean ± standard deviation (seeds)" if study.measured else ""
-            head = f"{_escaped(panel)}: {label_of(name)}{spread}"
+            head = f"{escaped(panel)}: {label_of(name)}{spread}"
             rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines)
             first = "last epoch" if study.figure.x == "epoch" else label_of(study.figure.x)
-            table = [f"| {first} | {' | '.join(map(_escaped, lines))} |", f"|---:|{'---:|' * len(lines)}", *rows]
+            table = [f"| {first} | {' | '.join(map(escaped, lines))} |", f"|---:|{'---:|' * len(lines)}", *rows]
             tables.append("\n".join([head, "", *table]))
     return tables
 
@@ -158,7 +160,7 @@ def _rows(lines: dict[str, list[Point]]) -> list[str]:
     numeric = all(is_number(x) for x, _ in keyed)
     order = sorted(keyed) if numeric else list(keyed)
     return [
-        f"| {f'{key[0]:,.5g}' if numeric else _escaped(str(key[0]))} | "
+        f"| {f'{key[0]:,.5g}' if numeric else escaped(str(key[0]))} | "
         + " | ".join(_text(keyed[key].get(line)) for line in lines)
         + " |"
         for key in order
@@ -187,11 +189,11 @@ def _text(point: Point | None) -> str:
 def _published(study: Study) -> str:
     rows = ["Published:", ""]
     for published in study.published:
-        where = _escaped(", ".join(filter(None, [published.panel, published.line])))
+        where = escaped(", ".join(filter(None, [published.panel, published.line])))
         points = "; ".join(f"{x:g}: {y:g}{f' ± {std[0]:g}' if std else ''}" for x, y, *std in published.points)
         how = " (digitised)" if published.digitised else ""
-        text = _escaped(" ".join(filter(None, [published.text, points])))
-        rows.append(f"- {f'{where}: ' if where else ''}{text} [{_escaped(published.source)}{how}]")
+        text = escaped(" ".join(filter(None, [published.text, points])))
+        rows.append(f"- {f'{where}: ' if where else ''}{text} [{escaped(published.source)}{how}]")
     return "\n".join(rows)
 
 

@@ -67,33 +67,43 @@ class Place(Section):
     at: dict[str, Any] = key({}, "section.key names with the values that its points have; empty: all points")
 
 
-class Claim(Section):
-    """A comparison that is written before the runs, and that they decide: see `widemix.studies.claims`.
+class Statement(Section):
+    """What is written before the runs, and decided by them: see `widemix.studies.claims`."""
+
+    text: str = key(..., "what is claimed, in words")
+    source: str = key("", "where it is printed")
+    expect: Literal["greater", "less", "equal"] = key(..., "what the difference or slope is, if the claim holds")
+    margin: Annotated[float, Field(ge=0)] = key(
+        0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
+    )
+    panel: str = key("", "panel of the figure; empty: each panel, by itself")
+
+    @model_validator(mode="after")
+    def equality_has_a_margin(self):
+        """Two means are never the same."""
+        if self.expect == "equal" and self.margin == 0:
+            raise ValueError("margin: nothing is equal without one; give the difference that counts as none")
+        return self
+
+
+class Claim(Statement):
+    """A comparison of points of a figure.
 
     Either `left` and `right`, whose difference is left - right, or `slope`, the least-squares slope of the points of
     a line by x (by log10 x on a logarithmic axis).
     """
 
-    text: str = key(..., "what is claimed, in words")
-    source: str = key("", "where it is printed")
     left: Place | None = key(None, "points whose mean is compared")
     right: Place | None = key(None, "points whose mean is subtracted")
     slope: Place | None = key(None, "points whose slope is compared with 0")
-    expect: Literal["greater", "less", "equal"] = key(..., "what the difference or slope is, if the claim holds")
-    margin: Annotated[float, Field(ge=0)] = key(
-        0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
-    )
     y: str = key("", "result that is compared; empty: the figure's first y")
-    panel: str = key("", "panel of the figure; empty: each panel, by itself")
 
     @model_validator(mode="after")
     def compares(self):
-        """There is one comparison, and equality has a margin."""
+        """There is one comparison."""
         two = self.left is not None and self.right is not None
         if two == (self.slope is not None) or (self.left is None) != (self.right is None):
             raise ValueError("give left and right, or slope")
-        if self.expect == "equal" and self.margin == 0:
-            raise ValueError("margin: nothing is equal without one; give the difference that counts as none")
         return self
 
     @property

@@ -1,0 +1,74 @@
+"""The figures and tables of the papers, in their order: recipes/papers.yaml."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from widemix.errors import InputError
+from widemix.recipe.files import SHIPPED
+from widemix.recipe.yaml_text import read_yaml
+from widemix.section import Section, key
+from widemix.studies.claims import Estimate, samples_differ
+from widemix.studies.protocol import Statement
+
+CATALOGUE = SHIPPED / "papers.yaml"
+
+
+class Check(Statement):
+    """A comparison of two numbers, or lists of independent samples, of a JSON file that an analysis has written."""
+
+    file: str = key(..., "JSON file in the folder of the results")
+    left: str = key(..., "keys and places of the one, such as widening.5.largest")
+    right: str | float = key(..., "those of the other, or a number")
+
+
+class Entry(Section):
+    """A figure or table of a paper."""
+
+    figure: str = key(..., "what the paper calls it")
+    claim: str = key("", "what the paper says of it; empty: the claim of the study")
+    full: list[str] = key([], "studies of the paper's size")
+    studies: list[str] = key([], "studies that were run, or that need no run")
+    command: str = key("", "command of an analysis")
+    images: list[str] = key([], "figures of the analysis, in the folder of the results")
+    checks: list[Check] = key([], "what the numbers of the analysis decide")
+    open: str = key("", "what is open besides the full studies")
+
+
+class Paper(Section):
+    """A paper, and what of it is here."""
+
+    paper: str = key(..., "authors, year and title")
+    entries: Annotated[list[Entry], Field(min_length=1)] = key(..., "its figures and tables, in their order")
+
+
+def read_papers(path: Path = CATALOGUE) -> list[Paper]:
+    """Read the catalogue; raises `InputError`."""
+    try:
+        return TypeAdapter(list[Paper]).validate_python(read_yaml(path))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def check_estimate(check: Check, folder: Path) -> Estimate | None:
+    """The difference that a check is about, of the file in the folder of the results; None if it is not there."""
+    path = folder / check.file
+    if not path.exists():
+        return None
+    numbers = json.loads(path.read_text())
+    sides = [
+        [side] if isinstance(side, float) else _samples(numbers, side, path) for side in (check.left, check.right)
+    ]
+    return samples_differ(*sides)
+
+
+def _samples(numbers: Any, place: str, path: Path) -> list[float]:
+    for part in place.split("."):
+        try:
+            numbers = numbers[int(part)] if isinstance(numbers, list) else numbers[part]
+        except (KeyError, IndexError, ValueError):
+            raise InputError(f"{path}: has no {place}, there is no {part}") from None
+    return [float(number) for number in (numbers if isinstance(numbers, list) else [numbers])]

@@ -1,0 +1,282 @@
+"""One page of all results: the figures and tables of the papers, what the committed tables say, and what is open.
+
+Nothing in it depends on the day or the machine, and nothing on runs of a study that has not ended: the same tables
+give the same page.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from widemix.studies.claims import Verdict, decide, verdicts
+from widemix.studies.page import claims_table, escaped
+from widemix.studies.papers import Entry, Paper, check_estimate
+from widemix.studies.plan import Plan, make_plan, open_trials
+from widemix.studies.results import Result, collect
+from widemix.studies.rows import Table
+from widemix.studies.study import read_study, study_runs_of
+from widemix.studies.study_run import unique
+
+MOST_FINDINGS = 5
+FULL_SIZE = "full_size.csv"
+_WORDS = ("supported", "contradicted", "undecided", "missing runs")
+_OUTSIDE = (
+    "**Not under the protocol**: no values were searched for its lines, so differences may be those of settings. No "
+    "verdict."
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A study of the catalogue with its committed table."""
+
+    plan: Plan
+
+    @cached_property
+    def results(self) -> list[Result]:
+        """Of all its runs."""
+        return collect(self.plan.runs(), self.plan.table, self.plan.study)
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return self.plan.path.stem
+
+    @cached_property
+    def ended(self) -> bool:
+        """Whether its search and all its runs have ended."""
+        searched = self.plan.searched()
+        complete = not any(open_trials(trials) for _, trials in searched)
+        return complete and all(result.row is not None for result in self.results)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What its runs say; nothing where it has no search."""
+        study = self.plan.study
+        decided = self.ended if study.search is not None else not study.measured
+        return verdicts(self.results, study) if decided else []
+
+    @property
+    def core_hours(self) -> float:
+        """Of all its rows, trials included: core seconds, or wall clock where these were not counted yet."""
+        rows = self.plan.table.rows.values()
+        return sum(row.core_seconds if row.core_seconds is not None else row.seconds or 0 for row in rows) / 3600
+
+
+def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: str) -> tuple[str, str]:
+    """Return the page as Markdown, and its numbers in one line.
+
+    studies: folder of the study files. folder: of the tables. links: where that folder lies seen from the page.
+    """
+    held, hours = _read(papers, studies, folder), _full_size(folder)
+    found: list[tuple[str, Verdict]] = []
+    rows, sections = [], []
+    for paper in papers:
+        sections.append(f"## {paper.paper}")
+        for entry in paper.entries:
+            own = [held[name] for name in entry.studies]
+            checked = decide(entry.checks, [check_estimate(check, folder) for check in entry.checks])
+            found += [(entry.figure, verdict) for each in own for verdict in each.verdicts]
+            found += [(entry.figure, verdict) for verdict in checked]
+            sections.append(_section(entry, own, checked, hours, studies, links))
+            rows.append(_row(paper, entry, own, checked, hours))
+    unique = list({id(verdict): (figure, verdict) for figure, verdict in found}.values())
+    summary = _summary(list(held.values()), [verdict for _, verdict in unique])
+    head = "| figure or table | what was run | verdicts | core hours | open: GPU hours at full size |"
+    page = (
+        "\n\n".join(
+            [
+                "# Results",
+                _INTRODUCTION.replace("LINKS", links),
+                summary,
+                "## Findings",
+                _findings(unique),
+                "## All figures and tables",
+                "\n".join([head, "|---|---|---|---:|---:|", *rows]),
+                *sections,
+            ]
+        )
+        + "\n"
+    )
+    return page, summary
+
+
+_INTRODUCTION = """\
+Written by `widemix study results` from the study files, the committed tables in `recipes/studies/results` and
+`recipes/papers.yaml`; a test holds it to them. The words *supported*, *contradicted* and *undecided* are computed
+from differences and their 95 % intervals by [the protocol](explanation/protocol.md); nobody writes one. A study whose
+rates were not searched for each line has none. CIFAR-10 was trained on JPEGs of the official images: errors here
+compare with each other, not with published ones. Hours at full size are those of a roofline on one H100, of all
+seeds together ([table](LINKS/full_size.csv))."""
+
+
+def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
+    """The page's numbers in one line."""
+    counts = {word: sum(verdict.word == word for verdict in found) for word in _WORDS}
+    runs = sum(len(each.plan.table.rows) for each in held if each.ended)
+    outside = sum(each.plan.study.measured and each.plan.study.search is None for each in held)
+    words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return (
+        f"{len(found)} statements have a computed verdict: {words}. {runs:,} runs of {len(held)} studies are in the "
+        f"tables; {outside} of the studies are not under the protocol yet and have no verdict."
+    )
+
+
+def _read(papers: Sequence[Paper], studies: Path, folder: Path) -> dict[str, Held]:
+    names = dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.studies)
+    return {name: _held(studies / f"{name}.yaml", folder) for name in names}
+
+
+def _held(path: Path, folder: Path) -> Held:
+    study = read_study(path)
+    return Held(make_plan(path, study, Table(folder / f"{path.stem}.jsonl")))
+
+
+def _findings(found: Sequence[tuple[str, Verdict]]) -> str:
+    """The first few statements that were decided: contradicted ones first, those of a paper before ours."""
+
+    def order(item: tuple[str, Verdict]) -> tuple[bool, bool]:
+        return item[1].word != "contradicted", item[1].claim.source.startswith("ours")
+
+    decided = [item for item in found if item[1].word in ("supported", "contradicted")]
+    lines = [
+        f"{number}. {_words(verdict)} ({figure})"
+        for number, (figure, verdict) in enumerate(sorted(decided, key=order)[:MOST_FINDINGS], start=1)
+    ]
+    return "\n".join(lines) or "None yet: no statement is decided."
+
+
+def _words(verdict: Verdict) -> str:
+    claim, estimate = verdict.claim, verdict.estimate
+    assert estimate is not None
+    source = f" [{escaped(claim.source)}]" if claim.source else ""
+    size = f"difference {estimate.mean:+.4g}"
+    if estimate.exact:
+        return f"**{verdict.word}**: {escaped(claim.text)}{source}: {size}, exact"
+    low, high = verdict.interval
+    return (
+        f"**{verdict.word}**: {escaped(claim.text)}{source}: {size}, 95 % interval {low:+.4g} to {high:+.4g}, "
+        f"p = {verdict.p:.2g}, n = {estimate.count}"
+    )
+
+
+def _row(
+    paper: Paper, entry: Entry, held: Sequence[Held], checked: Sequence[Verdict], hours: dict[str, float]
+) -> str:
+    found = [*(verdict for each in held for verdict in each.verdicts), *checked]
+    ran = ", ".join(f"`{each.name}`" for each in held) or (
+        f"`{' '.join(entry.command.split()[:3])}`" if entry.command else "nothing"
+    )
+    words = "; ".join(
+        f"{count} {word}" for word in _WORDS if (count := sum(verdict.word == word for verdict in found))
+    )
+    if not words:
+        states = dict.fromkeys(_state(each) for each in held)
+        words = "; ".join(states) or ("no statement to decide" if entry.command else "open")
+    cost = sum(each.core_hours for each in held if each.ended)
+    total = [hours[name] for name in entry.full if name in hours]
+    author = paper.paper.partition(",")[0]
+    return (
+        f"| {author}: {entry.figure} | {ran} | {words} | {f'{cost:.2f}' if cost else ''} | "
+        f"{f'{sum(total):,.0f}' if total else ''} |"
+    )
+
+
+def _state(held: Held) -> str:
+    if not held.plan.study.measured:
+        return "computed, no training"
+    if held.plan.study.search is None:
+        return (
+            "not under the protocol" if held.results and any(r.row for r in held.results) else "withdrawn, to be run"
+        )
+    return "ended" if held.ended else "its runs have not ended"
+
+
+def _section(
+    entry: Entry, held: Sequence[Held], checked: Sequence[Verdict], hours: dict[str, float], studies: Path, links: str
+) -> str:
+    of_paper = (read_study(studies / f"{name}.yaml").claim for name in (*entry.full, *entry.studies))
+    claim = entry.claim or next(filter(None, of_paper), "")
+    parts = [f"### {entry.figure[0].upper()}{entry.figure[1:]}"]
+    if claim:
+        parts.append(f"Claim: {escaped(claim)}")
+    for each in held:
+        parts += _study(each, links)
+    if entry.command:
+        parts.append(f"`{entry.command}`")
+    if checked:
+        parts.append(claims_table(checked))
+    parts += [f"![{entry.figure}]({links}/{image})" for image in entry.images]
+    parts.append(_open(entry, hours))
+    return "\n\n".join(filter(None, parts))
+
+
+def _study(held: Held, links: str) -> list[str]:
+    study, name = held.plan.study, held.name
+    parts = [f"**{escaped(study.title)}** (`widemix study run {name} --report recipes/studies/results`)"]
+    if not study.measured:
+        parts[0] = (
+            f"**{escaped(study.title)}** (computed: `widemix study report {name} --report recipes/studies/results`)"
+        )
+    elif study.search is None:
+        parts.append(_OUTSIDE if held.ended else "No runs in the tables, so no result: they are open.")
+    elif not held.ended:
+        parts.append("By the protocol; its search and runs have not ended. No verdict yet.")
+    if held.verdicts:
+        parts.append(claims_table(held.verdicts))
+    if study.measured and not held.ended:
+        return parts
+    parts.append(f"![{escaped(study.title)}]({links}/{name}.png)")
+    cost = ""
+    if study.measured:
+        lost = sum(result.diverged for result in held.results)
+        cost = f" {len(held.plan.table.rows)} runs, {lost} of them diverged, {held.core_hours:.2f} core hours."
+    published = "; ".join(
+        " ".join(filter(None, [each.panel, each.line, each.text, _points(each.points)])) + f" [{each.source}]"
+        for each in study.published
+    )
+    parts.append(
+        f"[All numbers]({links}/{name}.md).{cost}" + (f" Published: {escaped(published)}." if published else "")
+    )
+    return parts
+
+
+def _points(points: Sequence[Sequence[float]]) -> str:
+    return ", ".join(f"{y:g}{f' ± {std[0]:g}' if std else ''}" for _, y, *std in points)
+
+
+def _open(entry: Entry, hours: dict[str, float]) -> str:
+    parts = [entry.open] if entry.open else []
+    for name in entry.full:
+        cost = f" ({hours[name]:,.0f} hours)" if name in hours else ""
+        parts.append(f"the paper's size, `widemix study run {name}`{cost}")
+    return f"Open: {'; '.join(part.rstrip('.') for part in parts)}." if parts else ""
+
+
+def _full_size(folder: Path) -> dict[str, float]:
+    """Hours on one GPU of the studies of the papers' sizes, as `full_size_csv` has found them."""
+    path = folder / FULL_SIZE
+    rows = csv.DictReader(io.StringIO(path.read_text())) if path.exists() else ()
+    return {row["study"]: float(row["hours"]) for row in rows if row["hours"] != "nan"}
+
+
+def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
+    """Return the table of the full studies: runs, and hours on one GPU of this kind; nan where they are not known."""
+    from widemix.studies.requirements import requirements
+
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["study", "runs", "hours", "gpu"])
+    for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
+        path = studies / f"{name}.yaml"
+        study = read_study(path)
+        one = study.model_copy(update={"seeds": study.seeds[:1]})  # runs of other seeds take the same
+        own = unique(study_runs_of(path, one))
+        hours = [each.hours for each in requirements(own, gpu).values()]
+        total = sum(each for each in hours if each is not None) * max(1, len(study.seeds))
+        known = all(each is not None for each in hours)
+        writer.writerow([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
+    return text.getvalue()

@@ -1,0 +1,107 @@
+"""The page of all results is that of the committed tables, and its words follow from their numbers."""
+
+import json
+import os
+
+import pytest
+
+from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import InputError
+from widemix.studies import papers
+from widemix.studies.claims import decide
+from widemix.studies.papers import Check, check_estimate, read_papers
+from widemix.studies.results_page import results_page
+
+STUDIES, TABLES = ROOT / "recipes/studies", ROOT / "recipes/studies/results"
+CURE = "run `widemix study results --readme README.md`"
+
+
+@pytest.fixture(scope="module")
+def written():
+    return results_page(read_papers(), STUDIES, TABLES, os.path.relpath(TABLES, ROOT / "docs"))
+
+
+def test_the_committed_page_is_that_of_the_tables(written):
+    page, numbers = written
+    assert (ROOT / "docs/results.md").read_text() == page, CURE
+    assert f"\n{numbers}\n" in (ROOT / "README.md").read_text(), CURE
+
+
+def test_every_figure_of_the_page_is_there(written):
+    lines = [line for line in written[0].splitlines() if line.startswith("![")]
+    assert len(lines) > 20
+    for line in lines:
+        assert (ROOT / "docs" / line.partition("](")[2].rstrip(")")).is_file(), line
+
+
+def test_every_study_is_in_the_catalogue_and_its_reports_are_of_the_page():
+    entries = [entry for paper in read_papers() for entry in paper.entries]
+    named = {name for entry in entries for name in (*entry.studies, *entry.full)}
+    chains = {path.stem for path in STUDIES.glob("mixer_small-*.yaml")}  # of no paper; recipes/README.md has them
+    assert named | chains == {path.stem for path in STUDIES.glob("*.yaml")}
+    assert {path.stem for path in TABLES.glob("*.jsonl")} - {"baselines"} <= named
+
+
+def check(**keys):
+    values = {"text": "a", "file": "a.json", "left": "runs.1.values", "right": "runs.0.values", "expect": "greater"}
+    return Check.model_validate({**values, **keys})
+
+
+def test_numbers_that_are_swapped_turn_the_word(tmp_path):
+    """Two sides of five samples each: by scipy's Welch test, and the other way round by hand."""
+    from scipy import stats
+
+    sides = [[1.0, 1.1, 0.9, 1.05, 0.95], [2.0, 2.1, 1.9, 2.2, 1.8]]
+    for first, second, word in ((*sides, "supported"), (*reversed(sides), "contradicted")):
+        (tmp_path / "a.json").write_text(json.dumps({"runs": [{"values": first}, {"values": second}]}))
+        [verdict] = decide([check()], [check_estimate(check(), tmp_path)])
+        assert verdict.word == word
+        welch = stats.ttest_ind(second, first, equal_var=False)
+        assert verdict.interval == pytest.approx(tuple(welch.confidence_interval(0.95)))
+        assert verdict.p == pytest.approx(welch.pvalue)
+
+
+def test_samples_against_a_number_and_exact_numbers(tmp_path):
+    from scipy import stats
+
+    values = [1.0, 1.1, 0.9]
+    (tmp_path / "a.json").write_text(json.dumps({"values": values, "one": 1.5}))
+    for left, right, sign in (("values", 1.5, 1), ("one", "values", -1)):
+        one = check(left=left, right=right)
+        [verdict] = decide([one], [check_estimate(one, tmp_path)])
+        assert verdict.p == pytest.approx(stats.ttest_1samp(values, 1.5).pvalue)
+        assert verdict.estimate.mean == pytest.approx(-0.5 * sign)
+    exact = check(left="one", right=1.5, expect="equal", margin=0.1)
+    [verdict] = decide([exact], [check_estimate(exact, tmp_path)])
+    assert (verdict.word, verdict.interval, verdict.estimate.exact) == ("supported", (0.0, 0.0), True)
+
+
+def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_is_named(tmp_path):
+    assert check_estimate(check(), tmp_path) is None
+    assert decide([check()], [None])[0].word == "missing runs"
+    (tmp_path / "a.json").write_text('{"runs": []}')
+    with pytest.raises(InputError, match=r"a\.json: has no runs\.1\.values, there is no 1"):
+        check_estimate(check(), tmp_path)
+
+
+def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(written):
+    section = written[0].partition("### Figure 5\n")[2].partition("\n### ")[0]
+    assert "By the protocol; its search and runs have not ended. No verdict yet." in section
+    assert "**Not under the protocol**" in section  # its small twin
+
+
+def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
+    (tmp_path / "papers.yaml").write_text("- {paper: A paper, entries: [{figure: figure 3, studies: [figure3]}]}\n")
+    monkeypatch.setattr(papers.read_papers, "__defaults__", (tmp_path / "papers.yaml",))
+    (tmp_path / "README.md").write_text(
+        "a\n<!-- written by `widemix study results --readme README.md` -->\nold\n<!-- end -->\nz\n"
+    )
+    words = ["study", "results", "--report", TABLES, "--to", tmp_path / "p/r.md", "--readme", tmp_path / "README.md"]
+    assert run_command(make_parser(), argv=list(map(str, words))) == 0, capsys.readouterr().err
+    assert "### Figure 3\n\nClaim: The width has a single peak" in (tmp_path / "p/r.md").read_text()
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.startswith("a\n<!--")
+    assert readme.endswith("<!-- end -->\nz\n")
+    assert "old" not in readme
