@@ -7,8 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from widemix.errors import InputError
-
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
 
 
@@ -66,15 +64,3 @@ def try_lock(descriptor: int) -> bool | None:
             raise
         return None
     return True
-
-
-def replace_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replace what a text file has between two lines; raises `InputError` if it does not have both."""
-    try:
-        before, found, rest = path.read_text(encoding="utf-8").partition(begin)
-    except OSError:
-        found = rest = ""
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise InputError(f"{path}: needs the lines {begin.strip()} and {end.strip()}, in this order")
-    atomic_write(path, before + begin + text + end + after)

@@ -1,4 +1,4 @@
-"""widemix study plan, run, search, report."""
+"""widemix study plan, run, search, baselines, report."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_study(commands) -> None:
-    """Add `widemix study plan`, `run`, `search`, `report`, `results` and `bounds`."""
+    """Add `widemix study plan`, `run`, `search`, `baselines`, `report`, `results` and `bounds`."""
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
@@ -44,6 +44,13 @@ def add_study(commands) -> None:
             " --key optim.lr --low 1e-4 --high 1e-2",
             "search the value of a key, such as the learning rate, with the best top-1 on a held-out split at each "
             "point of the study; the same command continues, with more --trials too",
+        ),
+        (
+            "baselines",
+            _baselines,
+            "",
+            "fit what knows nothing of networks to the study's data, the most frequent class and logistic regression "
+            "on pixels or counts of words, and add its accuracy to baselines.jsonl, which reports show",
         ),
         ("report", _report, "", "write a CSV table, the figure (PNG, SVG) and a Markdown page about the results"),
     ):
@@ -240,6 +247,15 @@ def _gpus() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _baselines(arguments: argparse.Namespace) -> Exit:
+    from widemix.studies.baselines import add_baselines
+
+    plan, folder = _trained(arguments)
+    for row in add_baselines(plan.study_runs, arguments.report or folder):
+        print(row.text)
+    return Exit.DONE
 
 
 def _report(arguments: argparse.Namespace) -> Exit:

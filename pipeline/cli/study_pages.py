@@ -29,7 +29,8 @@ def add_results(verbs) -> None:
 
 
 def _results(arguments: argparse.Namespace) -> Exit:
-    from widemix.files import atomic_write, replace_between
+    from widemix.estimate.recipe_tables import replace_between
+    from widemix.files import atomic_write
     from widemix.recipe.files import SHIPPED
     from widemix.studies.papers import read_papers
     from widemix.studies.results_page import FULL_SIZE, full_size_csv, results_page
@@ -39,7 +40,6 @@ def _results(arguments: argparse.Namespace) -> Exit:
     papers, studies = read_papers(), SHIPPED / "studies"
     if arguments.gpu:
         atomic_write(arguments.report / FULL_SIZE, full_size_csv(papers, studies, arguments.gpu))
-    arguments.to_file.parent.mkdir(parents=True, exist_ok=True)
     links = os.path.relpath(arguments.report, arguments.to_file.parent)
     page, numbers = results_page(papers, studies, arguments.report, links)
     atomic_write(arguments.to_file, page)

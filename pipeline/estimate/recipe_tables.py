@@ -7,7 +7,7 @@ from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
 from widemix.estimate.rows import short
-from widemix.files import replace_between
+from widemix.files import atomic_write
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 
@@ -86,3 +86,15 @@ def refresh(folder: Path) -> Path:
     path = folder / "README.md"
     replace_between(path, BEGIN, END, f"\n{table(folder)}\n")
     return path
+
+
+def replace_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what a text file has between two lines; raises `InputError` if it does not have both."""
+    try:
+        before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    except OSError:
+        found = rest = ""
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise InputError(f"{path}: needs the lines {begin.strip()} and {end.strip()}, in this order")
+    atomic_write(path, before + begin + text + end + after)

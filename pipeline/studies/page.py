@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from widemix.files import atomic_write
+from widemix.studies.baselines import baseline_lines
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
 from widemix.studies.quantity import is_number, label_of
@@ -39,23 +40,25 @@ def write_report(
     )
     atomic_write(table, as_csv(results, study))
     plot(results, study, [png, svg])
-    atomic_write(page, as_page(results, study, path.name, searched))
+    atomic_write(page, as_page(results, study, path.name, searched, baseline_lines(results, folder)))
     if searched:
         atomic_write(trials, trials_as_csv(searched))
     return [table, png, svg, page, *([trials] if searched else [])]
 
 
-def as_page(results: Sequence[Result], study: Study, name: str, searched: Searched = ()) -> str:
+def as_page(
+    results: Sequence[Result], study: Study, name: str, searched: Searched = (), baselines: Sequence[str] = ()
+) -> str:
     """Return the Markdown page; the figure and the CSV file lie next to it.
 
-    name: of the study file.
+    name: of the study file. baselines: lines about what knows nothing of networks.
     """
     stem, title = quote(name.removesuffix(".yaml")), escaped(study.title)
     claim = f" The paper's claim: {escaped(study.claim)}" if study.claim else ""
     parts = [f"# {title}", f"{escaped(study.source)}.{claim}"]
     if study.claims:
         parts.append(claims_table(verdicts(results, study)))
-    parts += [f"![{title}]({stem}.png)", *_tables(results, study)]
+    parts += [f"![{title}]({stem}.png)", *_tables(results, study), *baselines]
     if study.published:
         parts.append(_published(study))
     if searched:

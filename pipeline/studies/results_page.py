@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from widemix.studies.baselines import baseline_lines
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.page import claims_table, escaped
 from widemix.studies.papers import Entry, Paper, check_estimate
@@ -81,7 +82,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
             checked = decide(entry.checks, [check_estimate(check, folder) for check in entry.checks])
             found += [(entry.figure, verdict) for each in own for verdict in each.verdicts]
             found += [(entry.figure, verdict) for verdict in checked]
-            sections.append(_section(entry, own, checked, hours, studies, links))
+            sections.append(_section(entry, own, checked, hours, studies, folder, links))
             rows.append(_row(paper, entry, own, checked, hours))
     unique = list({id(verdict): (figure, verdict) for figure, verdict in found}.values())
     summary = _summary(list(held.values()), [verdict for _, verdict in unique])
@@ -196,7 +197,13 @@ def _state(held: Held) -> str:
 
 
 def _section(
-    entry: Entry, held: Sequence[Held], checked: Sequence[Verdict], hours: dict[str, float], studies: Path, links: str
+    entry: Entry,
+    held: Sequence[Held],
+    checked: Sequence[Verdict],
+    hours: dict[str, float],
+    studies: Path,
+    folder: Path,
+    links: str,
 ) -> str:
     of_paper = (read_study(studies / f"{name}.yaml").claim for name in (*entry.full, *entry.studies))
     claim = entry.claim or next(filter(None, of_paper), "")
@@ -204,7 +211,7 @@ def _section(
     if claim:
         parts.append(f"Claim: {escaped(claim)}")
     for each in held:
-        parts += _study(each, links)
+        parts += _study(each, folder, links)
     if entry.command:
         parts.append(f"`{entry.command}`")
     if checked:
@@ -214,7 +221,7 @@ def _section(
     return "\n\n".join(filter(None, parts))
 
 
-def _study(held: Held, links: str) -> list[str]:
+def _study(held: Held, folder: Path, links: str) -> list[str]:
     study, name = held.plan.study, held.name
     parts = [f"**{escaped(study.title)}** (`widemix study run {name} --report recipes/studies/results`)"]
     if not study.measured:
@@ -232,6 +239,7 @@ def _study(held: Held, links: str) -> list[str]:
     parts.append(f"![{escaped(study.title)}]({links}/{name}.png)")
     cost = ""
     if study.measured:
+        parts += baseline_lines(held.results, folder)
         lost = sum(result.diverged for result in held.results)
         cost = f" {len(held.plan.table.rows)} runs, {lost} of them diverged, {held.core_hours:.2f} core hours."
     published = "; ".join(

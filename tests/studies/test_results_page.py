@@ -98,9 +98,9 @@ def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, capsys, monk
     (tmp_path / "README.md").write_text(
         "a\n<!-- written by `widemix study results --readme README.md` -->\nold\n<!-- end -->\nz\n"
     )
-    words = ["study", "results", "--report", TABLES, "--to", tmp_path / "p/r.md", "--readme", tmp_path / "README.md"]
+    words = ["study", "results", "--report", TABLES, "--to", tmp_path / "r.md", "--readme", tmp_path / "README.md"]
     assert run_command(make_parser(), argv=list(map(str, words))) == 0, capsys.readouterr().err
-    assert "### Figure 3\n\nClaim: The width has a single peak" in (tmp_path / "p/r.md").read_text()
+    assert "### Figure 3\n\nClaim: The width has a single peak" in (tmp_path / "r.md").read_text()
     readme = (tmp_path / "README.md").read_text()
     assert readme.startswith("a\n<!--")
     assert readme.endswith("<!-- end -->\nz\n")

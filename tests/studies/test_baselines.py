@@ -1,0 +1,66 @@
+"""Baselines of a prepared folder: one row for each, and the points of a study that are below the linear one."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.formats.manifest import read_manifest
+from widemix.studies.baselines import FILE, Baseline, baseline_lines, read_baselines
+from widemix.studies.results import Result
+from widemix.studies.study import read_study, study_runs_of
+
+STUDY = """
+title: Widths
+source: ours
+runs:
+- label: Normal
+  recipes: {{Digits: {root}/recipes/digits/s_mixer.yaml}}
+  set: {{data.path: {digits}}}
+  axes: {{model.channels: [8, 16]}}
+figure: {{x: width}}
+"""
+
+
+@pytest.fixture
+def study(digits, tmp_path):
+    path = tmp_path / "widths.yaml"
+    path.write_text(STUDY.format(root=ROOT, digits=digits))
+    return path
+
+
+def test_the_command_adds_a_row_for_each_data_set_once(study, digits, tmp_path, capsys):
+    words = ["study", "baselines", str(study), "--report", str(tmp_path / "results")]
+    for expected in ("the most frequent class has", ""):
+        assert run_command(make_parser(), argv=words) == 0
+        assert capsys.readouterr().out.startswith(f"on `{digits.name}` {expected}" if expected else "")
+    [line] = (tmp_path / "results" / FILE).read_text().splitlines()
+    row = json.loads(line)
+    splits = read_manifest(digits).splits
+    train, test = splits["train"].per_class, splits[row["split"]].per_class
+    assert row["majority"] == pytest.approx(100 * test[int(np.argmax(train))] / sum(test), abs=0.01)
+    assert row["samples"] == sum(train) < len(load_digits().target)
+    assert 90 < row["linear"] < 100  # scikit-learn's page on these digits: 95 to 97 % for linear models
+    assert list(read_baselines(tmp_path / "results")) == [(digits.name, row["split"])]
+
+
+def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
+    runs = study_runs_of(study, read_study(study))
+    split = runs[0].recipe.data.eval_split
+    row = Baseline(digits.name, split, 1437, "pixels", 10.0, 60.0, 0.01, 2.0, "2026-11-25")
+    (tmp_path / FILE).write_text(json.dumps(vars(row)) + "\n")
+    results = [Result(run, 0.0, {"top1": top1}) for run, top1 in zip(runs, (59.0, 61.0), strict=True)]
+    first, second = baseline_lines(results, tmp_path)
+    assert f"on `{digits.name}` the most frequent class has 10.00 % top-1" in first
+    assert second == (
+        "Below logistic regression, and so no result of a network: "
+        f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
+    )
+    assert len(baseline_lines(results[1:], tmp_path)) == 1
+    assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
+    assert baseline_lines(results, tmp_path / "none") == []
