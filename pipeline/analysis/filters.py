@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from torch import nn
 
 from widemix.errors import InputError
@@ -147,9 +149,13 @@ def plot_filters(network: str, filters: Filters):
         y, x = divmod(place, columns)
         sheet[1 + y * (h + 1) :, 1 + x * (w + 1) :][:h, :w] = tile
     height, width = sheet.shape[:2]
-    figure, axes = new_figure(7.5, 7.5 * height / width + 0.4)
+    figure, axes = new_figure(7.5, 7.5 * height / width + 1.0)
     axes.imshow(sheet, interpolation="nearest")
     axes.axis("off")
+    scale = ScalarMappable(Normalize(-1, 1), "gray")
+    low, high = float(largest.min()), float(largest.max())
+    text = f"weight over the largest of its filter, which are {low:.2g} to {high:.2g}"
+    figure.colorbar(scale, ax=axes, orientation="horizontal", shrink=0.5, aspect=40, label=text)
     pair = f"median cosine of pairs {filters.median_opposition:.2f}" if n > 1 else ""
     axes.set_title(f"{label(network)}, {filters.layer}: by frequency, {pair}", loc="left")
     return figure

@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
@@ -244,12 +245,7 @@ def plot_diagonals(similarities: Sequence[Similarity]):
     curve = mean_diagonals(similarities)
     if curve:
         axes.plot([similarity.sparsity for similarity in similarities], means, "o", alpha=0.35)
-        x, y = ([point[name] for point in curve] for name in ("inverse_density", "mean"))
-        axes.errorbar(x, y, [point["std"] or 0 for point in curve], color=COLORS[0], capsize=3)
-        for own in {similarity.row_sparsity for similarity in similarities} - {None}:
-            axes.axvline(own, color="black", linewidth=0.8, linestyle="--")
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero; dashed: of the first")
+        plot_curve(axes, curve, {one.row_sparsity for one in similarities if one.row_sparsity is not None})
     else:
         names = [label(similarity.column_network) for similarity in similarities]
         axes.plot(names, means, "o")
@@ -258,3 +254,13 @@ def plot_diagonals(similarities: Sequence[Similarity]):
     axes.set_ylabel("mean of the diagonal of CKA")
     axes.set_title(f"with {label(firsts[0])}" + (f" and {len(firsts) - 1} others" if len(firsts) > 1 else ""))
     return figure
+
+
+def plot_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], own: Collection[float]) -> None:
+    """Plot what `mean_diagonals` returns; a dashed line at each 1/p in `own`, those of the first networks."""
+    x, y, spread = ([point[name] or 0 for point in curve] for name in ("inverse_density", "mean", "std"))
+    axes.errorbar(x, y, spread, color=COLORS[0], marker="o", capsize=3)
+    for sparsity in own:
+        axes.axvline(sparsity, color="black", linewidth=0.8, linestyle="--")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero; dashed: of the first")

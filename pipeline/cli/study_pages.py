@@ -1,6 +1,7 @@
 """widemix study results, bounds: what needs no run."""
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def _bounds(arguments: argparse.Namespace) -> Exit:
     arguments.to.mkdir(parents=True, exist_ok=True)
     table, png, svg = (arguments.to / f"bounds.{suffix}" for suffix in ("csv", "png", "svg"))
     atomic_write(table, as_csv(rows))
-    plot(rows, f"m = {arguments.width:,}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
+    plot(rows, f"m = {_power(arguments.width)}, n = {arguments.tokens}, H = {arguments.heads}", [png, svg])
     print(as_csv(rows), end="")
     separated = [row.depth for row in rows if row.separated]
     applies = [row.depth for row in rows if strictly_smaller(row.depth, *sizes)]
@@ -85,3 +86,9 @@ def _bounds(arguments: argparse.Namespace) -> Exit:
         print(f"{text} at {f'{depths[0]} to {depths[-1]} layers' if depths else 'none of these depths'}")
     print(f"{table}, {png}, {svg}")
     return Exit.DONE
+
+
+def _power(width: int) -> str:
+    """A number as a figure shows it: a power of 3, of which the theorems speak, as such."""
+    exponent = round(math.log(width, 3))
+    return f"$3^{{{exponent}}}$" if width == 3**exponent and exponent > 4 else f"{width:,}"

@@ -26,7 +26,7 @@ class Line:
         self.axes.fill_between(x, low, high, color=self.color, alpha=0.2, linewidth=0)
 
     def points(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float], joined: bool) -> None:
-        """Plot points with bars from y - spread to y + spread, and a line through the mean of those of one x."""
+        """Plot points with bars from y - spread to y + spread, joined through the mean of those of one x."""
         bars = spread if any(spread) else None
         style: dict[str, Any] = {"color": self.color, "marker": self.marker, "markersize": 5}
         self.axes.errorbar(x, y, yerr=bars, capsize=3, linestyle="none", **style)
@@ -35,6 +35,14 @@ class Line:
             at.setdefault(place, []).append(value)
         means = [sum(values) / len(values) for values in at.values()]
         self.axes.plot(list(at), means, linestyle="-" if joined else "none", label=self.name, **style)
+
+    def values(self, x: Sequence[float], y: Sequence[float]) -> None:
+        """Write the y of points above them, each line's in a row of its own."""
+        above = (0, 5 + 9 * self.number)
+        for at in zip(x, y, strict=True):
+            text = f"{at[1]:,.4g}"
+            options: dict[str, Any] = {"ha": "center", "fontsize": 7, "color": self.color}
+            self.axes.annotate(text, at, above, textcoords="offset points", **options)
 
     def missing(self, x: Sequence[float]) -> None:
         """Mark on the axis where points are missing."""

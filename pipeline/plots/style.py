@@ -1,6 +1,7 @@
 """The style of all figures: one size of type, colours that colour-blind readers can tell apart, no frames."""
 
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ STYLE: Any = {
     "svg.hashsalt": "widemix",  # the same figure gives the same file
 }
 DPI = 150
+_HASH = re.compile(r"_[0-9a-f]{10}$")
 styled = mpl.rc_context(STYLE)  # decorator of functions that plot
 
 
@@ -83,11 +85,14 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 
 def label(network: str) -> str:
-    """Return a network's name without folders: runs/a -> a, runs/a/checkpoints/00000100 -> a step 100."""
+    """Return a network's name without folders: runs/a -> a, runs/a/checkpoints/00000100 -> a step 100.
+
+    Nor with the hash that ends the name of a study's run.
+    """
     path = Path(network)
     if path.parent.name == "checkpoints" and path.name.isdecimal():
-        return literal(f"{path.parent.parent.name} step {int(path.name)}")
-    return literal(path.stem if path.suffix in (".yaml", ".yml") else path.name)
+        return literal(f"{_HASH.sub('', path.parent.parent.name)} step {int(path.name)}")
+    return literal(path.stem if path.suffix in (".yaml", ".yml") else _HASH.sub("", path.name))
 
 
 def literal(name: str) -> str:

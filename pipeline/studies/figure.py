@@ -12,6 +12,8 @@ from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
 from widemix.studies.study import Study
 
+_SIDE = 0.5  # of the distance of two names: how far the lines of one are apart
+
 
 @styled
 def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None:
@@ -26,7 +28,7 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
             if row == 0:
                 _plot_published(ax, panel, study)
             title = legend_text(panel) if row == 0 else ""
-            ax.set(title=title, xlabel=label_of(study.figure.x), ylabel=label_of(name))
+            ax.set(title=title, xlabel=study.figure.x_label or label_of(study.figure.x), ylabel=label_of(name))
     add_legend_below(figure, axes.flat)
     save(figure, paths)
 
@@ -36,16 +38,20 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], study: Study) -> None:
     names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
     for number, (name, points) in enumerate(lines.items()):
         line = Line(ax, number, name)
-        x = [names.index(str(p.x)) if names else float(p.x) for p in points]
+        x = [_place(str(p.x), names, name, lines) if names else float(p.x) for p in points]
         done = [(at, p.mean, 0.0 if math.isnan(p.std) else p.std) for at, p in zip(x, points, strict=True) if p.count]
         at, means, spread = map(list, zip(*done, strict=True)) if done else ([], [], [])
         if study.figure.x == "epoch":
             line.band(at, means, spread)
         else:
-            line.points(at, means, spread, joined=not names)
+            line.points(at, means, spread, joined=study.figure.joined and not names)
+        if names and not study.measured:
+            line.values(at, means)
+            ax.margins(y=0.15)
         line.missing([at for at, p in zip(x, points, strict=True) if not p.count])
     if names:
-        ax.set_xticks(range(len(names)), list(map(legend_text, names)))
+        ax.set_xticks(range(len(names)), [legend_text(study.figure.names.get(name, name)) for name in names])
+        ax.set_xlim(-0.5, len(names) - 0.5)
     elif study.figure.log_x:
         ax.set_xscale("log")
     else:
@@ -53,6 +59,12 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], study: Study) -> None:
     if study.figure.log_y:
         ax.set_yscale("log")
     ax.grid(alpha=0.25)
+
+
+def _place(x: str, names: list[str], line: str, lines: dict[str, list[Point]]) -> float:
+    """Where a line has its point of a name: next to the other lines that have one, so that none is hidden."""
+    there = [other for other, points in lines.items() if any(str(p.x) == x for p in points)]
+    return names.index(x) + _SIDE * ((there.index(line) + 0.5) / len(there) - 0.5)
 
 
 def _whole_ticks(ax: Axes, lines: dict[str, list[Point]]) -> None:

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -145,14 +145,14 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
             lines = lines_of(results, panel, name, study.figure)
             spread = ", mean ± standard deviation (seeds)" if study.measured else ""
             head = f"{escaped(panel)}: {label_of(name)}{spread}"
-            rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines)
-            first = "last epoch" if study.figure.x == "epoch" else label_of(study.figure.x)
+            rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines, study.figure.names)
+            first = "last epoch" if study.figure.x == "epoch" else study.figure.x_label or label_of(study.figure.x)
             table = [f"| {first} | {' | '.join(map(escaped, lines))} |", f"|---:|{'---:|' * len(lines)}", *rows]
             tables.append("\n".join([head, "", *table]))
     return tables
 
 
-def _rows(lines: dict[str, list[Point]]) -> list[str]:
+def _rows(lines: dict[str, list[Point]], names: Mapping[str, str]) -> list[str]:
     """One row for each x; of several points of a line at one x, each gets a row."""
     keyed: dict[tuple, dict[str, Point]] = {}
     for line, points in lines.items():
@@ -163,7 +163,7 @@ def _rows(lines: dict[str, list[Point]]) -> list[str]:
     numeric = all(is_number(x) for x, _ in keyed)
     order = sorted(keyed) if numeric else list(keyed)
     return [
-        f"| {f'{key[0]:,.5g}' if numeric else escaped(str(key[0]))} | "
+        f"| {f'{key[0]:,.5g}' if numeric else escaped(names.get(str(key[0]), str(key[0])))} | "
         + " | ".join(_text(keyed[key].get(line)) for line in lines)
         + " |"
         for key in order

@@ -68,6 +68,9 @@ class Figure(Section):
     )
     log_x: bool = key(False, "logarithmic x axis")
     log_y: bool = key(False, "logarithmic y axis")
+    joined: bool = key(True, "join the points of a line; false where x does not order them, as the width of shapes")
+    x_label: str = key("", "text of the x axis; empty: that of x")
+    names: dict[str, str] = key({}, "what values of x that are no numbers are called, by value")
     max_std: float | None = key(
         None, "leave out points whose top-1 has this standard deviation or more, in percentage points; null: none"
     )

@@ -34,3 +34,9 @@ def test_long_names_leave_room_for_the_matrix():
         as_png(figure)
     drawn = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert drawn == ["04221_Animal…sseridae_Passer_a", "04221_Animal…sseridae_Passer_b"]
+
+
+def test_a_label_leaves_out_the_hash_of_a_studys_run():
+    assert label("runs/a/cifar10-s_mixer_seed-0_eb0b37165e") == "cifar10-s_mixer_seed-0"
+    assert label("runs/a/s_mixer_eb0b37165e/checkpoints/00000100") == "s_mixer step 100"
+    assert label("runs/digits_0123456789a") == "digits_0123456789a"  # eleven digits: a name of its own

@@ -98,3 +98,26 @@ def test_the_seconds_of_an_epoch_are_those_of_the_run_over_its_epochs(study, tmp
     pretend(first, tmp_path, 60.0, seconds=90.0)
     results, _ = results_of(study, tmp_path, y=("epoch_seconds",))
     assert results[0].y["epoch_seconds"] == 90 / first.recipe.train.epochs
+
+
+def test_values_that_are_no_numbers_are_named_and_lines_of_one_value_lie_side_by_side(study, tmp_path, plotted):
+    for study_run in study_runs_of(study, read_study(study)):
+        pretend(study_run, tmp_path, 60.0)
+    names = {"s_mixer": "S-Mixer"}
+    results, parsed = results_of(study, tmp_path, x="model.kind", names=names, x_label="network", y=("top1",))
+    [[axes]] = plotted(results, parsed)
+    assert [text.get_text() for text in axes.get_xticklabels()] == [" S-Mixer"]
+    assert axes.get_xlabel() == "network"
+    places = [{float(x) for x, _, _ in points} for points in bars(axes).values()]
+    assert places[:2] == [{-0.125}, {0.125}]  # 60 both: none hides the other
+    assert "| S-Mixer | " in as_page(results, parsed, "widths.yaml")
+    assert "| network | " in as_page(results, parsed, "widths.yaml")
+
+
+def test_points_that_x_does_not_order_are_not_joined(study, tmp_path, plotted):
+    for study_run in study_runs_of(study, read_study(study)):
+        pretend(study_run, tmp_path, 60.0)
+    for joined, style in ((True, "-"), (False, "None")):
+        results, parsed = results_of(study, tmp_path, joined=joined)
+        [[axes]] = plotted(results, parsed)
+        assert {line.get_linestyle() for line in axes.lines if line.get_label() in (" Normal", " RP")} == {style}
