@@ -147,7 +147,11 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
             head = f"{escaped(panel)}: {label_of(name)}{spread}"
             rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines, study.figure.names)
             first = "last epoch" if study.figure.x == "epoch" else study.figure.x_label or label_of(study.figure.x)
-            table = [f"| {first} | {' | '.join(map(escaped, lines))} |", f"|---:|{'---:|' * len(lines)}", *rows]
+            table = [
+                f"| {escaped(first)} | {' | '.join(map(escaped, lines))} |",
+                f"|---:|{'---:|' * len(lines)}",
+                *rows,
+            ]
             tables.append("\n".join([head, "", *table]))
     return tables
 
