@@ -15,9 +15,12 @@
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
+# make wheels  set up, then the source distribution and the wheels, in dist/; needs cmake, nasm and ninja (apt-get),
+#              and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its sources on disk
+# make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check setup
+.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -75,6 +78,13 @@ check: setup
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+
+wheels: setup
+	.venv/bin/python -m pip install --quiet --editable '.[release]'
+	.venv/bin/python -m widemix.launch.wheels $(ARGS)
+
+release-check: wheels
+	.venv/bin/python -m tests.release.check
 
 setup:
 	@sh launch/setup.sh

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from widemix.files import advise
 from widemix.formats.blocks import BlockHashes
 
 MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
@@ -76,7 +77,7 @@ class DiskFile:
         self.file.write(data)
         self.file.flush()
         # Linux drops the pages that are on disk, and starts to write back the others.
-        os.posix_fadvise(self.file.fileno(), self.hashes.start, 0, os.POSIX_FADV_DONTNEED)
+        advise(self.file.fileno(), self.hashes.start, 0, "DONTNEED")
 
     def _join(self, parts: Sequence[bytes]) -> memoryview:
         """The parts in one buffer, which the next call reuses."""

@@ -4,7 +4,6 @@ Importing torch and what else a rank imports takes tens of thousands of file ope
 metadata server of a shared file system at once. An archive is one file, read from begin to end.
 """
 
-import fcntl
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from blake3 import blake3
 
 from widemix.data_prep.progress import print_status
 from widemix.errors import InputError
-from widemix.files import fsync_path
+from widemix.files import fsync_path, wait_for_lock
 
 _PIECE = 4 << 20
 _INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")
@@ -74,7 +73,7 @@ def unpack(archive: Path, local: Path) -> Path:
     try:
         local.mkdir(parents=True, exist_ok=True)
         with (local / f".{archive.stem}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock.fileno())
             if not place.exists():
                 _unpack(archive, place)
     except (OSError, tarfile.TarError) as error:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Sets up .venv: the Debian packages that FFCV is built against, the packages of pyproject.toml, and pipeline/native.
+# Sets up .venv: the Debian packages that FFCV is built against, the packages of pyproject.toml by uv or pip, and
+# pipeline/native.
 # FFCV is left out where its Debian packages are missing and cannot be installed: only widemix.ffcv and benchmarks need it.
 # Does nothing if that was done before with this pyproject.toml, this Python and this folder.
 # Rebuilds the environment if it has no .venv/stamp (an interrupted set-up), was moved, or its Python is gone.
@@ -7,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 log=.venv/setup.log
 stamp=.venv/stamp
-network='timed? ?out|connection|incomplete|name resolution|from versions: none|do not match the hashes'
+network='timed? ?out|connection|incomplete|name resolution|from versions: none|do not match the hashes|error sending request|failed to fetch'
 
 say() { printf 'set-up: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 1; }
@@ -62,30 +63,53 @@ install_packages() { # install_packages NAME...
     fi
 }
 
-# pip unpacks gigabytes, so its temporary folder is next to the environment: /tmp may be in memory.
-pip_install() {
+# Print uv's path if it is there or pip can install it: it needs half of pip's time. Nothing where pip's configuration
+# names other indexes, which uv does not read.
+find_uv() {
+    ! .venv/bin/python -m pip config list 2>/dev/null | grep -Eq 'index|find-links|proxy' || return 0
+    command -v uv || { run .venv/bin/python -m pip install --quiet uv && ls .venv/bin/uv 2>/dev/null; } || true
+}
+
+# Packages are gigabytes, so the temporary folder is next to the environment: /tmp may be in memory.
+install() {
     mkdir -p .venv/tmp
-    TMPDIR=$PWD/.venv/tmp .venv/bin/python -m pip install --use-pep517 "$@"
+    if [ -n "$uv" ]; then
+        TMPDIR=$PWD/.venv/tmp "$uv" pip install --python .venv/bin/python --compile-bytecode "$@"
+    else
+        TMPDIR=$PWD/.venv/tmp .venv/bin/python -m pip install --use-pep517 "$@"
+    fi
+}
+
+# with_progress COMMAND...: run it; a line every 10 seconds says how far the log is
+with_progress() {
+    while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        step=$(grep -Eo '(Collecting|Downloading|Downloaded|Building|Built|Prepared|Installing|Installed) .*' "$log" | tail -n 1)
+        say "$(($(date +%s) - started)) s: ${step:-starting}"
+    done &
+    progress=$!
+    if "$@"; then failed=0; else failed=1; fi
+    kill $progress
+    return $failed
 }
 
 logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
 
 install_project() {
-    run pip_install --editable ".[$extras]" && return
+    with_progress run install --editable ".[$extras]" && return
     logged "$network" || return 1
     say "the network failed; trying once more"
-    run pip_install --editable ".[$extras]"
+    with_progress run install --editable ".[$extras]"
 }
 
 explain_and_fail() {
     if logged 'no space left'; then
-        fail "the disk is full: the environment takes 7 GB, pip's downloads 4 GB more (PIP_CACHE_DIR moves them)"
+        fail "the disk is full: the environment takes 7 GB, the downloads kept 4 GB more (PIP_CACHE_DIR or UV_CACHE_DIR moves them)"
     elif logged '(failed to build|failed building wheel for|could not build wheels for).*ffcv|required package'; then
         fail "FFCV did not build; it needs: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev python3-dev"
     elif logged "$network"; then
         fail "the network failed twice; run the same command again"
     fi
-    fail "pip failed; see $log, then run the same command again"
+    fail "the installation failed; see $log, then run the same command again"
 }
 
 ffcv_loads() {
@@ -139,10 +163,11 @@ if [ -z "$current" ]; then
     find .venv/ -mindepth 1 ! -path "$log" -delete
     run "$python" -m venv "$(readlink -f .venv)" || fail "$python -m venv failed"
 fi
-say "installing Python packages by pip: downloads 3 GB the first time and takes some minutes"
+uv=$(find_uv)
+say "installing Python packages by $([ -n "$uv" ] && echo uv || echo pip): downloads 3 GB the first time and takes some minutes"
 install_project || explain_and_fail
 # A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.
-[ "$extras" = dev ] || ffcv_loads 2>>"$log" || run pip_install --force-reinstall --no-deps --no-cache-dir ffcv || explain_and_fail
+[ "$extras" = dev ] || ffcv_loads 2>>"$log" || run install --force-reinstall --no-deps $([ -n "$uv" ] && echo --no-cache || echo --no-cache-dir) ffcv || explain_and_fail
 # Optional: without it Pillow decodes images, to the same pixels but slower.
 run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
 rm -rf .venv/tmp

@@ -3,7 +3,6 @@
 The folder may be at a URL. Its manifest is read first; blocks are compared with the hashes in it as they come.
 """
 
-import fcntl
 import hashlib
 import os
 import re
@@ -23,7 +22,7 @@ from widemix.data_prep.progress import print_status, progress
 from widemix.data_prep.remote import Remote, open_remote
 from widemix.data_prep.samples import FileSlice
 from widemix.errors import InputError
-from widemix.files import atomic_write, fsync_path, try_lock
+from widemix.files import advise, atomic_write, fsync_path, try_lock, wait_for_lock
 from widemix.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from widemix.launch.relay import Neighbour, Relay
@@ -133,7 +132,7 @@ def _locked(lock: Path) -> Iterator[None]:
     with lock.open("a") as file:
         if try_lock(file.fileno()) is False:
             print_status(f"{lock}: waiting for the process that copies")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file.fileno())
         yield
 
 
@@ -207,7 +206,7 @@ def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split, 
             for _ in progress(copied, count, name, "blocks"):
                 pass
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the check reads the disk
+        advise(file.fileno(), 0, 0, "DONTNEED")  # so that the check reads the disk
     if hash_blocks(target) != split.blocks:
         raise InputError(f"{target}: differs from what was written to it; the disk is failing, use another one")
 

@@ -18,8 +18,8 @@ def usable_cpus() -> int:
 
 
 def allowed_cpus() -> int:
-    """The number of CPUs in this process's affinity mask."""
-    return len(os.sched_getaffinity(0))
+    """The number of CPUs in this process's affinity mask; of the machine where processes have none."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:

@@ -1,11 +1,15 @@
 """Writing files that other processes may read at any moment, and locking them."""
 
 import errno
-import fcntl
 import os
 import sys
 import time
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, on which nothing is locked
+    fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
 
@@ -55,6 +59,8 @@ def try_lock(descriptor: int) -> bool | None:
 
     False if another process holds it; None if the file system has no locks. Other failures raise `OSError`.
     """
+    if fcntl is None:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -64,3 +70,18 @@ def try_lock(descriptor: int) -> bool | None:
             raise
         return None
     return True
+
+
+def wait_for_lock(descriptor: int) -> None:
+    """Lock an open file until it is closed, after waiting for others. Raises `OSError` where there are no locks."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def advise(descriptor: int, start: int, size: int, advice: str) -> None:
+    """Say that bytes of an open file are WILLNEED or DONTNEED in the page cache; `size` 0 is to its end.
+
+    Nothing happens on systems whose kernel takes no advice.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, start, size, getattr(os, f"POSIX_FADV_{advice}"))

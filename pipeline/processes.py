@@ -4,10 +4,13 @@ import ctypes
 import os
 import signal
 import stat
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-KEYS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGQUIT: "Ctrl-\\"}  # of a terminal, which signals all
+KEYS: dict[int, str] = {signal.SIGINT: "Ctrl-C"}  # of a terminal, which signals all
+if sys.platform != "win32":
+    KEYS[signal.SIGQUIT] = "Ctrl-\\"
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
@@ -17,6 +20,8 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     SIGHUP, of a closed terminal, and SIGQUIT, of Ctrl-\\, are not among them where they were ignored when the process
     started, as nohup does with the first.
     """
+    if sys.platform == "win32":
+        return signal.SIGINT, signal.SIGTERM
     unless_ignored = (signal.SIGHUP, signal.SIGQUIT)
     others = (number for number in unless_ignored if signal.getsignal(number) != signal.SIG_IGN)
     return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *others)
@@ -36,11 +41,13 @@ def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
     """Return a `preexec_fn` of subprocess: the kernel sends the new process this signal when this one has died.
 
     More exactly when the thread that started it has ended. A process whose parent died before it asked ends at once.
+    Only Linux's kernel does so.
     """
-    parent, libc = os.getpid(), ctypes.CDLL(None)
+    parent, libc = os.getpid(), ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, number)
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(128 + number)
 
@@ -49,5 +56,23 @@ def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None]:
 
 def end_with_torchrun() -> None:
     """In a rank that torchrun has started: SIGTERM when torchrun, which cannot say so any more, has died."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def children_cpu_seconds() -> float:
+    """The CPU time of the child processes that have ended and were waited for, and of theirs."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has held so far."""
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

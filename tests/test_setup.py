@@ -20,6 +20,9 @@ PIP = """
 import sys, time
 from pathlib import Path
 records = Path(sys.prefix).parents[1]
+if sys.argv[1:] == ["config", "list"]:
+    print((records / "config").read_text() if (records / "config").exists() else "global.index-url='a mirror'")
+    sys.exit()
 with open(records / "pip-calls", "a") as calls:
     print(*sys.argv[1:], file=calls)
 order = records / "order"
@@ -103,6 +106,27 @@ def test_installs_once(project: Project) -> None:
     second = project.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert len(project.calls("pip")) == len(project.calls("venv")) == 1
+
+
+def test_uv_installs_if_it_is_there_or_pip_can_install_it(project: Project) -> None:
+    (project.records / "config").touch()  # no mirror, which uv would not know
+    assert project.set_up().returncode == 0
+    assert project.calls("pip") == ["install --quiet uv", "install --use-pep517 --editable .[dev,ffcv]"]  # it cannot
+
+    shutil.rmtree(project.folder / ".venv")
+    project.tool("uv", f'#!/bin/sh\necho "$@" >>"{project.records}/uv-calls"\n')
+    assert "by uv" in project.set_up().stdout
+    assert project.calls("uv") == ["pip install --python .venv/bin/python --compile-bytecode --editable .[dev,ffcv]"]
+    assert len(project.calls("pip")) == 2
+
+
+def test_a_line_every_ten_seconds_says_what_is_downloaded(project: Project) -> None:
+    (project.records / "config").touch()
+    project.tool("sleep", "#!/bin/sh\nexec /bin/sleep 0.2\n")
+    project.tool("uv", "#!/bin/sh\necho 'Downloading torch (812.3MiB)'\n/bin/sleep 1\n")
+    lines = project.set_up().stdout.splitlines()
+    assert any(line.startswith("set-up: ") and line.endswith(" s: Downloading torch (812.3MiB)") for line in lines)
+    assert lines[-1].startswith("set-up: done in ")
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "launch/setup.sh"])

@@ -6,7 +6,6 @@ cache folder, the second the cache that the first has filled. FFCV caches nothin
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from widemix.bench.sample import prepare
 from widemix.errors import InputError
+from widemix.processes import children_cpu_seconds
 
 VERSIONS = ("torch", "ffcv", "numba")
 SIDE, BATCH = 224, 50
@@ -46,16 +46,10 @@ class Cost(NamedTuple):
 
 
 def _start(name: str, data: Path, cache: Path) -> Cost:
-    began, used = time.perf_counter(), _children_cpu_seconds()
+    began, used = time.perf_counter(), children_cpu_seconds()
     command = [sys.executable, "-m", "widemix.bench.start", name, str(data)]
     subprocess.run(command, env=os.environ | {"XDG_CACHE_HOME": str(cache)}, check=True)
-    return Cost(time.perf_counter() - began, _children_cpu_seconds() - used)
-
-
-def _children_cpu_seconds() -> float:
-    """Return the CPU time of the child processes that have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    return Cost(time.perf_counter() - began, children_cpu_seconds() - used)
 
 
 def _row(name: str, own: list[tuple[Cost, Cost]], peer: list[tuple[Cost, Cost]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 A command imports what it needs when it runs, so that help and errors are printed without delay.
 """
 
+import argparse
 from importlib import import_module
 from importlib.metadata import version
 
@@ -35,6 +36,16 @@ widemix train digits/rp_mixer --run-dir runs/a  train a recipe; the same command
 widemix eval runs/a                             evaluate its newest checkpoint"""
 
 
+class _Version(argparse.Action):
+    """Prints the version, and ends: only then is the compiled code looked for."""
+
+    def __call__(self, parser, *_) -> None:
+        from widemix.native.library import description
+
+        print(f"widemix {version('widemix')} ({description()})")
+        parser.exit()
+
+
 def make_parser(only: str | None = None) -> Parser:
     """Return the parser of all commands; of one alone, without importing the others, where `only` is its name."""
     parser = Parser(
@@ -42,7 +53,9 @@ def make_parser(only: str | None = None) -> Parser:
         description="Train MLP-Mixers and other wide, sparse networks. `widemix COMMAND --help` describes a command.",
         examples=EXAMPLES,
     )
-    parser.add_argument("--version", action="version", version=f"widemix {version('widemix')}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version and which compiled code is in use"
+    )
     accept_local_rank(parser)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in [only] if only in COMMANDS else COMMANDS:

@@ -37,11 +37,12 @@ if not os.environ.get("NUMBA_CACHE_DIR"):
     numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 # Held during a fork, so that no other thread holds it: in the forked process nobody would release it.
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 jit: Any = functools.partial(numba.njit, nogil=True, cache=True, error_model="numpy")
 

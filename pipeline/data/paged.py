@@ -9,13 +9,13 @@ and the next one is requested in the order of the file while it is used.
 
 import functools
 import math
-import os
 
 import numpy as np
 
 from widemix.data.compiled import jit
 from widemix.data.order import shuffled, split_views
 from widemix.data.random import PAGE, WINDOW, key, uniform
+from widemix.files import advise
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
 _PIECE = 128 << 10  # bytes; of a longer request Linux reads the beginning and forgets the rest
@@ -126,4 +126,4 @@ def request_ranges(file: int, ranges: np.ndarray) -> None:
     """
     for start, stop in ranges.tolist():
         for piece in range(start, stop, _PIECE):
-            os.posix_fadvise(file, piece, min(_PIECE, stop - piece), os.POSIX_FADV_WILLNEED)
+            advise(file, piece, min(_PIECE, stop - piece), "WILLNEED")

@@ -24,4 +24,5 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="images")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait

@@ -6,6 +6,7 @@ inherit; a rank goes on from there.
 
 import os
 import re
+import sys
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -31,6 +32,10 @@ def note_process(restarted: bool, environ: MutableMapping[str, str] = os.environ
 
 def _process_start() -> float:
     """When this process was created, s since 1970, to 10 ms; psutil's boot time is rounded to whole seconds."""
+    if sys.platform != "linux":
+        import psutil
+
+        return psutil.Process().create_time()
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age

@@ -185,8 +185,7 @@ def keep_freed_memory(device: torch.device) -> None:
     It gives blocks of more than some hundred kB back to the kernel, for whose pages a step then waits, 3 to 20 % of
     its time.
     """
-    libc = ctypes.CDLL(None)
-    if device.type == "cpu" and hasattr(libc, "mallopt"):
+    if device.type == "cpu" and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_MMAP_MAX, 0)
         libc.mallopt(_TRIM_THRESHOLD, -1)
 

@@ -1,7 +1,7 @@
 """The doctor's checks of the machine: disk, memory and CPUs, within the limits of a container or a Slurm job."""
 
+import importlib.util
 import os
-import resource
 import shutil
 
 from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
@@ -56,6 +56,10 @@ def check_memory() -> Finding:
 
 def check_open_files() -> Finding:
     """Check the limit of open files."""
+    if importlib.util.find_spec("resource") is None:
+        return Finding("this system has no such limit")
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= limit < 1024:  # RLIM_INFINITY is -1
         return Finding(f"at most {limit}, which is low", "note", "ulimit -n 4096")

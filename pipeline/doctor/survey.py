@@ -4,7 +4,6 @@ import importlib.metadata
 import io
 import os
 import platform
-import resource
 import shutil
 import subprocess
 import time
@@ -16,6 +15,7 @@ import torch
 from widemix.cgroups import cpu_fraction
 from widemix.distributed.rank_status import node_name
 from widemix.distributed.topology import Topology
+from widemix.files import advise
 
 PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv")
 MAX_READ_S = 4.0  # a large file is read for so long
@@ -31,6 +31,8 @@ def survey(topology: Topology) -> dict[str, Any]:
     "open_files" is a number, "locked_memory" and "shared_memory" are bytes, "cpu" the fraction of a CPU that a busy
     thread gets, "gpu" None on a CPU, "flops" FLOP/s.
     """
+    import resource  # which only Unix has, and clusters
+
     return {
         "host": node_name(),
         "rank": topology.rank,
@@ -69,7 +71,7 @@ def read_rate(folder: Path) -> float:
 
 def _read(file: io.FileIO) -> float:
     """Bytes/s of reading a file from its beginning, for at most `MAX_READ_S`."""
-    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # read the disk, not the page cache
+    advise(file.fileno(), 0, 0, "DONTNEED")  # read the disk, not the page cache
     file.seek(0)
     began, size = time.perf_counter(), 0
     while (chunk := file.read(CHUNK)) and time.perf_counter() - began < MAX_READ_S:

@@ -1,7 +1,6 @@
 """`widemix cost --table`: rehearse every recipe of a folder, each in a process of its own."""
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from typing import Any
 
 from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
-from widemix.processes import end_with_parent
+from widemix.processes import children_cpu_seconds, end_with_parent
 
 _COLUMNS = ("weights", "sent a step", "memory a GPU", "step", "hours", "GPU hours", "rehearsed in", "on CPUs for")
 HEAD = f"| recipe | {' | '.join(_COLUMNS)} |\n|---|{'---:|' * len(_COLUMNS)}"
@@ -35,10 +34,10 @@ def rehearsal_rows(
         for recipe in recipes:
             file = Path(temporary) / f"{recipe.stem}.json"
             command = [sys.executable, "-m", "widemix", "cost", str(recipe), *options, "--json", str(file)]
-            began, cpu = time.perf_counter(), _cpu_seconds()
+            began, cpu = time.perf_counter(), children_cpu_seconds()
             run = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent())
             row: dict[str, Any] = {"name": recipe.stem, "seconds": round(time.perf_counter() - began, 1)}
-            row["CPU seconds"] = round(_cpu_seconds() - cpu, 1)
+            row["CPU seconds"] = round(children_cpu_seconds() - cpu, 1)
             if run.returncode:
                 row["error"] = (run.stderr.strip().splitlines() or ["failed"])[-1]
             else:
@@ -61,9 +60,3 @@ def rehearsal_line(row: dict[str, Any]) -> str:
         cells += [f"{row['hours']:.1f}", f"{row['GPU hours']:,.0f}"] if "hours" in row else ["", ""]
     times = (f"{row['seconds']:.0f} s", f"{row['CPU seconds']:.0f} s")
     return " | ".join([f"| `{row['name']}`", *cells, *times]) + " |"
-
-
-def _cpu_seconds() -> float:
-    """CPU seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -1,22 +1,26 @@
-"""Compiles the C code, once for each version of the sources, compiler and kind of machine, and keeps it on disk.
+"""Finds the compiled C code: the wheel's for this kind of processor, or a library that is compiled here.
 
-The file name contains a hash of all three, so that different nodes may share a home folder. The file is renamed into
-place when it is complete. Of ranks that start at once one builds it, and the others wait; if the file system of the
-home folder has no locks on folders, all do, and the last one replaces the others.
+A library is compiled once for each version of the sources, compiler and kind of machine, and kept on disk. Its file
+name contains a hash of all three, so that different nodes may share a home folder. The file is renamed into place
+when it is complete. Of ranks that start at once one builds it, and the others wait; if the file system of the home
+folder has no locks on folders, all do, and the last one replaces the others.
 """
 
 import atexit
-import fcntl
 import functools
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from widemix.files import wait_for_lock
+from widemix.native.levels import VARIABLE, processor, runnable, wanted
 
 SOURCES = Path(__file__).parent
 # No contraction to fused multiply-adds: the same results on every machine, and Pillow's.
@@ -42,21 +46,42 @@ class BuildError(RuntimeError):
 
 
 def compiled() -> Path:
-    """The path of the library for this machine, which is built if it is missing. Raises `BuildError`."""
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
-    stem = f"native-{platform.machine()}-{_digest(*_sources(), _cpu())}"
-    folder = cache_folder()
-    if compiler is None:  # a compute node without one may use what a login node built
+    """The path of the library for this machine, which is compiled if it is missing. Raises `BuildError`.
+
+    Raises `InputError` for a value of WIDEMIX_NATIVE that is unknown, or that this processor does not run.
+    """
+    target = planned()
+    if not target.exists():
+        with _locked(target.parent):
+            if not target.exists():  # still, after another process may have held the lock
+                compile_library([_compiler()], target, *_machine_flags(wanted()))
+    return target
+
+
+def planned() -> Path:
+    """The path of the library for this machine, which may still have to be compiled. Raises as `compiled`."""
+    level = wanted()
+    if sys.platform != "linux":
+        raise BuildError("compiled code is for Linux alone")
+    if level == "none":
+        raise BuildError(f"{VARIABLE}=none")
+    for name in [level] if level else reversed(runnable()):
+        if shipped(name).exists():
+            return shipped(name)
+    compiler, folder = _compiler(), cache_folder()
+    kind = " ".join(_machine_flags(level)) if level in runnable() else processor()
+    stem = f"native-{platform.machine()}-{_digest(*_sources(), kind.encode())}"
+    if not compiler:  # a compute node without one may use what a login node built
         built = sorted(folder.glob(f"{stem}-*.so"))
         if not built:
             raise BuildError("there is no C compiler (cc); apt-get install gcc libjpeg-dev")
         return built[-1]
-    target = folder / f"{stem}-{_digest(_output(compiler, '--version').encode())[:8]}.so"
-    if not target.exists():
-        with _locked(folder):
-            if not target.exists():  # still, after another process may have held the lock
-                _compile(compiler, target)
-    return target
+    return folder / f"{stem}-{_digest(_output(compiler, '--version').encode())[:8]}.so"
+
+
+def shipped(level: str) -> Path:
+    """The path of a level's library in a wheel; a clone has none."""
+    return SOURCES / f"{level}.so"
 
 
 def cache_folder() -> Path:
@@ -92,19 +117,30 @@ def _locked(folder: Path) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            wait_for_lock(descriptor)
         yield
     finally:
         os.close(descriptor)
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compiler() -> str:
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang") or ""
+
+
+def _machine_flags(level: str) -> Sequence[str]:
+    if level in runnable():
+        return runnable()[level].flags
+    return [_NATIVE[platform.machine()]] if platform.machine() in _NATIVE else []
+
+
+def compile_library(
+    compiler: Sequence[str], target: Path, *flags: str, libraries: Sequence[str] = _LIBRARIES
+) -> None:
+    """Compile all sources into a shared library, which appears whole. Raises `BuildError`."""
     descriptor, name = tempfile.mkstemp(prefix=".native-", suffix=".so", dir=target.parent)
     os.close(descriptor)
-    native = [_NATIVE[platform.machine()]] if platform.machine() in _NATIVE else []
-    arguments = [*_FLAGS, *native, "-o", name, *map(str, sorted(SOURCES.glob("*.c"))), *_LIBRARIES]
     try:
-        _output(compiler, *arguments)
+        _output(*compiler, *_FLAGS, *flags, "-o", name, *map(str, sorted(SOURCES.glob("*.c"))), *libraries)
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -124,13 +160,6 @@ def _output(*command: str) -> str:
 
 def _sources() -> list[bytes]:
     return [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))] + [" ".join(_FLAGS).encode()]
-
-
-def _cpu() -> bytes:
-    """The instruction sets of this processor, which `-march=native` depends on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "").encode()
 
 
 def _digest(*parts: bytes) -> str:

@@ -5,7 +5,7 @@ import functools
 import io
 import sys
 
-from widemix.native.build import BuildError, compiled
+from widemix.native.build import SOURCES, BuildError, compiled, planned
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 
@@ -58,3 +58,15 @@ def open_library() -> ctypes.CDLL:
     library.jpeg_library.restype = ctypes.c_char_p
     library.set_whole_decoder(_decode_whole)
     return library
+
+
+def description() -> str:
+    """Which compiled code is in use, in a few words. Does not compile it."""
+    try:
+        path = planned()
+        if not path.exists():
+            return "compiled code is made at its first use"
+        source = f"{path.stem} of the package" if path.parent == SOURCES else "made on this machine"
+        return f"compiled code: {source}, {open_library().jpeg_library().decode()}"
+    except BuildError as error:
+        return f"no compiled code: {error}"

@@ -175,5 +175,7 @@ def _start_time(pid: int) -> float | None:
 
 def machine_name() -> str:
     """A name of this boot of this machine and of the space of process numbers in it, which containers have alone."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if not boot.exists():  # not Linux
+        return f"{platform.node()} {psutil.boot_time():.0f}"
+    return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}"

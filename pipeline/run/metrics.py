@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from PIL import Image
 
 from widemix.files import atomic_write
+from widemix.processes import peak_resident_bytes
 from widemix.recipe import Recipe
 from widemix.run.trackers import Tracker
 
@@ -133,7 +133,7 @@ def peak_memory(device: torch.device) -> float:
     """Return the peak memory so far in GiB: of torch's allocations on a GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return peak_resident_bytes() / 2**30
 
 
 def _place_of(line: bytes) -> tuple[float, str | None]:

@@ -1,7 +1,6 @@
 """Trains the open runs of a study, several at once, each in a process of its own that may die."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import TextIO
 from widemix.distributed.launchers import without_launcher
 from widemix.errors import Exit, RunError
 from widemix.metrics import main_metric
-from widemix.processes import end_with_parent, leave_closed_terminal, stop_signals
+from widemix.processes import children_cpu_seconds, end_with_parent, leave_closed_terminal, stop_signals
 from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
@@ -134,7 +133,9 @@ class Runner:
         return {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(own))}
 
     def _cpus(self, slot: int) -> list[int]:
-        """The CPUs of a slot: an equal share of those that this process may use."""
+        """The CPUs of a slot: an equal share of those that this process may use; none where it cannot choose."""
+        if not hasattr(os, "sched_getaffinity"):
+            return []
         usable = sorted(os.sched_getaffinity(0))
         count = max(1, len(usable) // self._at_once)
         return [usable[(slot * count + number) % len(usable)] for number in range(count)]
@@ -148,11 +149,11 @@ class Runner:
                 if not self._leases.renew(name) and not running.taken_over:
                     running.taken_over = True
                     os.killpg(running.process.pid, signal.SIGKILL)
-            before = _cpu_seconds_of_children()
+            before = children_cpu_seconds()
             code = running.process.poll()
             if code is None:
                 continue
-            add_core_seconds(self._folder, running.study_run, _cpu_seconds_of_children() - before)
+            add_core_seconds(self._folder, running.study_run, children_cpu_seconds() - before)
             self._running.remove(running)
             self._next_look = 0.0
             running.log.close()
@@ -209,13 +210,8 @@ class Runner:
 def _prepare(end: Callable[[], None], cpus: Sequence[int]) -> None:
     """In the new process: it saves and ends when the runner dies, before its lease expires."""
     end()
-    os.sched_setaffinity(0, cpus)
-
-
-def _cpu_seconds_of_children() -> float:
-    """CPU time of the children that were waited for, and of theirs: it grows when one is found to have ended."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+    if cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def _say(text: str) -> None:

@@ -61,7 +61,7 @@ def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
 
 def test_another_processor_or_compiler_gets_a_build_of_its_own(home, monkeypatch, tmp_path):
     first = compiled()
-    monkeypatch.setattr("widemix.native.build._cpu", lambda: b"flags : another")
+    monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
     second = compiled()
     compiler = tmp_path / "newer"
     compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')

@@ -9,28 +9,19 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from widemix.data.decode import MESSAGE
-from widemix.native import build
+from widemix.native import build, levels
 
 HEIGHT, WIDTH = 67, 90
 GREY = 0x7F7F7F
 
 
-# Registers of 16, 32 and 64 bytes, the last without VBMI; of 16. With what such a processor has in its list.
-PROCESSORS = {
-    "x86_64": {"x86-64-v2": "sse4_2", "x86-64-v3": "avx2", "x86-64-v4": "avx512bw"},
-    "aarch64": {"armv8-a": "asimd"},
-}.get(platform.machine(), {})
-
-
-@pytest.fixture(scope="module", params=PROCESSORS)
-def library(request, tmp_path_factory) -> ctypes.CDLL:
+@pytest.fixture(scope="module", params=levels.LEVELS.get(platform.machine(), {}))
+def library(request) -> ctypes.CDLL:
     """Compiled for other processors; other tests have this machine's."""
-    needed = PROCESSORS[request.param]
-    if needed not in build._cpu().decode().split():
-        pytest.skip(f"this processor does not run code for {request.param}: it has no {needed}")
+    if request.param not in levels.runnable():
+        pytest.skip(f"this processor does not run code for {request.param}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(build, "_NATIVE", {platform.machine(): f"-march={request.param}"})
+        patch.setenv(levels.VARIABLE, request.param)
         library = ctypes.CDLL(str(build.compiled()))
     reals, whole = ctypes.c_double, ctypes.c_int64
     library.move_pixels.argtypes = [ctypes.c_void_p, whole, whole, *[reals] * 6, whole, whole]

