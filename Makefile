@@ -15,12 +15,13 @@
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
+# make lowest  tests with the oldest versions that pyproject.toml allows, in build/lowest; needs uv
 # make wheels  set up, then the source distribution and the wheels, in dist/; needs cmake, nasm and ninja (apt-get),
 #              and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its sources on disk
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check wheels release-check setup
+.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -78,6 +79,14 @@ check: setup
 	.venv/bin/python -m ruff check .
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
+
+# What older libraries warn of is no error there.
+LOWEST = tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests/data/test_loader.py \
+	tests/library/test_library.py tests/library/test_library_loader.py
+lowest:
+	uv venv --quiet --clear build/lowest
+	uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'
+	build/lowest/bin/python -m pytest -o filterwarnings=default -n logical --maxprocesses 4 $(BY_FILE) $(LOWEST) $(ARGS)
 
 wheels: setup
 	.venv/bin/python -m pip install --quiet --editable '.[release]'
