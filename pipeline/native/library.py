@@ -42,7 +42,7 @@ def load() -> ctypes.CDLL | None:
         return open_library()
     except BuildError as error:
         print(
-            f"note: images are decoded and transformed by slower Python code, with the same results: {error}",
+            f"note: without compiled code images load 4 times slower, with the same pixels: {error}",
             file=sys.stderr,
         )
         return None
