@@ -1,10 +1,20 @@
 """Bounds on separation ranks."""
 
+import csv
+import io
 import math
 
 import pytest
 
-from widemix.studies.bounds import bounds, dominates_deeper, mixer_upper, strictly_smaller, transformer_lower
+from widemix.studies.bounds import (
+    as_csv,
+    bounds,
+    dominates_deeper,
+    mixer_upper,
+    plot,
+    strictly_smaller,
+    transformer_lower,
+)
 
 
 def test_bounds_are_those_of_the_theorems():
@@ -25,3 +35,25 @@ def test_transformers_are_above_mixers_where_width_allows_enough_layers():
     assert 5 < separated[0] < 15
     assert [strictly_smaller(p, 3**30, 196, 12) for p in (12, 13, 29, 30)] == [False, True, True, False]
     assert (dominates_deeper(1.58), dominates_deeper(1.59)) == (True, False)
+
+
+def test_the_table_and_the_figure_show_the_bounds_of_each_depth(monkeypatch):
+    rows = bounds(range(1, 36), 3**30, 196, 12)
+    assert {row.separated for row in rows} == {False, True}
+    assert any(math.isnan(row.transformer_lower) for row in rows)
+    text = as_csv(rows)
+    assert "\r" not in text
+    for row, line in zip(rows, csv.DictReader(io.StringIO(text)), strict=True):
+        assert (line["depth"], line["separated"]) == (str(row.depth), str(row.separated).lower())
+        for name in ("mixer_upper", "transformer_lower", "transformer_upper"):
+            value, shown = getattr(row, name), line[f"{name}_log3"]
+            assert shown == "" if math.isnan(value) else float(shown) == pytest.approx(value, rel=1e-5)
+    figures = []
+    monkeypatch.setattr("widemix.studies.bounds.save", lambda figure, paths: figures.append(figure))
+    plot(rows, "t", [])
+    shown = {line.get_label()[-4:-1]: [*zip(*line.get_data(), strict=True)] for line in figures[0].axes[0].lines}
+    assert shown == {
+        "5.6": [(row.depth, row.transformer_upper) for row in rows],
+        "5.7": [(row.depth, row.transformer_lower) for row in rows if row.transformer_lower > 0],
+        "5.5": [(row.depth, row.mixer_upper) for row in rows],
+    }

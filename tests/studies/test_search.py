@@ -1,6 +1,7 @@
 """The search before a study's runs: a function of the results so far, widened at its edge, on a held-out split."""
 
 import csv
+import io
 import json
 import math
 from dataclasses import replace
@@ -144,6 +145,24 @@ def test_more_trials_repeat_none_and_are_those_of_a_longer_search(tmp_path):
     for (rate, momentum), (u, v) in zip(values, unit, strict=True):
         assert rate == pytest.approx(10 ** (-4 + 4 * u), rel=6e-3)
         assert momentum == pytest.approx(0.9 * v, abs=6e-3)
+
+
+def test_the_table_of_trials_has_each_with_its_value_and_what_became_of_it(plan, tmp_path):
+    plan.search(Trainer(plan, tmp_path / "runs", stop_at=13))
+    searched = plan.searched()
+    table = as_csv(searched)
+    assert "\r" not in table
+    head, *lines = csv.reader(io.StringIO(table))
+    assert head == ["point", "optim.lr", "top1", "state", "run"]
+    expected = []
+    for arm, trials in searched:
+        for trial in trials:
+            rate, top1 = trial.values["optim.lr"], trial.top1
+            state = "missing" if top1 is None else "diverged" if rate > 0.9 else "done"
+            shown = f"{top1}" if state == "done" else ""
+            expected.append([arm.name, f"{rate}", shown, state, trial.study_run.name])
+    assert lines == expected
+    assert {state for *_, state, _ in lines} == {"done", "diverged", "missing"}
 
 
 def test_only_a_result_that_is_not_finite_is_final(tmp_path):
