@@ -191,7 +191,7 @@ def read(path: Path, known: set[tuple[str, str, str]]) -> dict[Site, Broken]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="another seed breaks other places (default: 0)")
-    parser.add_argument("--count", type=int, default=300, help="how many (default: 300, an hour)")
+    parser.add_argument("--count", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--only", default="", metavar="WORD", help="files whose path contains it")
     only = "only bring the map up to date, for test files whose path contains a word if there is one"
     parser.add_argument("--map", nargs="*", metavar="WORD", help=only)
