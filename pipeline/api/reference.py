@@ -27,7 +27,16 @@ _ABOUT_TIMM = """# timm's names and widemix's
 timm's defaults do, give those of the second table. An argument that only timm has is an error that names ours.
 
 Made from the signatures, by `python -m widemix.api.reference docs/reference`."""
+_ALIASES = {
+    **dict.fromkeys(("Size", "Whole", "Epoch"), "int"),
+    "Numbers": "Sequence[float]",
+    "FilePath": "str | Path",
+    "Device": "str | int | torch.device",
+    "AnyRecipe": "Recipe | str | Path",
+    "Fraction": "float",
+}
 _FIXED = "\0"  # a space within an argument
+_TOP = Path(widemix.__file__).resolve().parents[1]
 _WIDTH = 88  # of signatures: a line of the page
 
 
@@ -72,6 +81,7 @@ def _shown(default: Any) -> str:
 
 def _described(name: str, thing: Any) -> Iterator[str]:
     yield f"### {name}\n\n```python\n{_filled(name + _signature(thing))}\n```\n\n{_text(inspect.getdoc(thing))}\n"
+    yield f"In `{Path(inspect.getfile(inspect.unwrap(thing))).relative_to(_TOP)}`.\n"
     if name == "widemix.Loader":
         for method, function in vars(thing).items():
             if method == "__len__" or not method.startswith("_"):
@@ -81,24 +91,47 @@ def _described(name: str, thing: Any) -> Iterator[str]:
 
 
 def _signature(thing: Any) -> str:
-    """The arguments with their defaults; without types, which the package has for editors and type checkers."""
+    """The arguments with types and defaults, and the type of what is returned."""
     if inspect.isclass(thing) and ("__init__" not in vars(thing) or hasattr(thing, "model_fields")):
         return ""  # of an exception or a section
+    function = inspect.unwrap(thing.__init__ if inspect.isclass(thing) else thing)
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(parsed, ast.FunctionDef)
+    types = {argument.arg: _type(argument.annotation) for argument in [*parsed.args.args, *parsed.args.kwonlyargs]}
     words: list[str] = []
     is_named = False
     for argument in inspect.signature(thing).parameters.values():
         if argument.kind is argument.KEYWORD_ONLY and not is_named:
             words, is_named = [*words, "*"], True
         value = json.dumps(argument.default) if isinstance(argument.default, str) else repr(argument.default)
-        default = "" if argument.default is argument.empty else f"={value}".replace(" ", _FIXED)
+        default = "" if argument.default is argument.empty else f" = {value}"
         stars = "**" if argument.kind is argument.VAR_KEYWORD else ""
-        words.append(f"{stars}{argument.name}{default}")
-    return f"({', '.join(words)})"
+        hint = f": {types[argument.name]}" if types.get(argument.name) else ""
+        words.append(f"{stars}{argument.name}{hint}{default}".replace(" ", _FIXED))
+    returned = _type(parsed.returns).replace(" ", _FIXED)
+    return f"({', '.join(words)})" + (f"{_FIXED}->{_FIXED}{returned}" if returned not in ("", "None") else "")
+
+
+def _type(annotation: ast.expr | None) -> str:
+    """A type as text, without the checks of `Annotated`, and with aliases of ours written out."""
+
+    class Plain(ast.NodeTransformer):
+        def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+            if ast.unparse(node.value) == "Annotated" and isinstance(node.slice, ast.Tuple):
+                return self.visit(node.slice.elts[0])
+            return self.generic_visit(node)
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            return ast.parse(_ALIASES[node.id], mode="eval").body if node.id in _ALIASES else node
+
+    return ast.unparse(Plain().visit(annotation)) if annotation else ""
 
 
 def _filled(signature: str) -> str:
     """A call, on lines that break between arguments."""
-    return textwrap.fill(signature, _WIDTH, subsequent_indent="    ").replace(_FIXED, " ")
+    return textwrap.fill(
+        signature, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    ).replace(_FIXED, " ")
 
 
 def _ffcv() -> Iterator[str]:

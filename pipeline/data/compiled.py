@@ -8,12 +8,15 @@ import ctypes
 import functools
 import hashlib
 import os
+import sys
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numba
 from llvmlite import binding
 from numba import types
+from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
@@ -56,6 +59,34 @@ jit_noalias: Any = functools.partial(jit, noalias=True)
 jit_inline: Any = functools.partial(jit_noalias, inline="always")
 """`jit_noalias`, inlined into the caller by numba: for the arithmetic of one value, so that LLVM has a single loop to
 vectorise; and for functions that mostly call others, which LLVM would otherwise optimise again in each caller."""
+
+
+class _Notice(event.Listener):
+    """Says once on stderr that functions of ours are being compiled, where that takes a while: the cache is empty."""
+
+    def __init__(self, after: float) -> None:
+        self._after, self._depth = after, 0
+        self._timer: Timer | None = None
+
+    def on_start(self, event: Any) -> None:
+        """Called before a function is compiled, of which some are compiled while others are."""
+        ours = event.data["dispatcher"].py_func.__module__.startswith("widemix.")
+        if self._timer is None and ours and os.environ.get("RANK", "0") == "0":
+            text = "compiling the functions that prepare batches, once on this machine: about half a minute"
+            self._timer = Timer(self._after, print, [text], {"file": sys.stderr, "flush": True})
+            self._timer.daemon = True
+            self._timer.start()
+        self._depth += 1
+
+    def on_end(self, event: Any) -> None:
+        """Called after it; what was compiled in a moment is not worth a line."""
+        self._depth -= 1
+        if self._depth == 0 and self._timer and not self._timer.finished.is_set():
+            self._timer.cancel()
+            self._timer = None
+
+
+event.register("numba:compile", _Notice(after=2.0))
 
 
 def native_symbol(name: str, signature: Any) -> Any:

@@ -4,10 +4,21 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import torch
+from numba.core import event
+from numba.core.dispatcher import Dispatcher
+
 from tests.conftest import ROOT
+from widemix.api.compile_ahead import compile_ahead
+from widemix.data.compiled import _Notice
+from widemix.data.decode import padded_boxes
+from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.distributed.topology import Topology
 from widemix.native import compiled
+from widemix.recipe import load_recipe
 
 # Boxes without images: the compiled functions of others are kept in the same way.
 SCRIPT = """
@@ -25,7 +36,7 @@ def start(cache: Path) -> subprocess.Popen:
         cwd=ROOT,
         env=environment | {"XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.PIPE,
         text=True,
     )
 
@@ -40,11 +51,56 @@ def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
     (tmp_path / "widemix").mkdir()
     shutil.copy(compiled(), tmp_path / "widemix")  # whose building has a test of its own
     ranks = [start(tmp_path) for _ in range(4)]
-    outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, outputs
+    outputs, errors = zip(*(rank.communicate(timeout=600) for rank in ranks), strict=True)
+    assert [rank.returncode for rank in ranks] == [0] * 4, errors
     assert len(set(outputs)) == 1
     before = files(tmp_path)
     assert {"padded_boxes", "key", "uniform"} <= {path.name.split("-")[0].split(".")[-1] for path in before}
     later = start(tmp_path)
     assert later.communicate(timeout=600)[0] == outputs[0]
     assert files(tmp_path) == before
+
+
+def test_long_compilation_is_announced_once(capsys):
+    """Of our functions, in the midst of which others are compiled; none of what takes a moment."""
+    begin = event.Event("numba:compile", event.EventStatus.START, {"dispatcher": padded_boxes})
+    end = event.Event("numba:compile", event.EventStatus.END, begin.data)
+    short, long = _Notice(after=60.0), _Notice(after=0.0)
+    for number in range(2):
+        for notice in (short, long):
+            notice.on_start(begin)
+            notice.on_start(begin)
+        deadline = time.monotonic() + 60
+        while number == 0 and not long._timer.finished.is_set() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for notice in (short, long):
+            notice.on_end(end)
+            notice.on_end(end)
+    assert short._timer is None
+    assert capsys.readouterr().err.count("compiling the functions that prepare batches, once on this machine") == 1
+
+
+def signatures() -> dict[str, int]:
+    """How many signatures each compiled function of ours has, in this process."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("widemix.data.")]
+    held = {id(value): value for module in modules for value in vars(module).values()}
+    return {
+        f"{value.py_func.__module__}.{value.py_func.__name__}": len(value.signatures)
+        for value in held.values()
+        if isinstance(value, Dispatcher)
+    }
+
+
+def test_what_set_up_compiles_is_all_that_a_run_needs(digits):
+    compile_ahead()
+    before = signatures()
+    assert before["widemix.data.augment.batch._run_policy"] == 1
+    for policy in (None, "rand-m7", "original"):
+        augment = [("augment.re_prob", "0.5"), *([("augment.auto_augment", policy)] if policy else [])]
+        recipe = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.workers", "1"), *augment])
+        topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+        with TrainLoader(recipe.data, recipe.augment, recipe.train, topology).batches(epoch=0) as batches:
+            next(batches)
+        with EvalLoader(recipe.data, 4, topology).batches() as batches:
+            next(batches)
+    assert signatures() == before
