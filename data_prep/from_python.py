@@ -127,8 +127,10 @@ def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -
                 name, data = f"{split}/{index}-{crc32c(image):08x}", image
             else:
                 name, data = str(Path(image)), None
+                if b"\0" in os.fsencode(name):
+                    raise ValueError
             label = label if isinstance(label, str) else _numbers(label)
-        except (TypeError, ValueError):
+        except Exception:  # of any class that was given
             wanted = "(path or bytes, number, name or several numbers)"
             raise InputError(f"{split}: pair {index} is {shown(pair)}, not {wanted}") from None
         number = len(label) if isinstance(label, np.ndarray) else 0

@@ -28,15 +28,15 @@ def check_label(place: str, label: float, written: str = "") -> int:
 
     written: its text in the source, by default that of the number.
     """
-    shown = written[:40] or label
+    text = written[:40] or shown(label, 40)
     if label < 0:
-        raise InputError(f"{place}: label {shown} is negative; labels begin at 0: remove what has no label")
+        raise InputError(f"{place}: label {text} is negative; labels begin at 0: remove what has no label")
     if label >= MAX_CLASSES:
         raise InputError(
-            f"{place}: label {shown} is above {MAX_CLASSES - 1}, the largest; number the classes from 0, or name them"
+            f"{place}: label {text} is above {MAX_CLASSES - 1}, the largest; number the classes from 0, or name them"
         )
     if label != label or label != int(label):
-        raise InputError(f"{place}: label {shown} is not a whole number, as labels are")
+        raise InputError(f"{place}: label {text} is not a whole number, as labels are")
     return int(label)
 
 

@@ -13,14 +13,7 @@ class Exit(enum.IntEnum):
     REQUEUE = 75  # stopped by a signal, after saving a checkpoint: the same command continues the run
 
 
-class _OneLine(Exception):
-    """An error whose text is one line, also where it names a file or a value that has several."""
-
-    def __str__(self) -> str:
-        return super().__str__().replace("\n", r"\n")
-
-
-class InputError(_OneLine, ValueError):
+class InputError(ValueError):
     """The user's input is wrong. Printed as one line without a traceback; exit code 2."""
 
 
@@ -28,7 +21,7 @@ class LauncherError(InputError):
     """What the launcher's variables say of this rank is wrong. Printed by every rank that finds it, not by rank 0."""
 
 
-class RunError(_OneLine, RuntimeError):
+class RunError(RuntimeError):
     """A run can't go on, for a reason that its message explains whole: a diverged loss, a full disk, another rank.
 
     Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.

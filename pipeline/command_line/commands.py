@@ -54,9 +54,10 @@ def run_command(
         sys.stdout.flush()
         return write_rank_status(code)
     except InputError as error:
+        message = _one_line(str(error))
         if isinstance(error, LauncherError) or os.environ.get("RANK", "0") == "0":
-            print(f"error: {error}", file=sys.stderr)
-        return write_rank_status(Exit.WRONG_INPUT, str(error))
+            print(f"error: {message}", file=sys.stderr)
+        return write_rank_status(Exit.WRONG_INPUT, message)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return write_rank_status(Exit.FAILED, "interrupted")
@@ -155,7 +156,13 @@ def _is_closed(output: TextIO) -> bool:
     return bool(poll.poll(0))
 
 
+def _one_line(message: str) -> str:
+    """A message in one line, also where it names a file of which the name has several."""
+    return message.replace("\n", r"\n")
+
+
 def _fail(message: str) -> int:
+    message = _one_line(message)
     print(f"error: {message}", file=sys.stderr)
     return write_rank_status(Exit.FAILED, message)
 

@@ -61,8 +61,8 @@ def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> 
 
 
 def legend_text(name: str) -> str:
-    """A name as matplotlib shows it: no dollar begins a formula, and no underscore hides it from the legend."""
-    return f" {literal(name)}" if name else ""
+    """A name as matplotlib shows it, in one line: no dollar begins a formula, no underscore hides it."""
+    return f" {' '.join(literal(name).split())}" if name else ""
 
 
 def add_legend_below(figure: Figure, axes: Sequence[Axes]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from widemix.errors import InputError
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
@@ -199,8 +201,11 @@ def _rounded(value: float) -> float:
 
 def _parse(line: str) -> Row | None:
     try:
-        row = Row(**json.loads(line))
-    except (ValueError, TypeError):
+        row = _ROW.validate_json(line, strict=True)
+    except ValidationError:
         return None
-    numbers = [value for value in (*row.metrics.values(), row.seconds, row.core_seconds) if value is not None]
-    return row if all(isinstance(value, (int, float)) for value in numbers) else None
+    whole = row.epochs > 0 and all({"split", "epoch", "loss"} <= point.keys() for point in row.curve)
+    return row if whole else None
+
+
+_ROW = TypeAdapter(Row)

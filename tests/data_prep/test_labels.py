@@ -144,6 +144,22 @@ def test_labels_from_python(tmp_path):
             collect(tmp_path, [type(wrong)(3), wrong])
 
 
+@pytest.mark.parametrize(
+    ("pair", "words"),
+    [
+        (("a.jpg", 10**5000), "train: pair 0: label of the type int is above 999999"),
+        (("a.jpg", -(10**5000)), "train: pair 0: label of the type int is negative"),
+        (("a\0.jpg", 0), r"train: pair 0 is \('a\\x00.jpg', 0\), not \(path or bytes"),
+        (("\ud800.jpg", 0), r"train: pair 0 is \('\\ud800.jpg', 0\), not"),
+        (("a.jpg", np.eye(2)), "train: pair 0 is .*, not"),
+    ],
+    ids=["large", "negative", "NUL", "surrogate", "matrix"],
+)
+def test_pairs_that_are_none(tmp_path, pair, words):
+    with pytest.raises(InputError, match=words):
+        prepare_pairs([pair], tmp_path / "out")
+
+
 def test_splits_from_python(tmp_path):
     for splits, words in (
         (("train", "Train"), "split 'train' differs from 'Train' in case alone"),

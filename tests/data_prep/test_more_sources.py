@@ -6,6 +6,8 @@ import tarfile
 
 import pytest
 
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.data_prep import csv_list, image_folder, imagenet, tar_listing, webdataset
 from widemix.data_prep.imagenet_val import SOLUTION
 from widemix.data_prep.sources import SOURCES
@@ -134,10 +136,11 @@ def test_a_damaged_header_of_a_sparse_file_is_refused(tmp_path):
         webdataset.read(tmp_path)
 
 
-def test_an_error_is_one_line_whatever_the_file_is_called(tmp_path):
+def test_an_error_is_one_line_whatever_the_file_is_called(tmp_path, capsys):
     (tmp_path / "list.csv").write_text('path,label\n"a\nb.jpg",0\n')
-    with pytest.raises(InputError, match=r"a\\nb\.jpg: cannot be read"):
-        csv_list.read(tmp_path / "list.csv").splits["train"][0].content()
+    words = ["prep", "csv", "--from", str(tmp_path / "list.csv"), "--to", str(tmp_path / "out")]
+    assert run_command(make_parser("prep"), argv=words) == 2
+    assert f"error: {tmp_path}/a\\nb.jpg: cannot be read (No such file or directory)\n" in capsys.readouterr().err
 
 
 def test_tables_of_paths(tmp_path, jpeg):

@@ -127,7 +127,22 @@ def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path):
     table = Table(path)
     table.add_finished(study_runs[:1], tmp_path)
     good = json.dumps(asdict(table.row(study_runs[0])))
-    for bad in ("<<<<<<< HEAD", "{}", '{"run": 1}', good.replace("50.0", '"50"')):
+    row = json.loads(good)
+    changes: list[dict[str, object]] = [
+        {"metrics": 5},
+        {"metrics": None},
+        {"metrics": {"top1": [50.0]}},
+        {"epochs": 0},
+        {"epochs": None},
+        {"curve": [5]},
+        {"curve": None},
+        {"curve": [{"split": "eval"}]},
+        {"images_per_s": "fast"},
+        {"machine": None},
+        {"run": 5},
+    ]
+    texts = ("<<<<<<< HEAD", "{}", "[]", "\0\0", '{"run": 1}', good.replace("50.0", '"50"'))
+    for bad in (*texts, *(json.dumps(row | change) for change in changes)):
         path.write_text(f"{good}\n{bad}\n")
         with pytest.raises(InputError, match="line 2: is not the line of a run"):
             Table(path)
