@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.recipe import SECTIONS, keys, suggest, tables
+from widemix.recipe import SECTIONS, key_names, suggest, tables
 
 
 def _local_path(text: str) -> Path:
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
         if close:
             return f"; did you mean {close[0]}?"
         takes_keys = any(action.dest == "recipe" for action in self._actions)
-        hint = suggest(option.lstrip("-"), keys()) if takes_keys else ""
+        hint = suggest(option.lstrip("-"), key_names()) if takes_keys else ""
         return "" if "lists them" in hint else hint  # the help of the command lists its options
 
 

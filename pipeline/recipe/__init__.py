@@ -12,7 +12,7 @@ from widemix.recipe.files import (
     recipe_hash,
 )
 from widemix.recipe.identity import experiment_hash, run_differences
-from widemix.recipe.key_table import SECTIONS, keys, tables
+from widemix.recipe.key_table import SECTIONS, key_names, keys, tables
 from widemix.recipe.schema import Recipe, check_world
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "experiment_hash",
     "fill_classes",
     "flat_recipe",
+    "key_names",
     "keys",
     "load_recipe",
     "load_stored_recipe",

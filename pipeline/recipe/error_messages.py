@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from widemix.errors import shown
-from widemix.recipe.key_table import families, keys
+from widemix.recipe.key_table import families, key_names, keys
 from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
 
@@ -28,8 +28,8 @@ def error_message(
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        leaf = name not in Recipe.model_fields and any(known.endswith(f".{name}") for known in keys())
-        table = list(keys()) if "." in name or leaf else list(Recipe.model_fields)
+        leaf = name not in Recipe.model_fields and any(known.endswith(f".{name}") for known in key_names())
+        table = key_names() if "." in name or leaf else list(Recipe.model_fields)
         if family and name in table:
             return f"{where}: {name} is not a key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"

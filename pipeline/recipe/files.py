@@ -15,7 +15,7 @@ from widemix.arguments import FilePath, check_arguments, is_iterable
 from widemix.errors import InputError, command
 from widemix.models.families import KINDS
 from widemix.recipe.error_messages import error_message, suggest
-from widemix.recipe.key_table import SECTIONS, keys
+from widemix.recipe.key_table import SECTIONS, key_names
 from widemix.recipe.plugins import import_plugins
 from widemix.recipe.renamed import current_name, rename_keys, warn_renamed
 from widemix.recipe.schema import Recipe
@@ -56,7 +56,7 @@ def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str, stored: b
     merged = _read(file, (), stored)
     import_plugins(merged, path)
     origin = dict.fromkeys(_leaves(merged), path)
-    known = keys()
+    known = key_names()
     for name, text in overrides:
         now = current_name(name)
         warn_renamed(name, now, "the command line")

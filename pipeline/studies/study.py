@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from widemix.errors import InputError, command
-from widemix.recipe import keys, load_recipe, suggest
+from widemix.recipe import key_names, load_recipe, suggest
 from widemix.recipe.files import SHIPPED
 from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message
@@ -78,7 +78,7 @@ class Figure(Section):
     @model_validator(mode="after")
     def quantities_exist(self):
         """Each axis is a recipe key or a known quantity."""
-        known = [*keys(), *COMPUTED, *MEASURED, "epoch"]
+        known = [*key_names(), *COMPUTED, *MEASURED, "epoch"]
         for name in (self.x, *self.y):
             if current_name(name) not in known:
                 raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
