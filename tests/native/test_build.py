@@ -23,6 +23,12 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache" / "widemix"
 
 
+@pytest.fixture
+def unoptimised(monkeypatch) -> None:
+    """Compile in a quarter of the time: what the code does is not looked at."""
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-O0"))
+
+
 def start(home: Path) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "widemix.native"],
@@ -43,14 +49,14 @@ def test_processes_that_start_at_once_share_one_build(home):
     assert len(list(home.iterdir())) == 1  # nothing half-made is left
 
 
-def test_what_is_there_is_not_built_again(home):
+def test_what_is_there_is_not_built_again(home, unoptimised):
     path = compiled()
     before = path.stat().st_mtime_ns
     assert compiled() == path
     assert path.stat().st_mtime_ns == before
 
 
-def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
+def test_without_a_compiler_an_earlier_build_does(home, unoptimised, monkeypatch, tmp_path):
     path = compiled()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiled() == path
@@ -59,7 +65,7 @@ def test_without_a_compiler_an_earlier_build_does(home, monkeypatch, tmp_path):
         compiled()
 
 
-def test_another_processor_or_compiler_gets_a_build_of_its_own(home, monkeypatch, tmp_path):
+def test_another_processor_or_compiler_gets_a_build_of_its_own(home, unoptimised, monkeypatch, tmp_path):
     first = compiled()
     monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
     second = compiled()
