@@ -7,9 +7,9 @@ weights, of which the theorems speak, and is below it only where a determinant i
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ def mixer_layers(recipe: Recipe, residuals: bool, seed: int) -> tuple[Layers, tu
 
     def layers(x: Tensor) -> list[Tensor]:
         found: list[Tensor] = []
-        for block in blocks:
+        for block in cast(list[MixerBlock], list(blocks)):
             handle = block.norm2.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0] % PRIME))
             try:
                 x = block(x) % PRIME
@@ -94,7 +94,8 @@ def attention_layers(depth: int, channels: int, heads: int, seed: int) -> Layers
     def layers(x: Tensor) -> list[Tensor]:
         found = []
         for layer in weights:
-            x = sum(_times(_times(query(x), x.mT), value(x)) for query, value in layer) % PRIME
+            of_heads = [_times(_times(query(x), x.mT), value(x)) for query, value in layer]
+            x = torch.stack(of_heads).sum(0) % PRIME
             found.append(x)
         return found
 
@@ -106,7 +107,7 @@ class _Linear(nn.Module):
 
     def __init__(self, outputs: int, inputs: int, generator: torch.Generator):
         super().__init__()
-        self.register_buffer("weight", torch.randint(1, PRIME, (outputs, inputs), generator=generator))
+        self.weight = torch.randint(1, PRIME, (outputs, inputs), generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
         return _times(x, self.weight.mT)
@@ -211,7 +212,9 @@ def monomials(degree: int, first: int, second: int) -> int:
 
 
 @styled
-def plot_ranks(measured: dict[str, Sequence[SeparationRank]], bounds: dict[str, Sequence[float]], title: str) -> Any:
+def plot_ranks(
+    measured: Mapping[str, Sequence[SeparationRank]], bounds: Mapping[str, Sequence[float]], title: str
+) -> Any:
     """Return the figure: log3 of the ranks by the number of layers, and bounds, given as log3 from one layer on."""
     figure, axes = new_figure(6.4, 4.2)
     for number, (name, values) in enumerate(measured.items()):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.models.layers import BlockDiagonal, GroupedLinear
+from widemix.models.pk import MixingLayer
 from widemix.models.shallow.network import Monarch
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear
@@ -75,6 +76,7 @@ class LayerSpectrum:
     values: np.ndarray  # float64, descending
     edge: float  # where the largest is at the start of training, by Marchenko-Pastur or L+
     complete: bool  # False: the largest alone, by Lanczos
+    spread: float | None = None  # |B|_1 / (sqrt(entries) |B|_F): 0.8 of Gaussian weights, smaller of sparse ones
 
     @property
     def largest(self) -> float:
@@ -88,6 +90,31 @@ def spectra(module: nn.Module, inputs: Tensor) -> list[LayerSpectrum]:
     inputs: one sample as a batch, of any values.
     """
     return [_spectrum(name, layer, repeats) for name, layer, repeats in linear_layers(module, inputs)]
+
+
+def products(module: nn.Module) -> list[LayerSpectrum]:
+    """Return the spectrum of V (x) W of each block of an S-Mixer, W its token and V its channel mixing.
+
+    It is what the block multiplies with where phi is left out (corollary 3.4 of Hayase & Karakida 2024). Its singular
+    values and its spread are products of theirs; it is never made.
+    """
+    found = []
+    for name, block in module.named_modules():
+        mixings = [getattr(block, mixing, None) for mixing in ("mlp_tokens", "mlp_channels")]
+        if not all(isinstance(mixing, MixingLayer) and isinstance(mixing.fc, nn.Linear) for mixing in mixings):
+            continue
+        w, v = (_numpy(mixing.fc.weight) for mixing in mixings if mixing is not None)
+        edge = marchenko_pastur_edge(*v.shape) * marchenko_pastur_edge(*w.shape)
+        shape = (v.shape[0] * w.shape[0], v.shape[1] * w.shape[1])
+        values = kronecker_singular_values(v, w)
+        found.append(LayerSpectrum(f"{name}.V (x) W", shape, 1, values, edge, True, spread(v) * spread(w)))
+    return found
+
+
+def spread(weight: np.ndarray) -> float:
+    """Return |B|_1 / (sqrt(entries) |B|_F), 1 where all entries are as large, small where few are; nan of zeros."""
+    length = float(np.linalg.norm(weight))
+    return float(np.abs(weight).sum()) / (math.sqrt(weight.size) * length) if length else math.nan
 
 
 def linear_layers(module: nn.Module, inputs: Tensor) -> Iterator[tuple[str, nn.Module, int]]:

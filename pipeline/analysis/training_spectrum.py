@@ -9,7 +9,7 @@ import matplotlib as mpl
 import numpy as np
 import torch
 
-from widemix.analysis.spectrum import LayerSpectrum, spectra
+from widemix.analysis.spectrum import LayerSpectrum, products, spectra
 from widemix.errors import InputError
 from widemix.evaluation.networks import Network, initial_module, load_network, of_recipe
 from widemix.models.registry import empty_inputs
@@ -20,21 +20,22 @@ LINES = ("-", "--", ":", "-.")
 Course = list[tuple[int | None, list[LayerSpectrum]]]  # a step, None if it is not known, and the layers at it
 
 
-def course(name: str, patterns: Sequence[str] = (), ema: bool = False) -> Course:
+def course(name: str, patterns: Sequence[str] = (), ema: bool = False, of_products: bool = False) -> Course:
     """Return the spectra of a network's layers, of a run folder at the start and at each checkpoint.
 
-    Layers match one of the patterns, such as `blocks.*.fc1`; without any they are all.
+    Layers match one of the patterns, such as `blocks.*.fc1`; without any they are all. of_products: of V (x) W of
+    each block of an S-Mixer instead.
     """
     checkpoints = complete_checkpoints(Path(name))
     if not checkpoints:
         network = load_network(name, ema)
-        return [(_step(name, network), _chosen(network, patterns))]
+        return [(_step(name, network), _chosen(network, patterns, of_products))]
     last = load_network(str(checkpoints[-1]), ema)
     assert last.recipe is not None
     start = of_recipe(name, last.recipe, initial_module(last.recipe))
     between = ((int(path.name), load_network(str(path), ema)) for path in checkpoints[:-1])
     networks = [(0, start), *between, (int(checkpoints[-1].name), last)]
-    return [(step, _chosen(network, patterns)) for step, network in networks]
+    return [(step, _chosen(network, patterns, of_products)) for step, network in networks]
 
 
 def _step(name: str, network: Network) -> int | None:
@@ -43,7 +44,11 @@ def _step(name: str, network: Network) -> int | None:
     return 0 if network.recipe else None
 
 
-def _chosen(network: Network, patterns: Sequence[str]) -> list[LayerSpectrum]:
+def _chosen(network: Network, patterns: Sequence[str], of_products: bool) -> list[LayerSpectrum]:
+    if of_products:
+        if not (found := products(network.module)):
+            raise InputError("--products: those of an S-Mixer, whose mixings have one layer each without groups")
+        return found
     size = network.data.image_size
     inputs = empty_inputs(network.section, 1, size) if network.section else torch.zeros(1, 3, size, size)
     found = spectra(network.module, inputs)
@@ -65,6 +70,8 @@ def as_json(name: str, steps: Course) -> dict[str, Any]:
 
 def _layer_json(layer: LayerSpectrum, whole: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"layer": layer.layer, "largest": layer.largest, "edge_at_start": layer.edge}
+    if layer.spread is not None:
+        entry["spread"] = layer.spread
     if whole:
         rows, columns = layer.shape
         entry |= {

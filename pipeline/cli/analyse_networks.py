@@ -90,6 +90,11 @@ def add_spectrum(analyses) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
+    add(
+        "--products",
+        action="store_true",
+        help="of an S-Mixer's V (x) W instead, with their spread: 0.64 of random weights, less of sparse ones",
+    )
     add_outputs(parser, "plot spectrum.png there", "write the singular values")
     add_ema(parser)
     parser.set_defaults(command=_spectrum)
@@ -99,11 +104,14 @@ def _spectrum(arguments: argparse.Namespace) -> Exit:
     check_networks(arguments.network)
     from widemix.analysis.training_spectrum import as_json, course, plot_course
 
-    steps = course(arguments.network, arguments.layers, arguments.ema)
+    if arguments.products and arguments.layers:
+        raise InputError("--products: has no layers to choose from; leave out --layers")
+    steps = course(arguments.network, arguments.layers, arguments.ema, arguments.products)
     for layer in steps[-1][1]:
         rows, columns = layer.shape
         effective = f" x {layer.repeats}" if layer.repeats > 1 else ""
-        print(f"{layer.layer:<32} {rows} x {columns}{effective}: {layer.largest:.4f}, edge {layer.edge:.4f}")
+        spread = "" if layer.spread is None else f", spread {layer.spread:.4f}"
+        print(f"{layer.layer:<32} {rows} x {columns}{effective}: {layer.largest:.4f}, edge {layer.edge:.4f}{spread}")
     figures = {"spectrum.png": lambda: plot_course(arguments.network, steps)}
     return write_outputs(arguments, as_json(arguments.network, steps), figures)
 

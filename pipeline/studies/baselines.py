@@ -81,13 +81,19 @@ def baseline_lines(results: Sequence[Result], folder: Path) -> list[str]:
     if not own:
         return []
     lines = [f"Without a network: {'; '.join(row.text for row in own)}."]
-    if below := _below(results, known):
+    if below := [text for text, is_below in _points(results, known) if is_below]:
         lines.append(f"Below logistic regression, and so no result of a network: {'; '.join(below)}.")
     return lines
 
 
-def _below(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline]) -> list[str]:
-    """The points, in words, whose mean top-1 is below the linear baseline of their data."""
+def count_below(results: Sequence[Result], folder: Path) -> tuple[int, int]:
+    """How many points have a mean top-1 below the linear baseline of their data, of how many with a baseline."""
+    points = _points(results, read_baselines(folder))
+    return sum(is_below for _, is_below in points), len(points)
+
+
+def _points(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline]) -> list[tuple[str, bool]]:
+    """Each point whose data has a baseline, in words, and whether its mean top-1 is below the linear one."""
     points: dict[tuple, list[Result]] = {}
     for result in results:
         if math.isfinite(result.y.get("top1", math.nan)):
@@ -96,9 +102,10 @@ def _below(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline])
     for own in points.values():
         run, mean = own[0].study_run, statistics.fmean(result.y["top1"] for result in own)
         baseline = known.get(_key(run))
-        if baseline is not None and mean < baseline.linear:
-            values = ", ".join(f"{name} {value}" for name, value in run.varied if name != "data.path")
-            found.append(f"{run.line} on `{baseline.data}`{f', {values}' if values else ''} ({mean:.2f} %)")
+        if baseline is not None:
+            values = ", ".join(f"{name} {value}" for name, value in run.varied if name.startswith("model."))
+            text = f"{run.line} on `{baseline.data}`{f', {values}' if values else ''} ({mean:.2f} %)"
+            found.append((text, mean < baseline.linear))
     return found
 
 
@@ -138,6 +145,7 @@ def _split(study_run: StudyRun, split: str):
     import torch
 
     from widemix.data.loader import EvalLoader
+    from widemix.data.tokens import Tokens
     from widemix.distributed.topology import Topology
 
     section = study_run.recipe.data.model_copy(update={"eval_split": split})
@@ -146,7 +154,7 @@ def _split(study_run: StudyRun, split: str):
     with loader.batches() as batches:
         for batch in batches:
             inputs = batch.inputs
-            if not inputs.is_floating_point():  # token ids; 0 is padding
+            if isinstance(loader.source, Tokens):  # 0 is padding
                 rows = torch.arange(len(inputs))[:, None].expand_as(inputs)[inputs > 0].numpy()
                 words = inputs[inputs > 0].numpy()
                 shape = (len(inputs), loader.source.vocabulary)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from widemix.studies.baselines import baseline_lines
+from widemix.studies.baselines import baseline_lines, count_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.page import claims_table, escaped
 from widemix.studies.papers import Entry, Paper, check_estimate
@@ -94,7 +94,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                _findings(unique),
+                _findings(unique, list(held.values()), folder),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -136,18 +136,28 @@ def _held(path: Path, folder: Path) -> Held:
     return Held(make_plan(path, study, Table(folder / f"{path.stem}.jsonl")))
 
 
-def _findings(found: Sequence[tuple[str, Verdict]]) -> str:
-    """The first few statements that were decided: contradicted ones first, those of a paper before ours."""
+def _findings(found: Sequence[tuple[str, Verdict]], held: Sequence[Held], folder: Path) -> str:
+    """The first few of: contradicted statements of a paper, studies below a linear baseline, others contradicted, and
+    supported statements.
+    """
 
     def order(item: tuple[str, Verdict]) -> tuple[bool, bool]:
         return item[1].word != "contradicted", item[1].claim.source.startswith("ours")
 
-    decided = [item for item in found if item[1].word in ("supported", "contradicted")]
-    lines = [
-        f"{number}. {_words(verdict)} ({figure})"
-        for number, (figure, verdict) in enumerate(sorted(decided, key=order)[:MOST_FINDINGS], start=1)
-    ]
-    return "\n".join(lines) or "None yet: no statement is decided."
+    decided = sorted((item for item in found if item[1].word in ("supported", "contradicted")), key=order)
+    first = [item for item in decided if order(item) == (False, False)]
+    lines = [f"{_words(verdict)} ({figure})" for figure, verdict in first]
+    for each in held:
+        below, points = count_below(each.results, folder)
+        if points and 2 * below > points:
+            lines.append(
+                f"**below a linear baseline**: {below} of the {points} points of `{each.name}` are below logistic "
+                f"regression on the same data, so it shows nothing of networks"
+            )
+    lines += [f"{_words(verdict)} ({figure})" for figure, verdict in decided[len(first) :]]
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines[:MOST_FINDINGS], start=1)) or (
+        "None yet: no statement is decided."
+    )
 
 
 def _words(verdict: Verdict) -> str:

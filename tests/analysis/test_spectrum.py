@@ -76,6 +76,21 @@ def test_masked_monarch_and_kronecker_weights():
     np.testing.assert_allclose(kronecker_singular_values(a, b), np.linalg.svd(np.kron(a, b), compute_uv=False))
 
 
+def test_products_of_an_s_mixer_are_those_of_the_explicit_kronecker_product():
+    model = build("s_mixer", patch_size=4, tokens=5, channels=6, depth=2, project_tokens=True)
+    first, second = spectrum.products(model)
+    for each, block in ((first, model.blocks[0]), (second, model.blocks[1])):
+        wide = torch.kron(block.mlp_channels.fc.weight, block.mlp_tokens.fc.weight).detach().double().numpy()
+        assert each.shape == wide.shape
+        np.testing.assert_allclose(each.values[: min(wide.shape)], numpys(torch.tensor(wide)), atol=1e-6)
+        length = np.linalg.norm(wide) * wide.size**0.5
+        assert each.spread == pytest.approx(np.abs(wide).sum() / length)
+    assert second.edge == pytest.approx(4)
+    assert spectrum.spread(np.ones((3, 4))) == pytest.approx(1)
+    assert spectrum.spread(np.eye(4)) == pytest.approx(0.5)
+    assert spectrum.products(build("mixer", patch_size=4, tokens=4, channels=6, depth=1, expansion=2.0)) == []
+
+
 def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
     layer = SparseLinear(60, 40, 0.2, (0,))
     dense = numpys(layer.dense_weight())

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.formats.manifest import read_manifest
-from widemix.studies.baselines import FILE, Baseline, baseline_lines, read_baselines
+from widemix.studies.baselines import FILE, Baseline, baseline_lines, count_below, read_baselines
 from widemix.studies.results import Result
 from widemix.studies.study import read_study, study_runs_of
 
@@ -61,6 +61,8 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
         "Below logistic regression, and so no result of a network: "
         f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
     )
+    assert count_below(results, tmp_path) == (1, 2)
+    assert count_below(results, tmp_path / "none") == (0, 0)
     assert len(baseline_lines(results[1:], tmp_path)) == 1
     assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
     assert baseline_lines(results, tmp_path / "none") == []
