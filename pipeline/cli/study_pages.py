@@ -43,10 +43,10 @@ def _results(arguments: argparse.Namespace) -> Exit:
         atomic_write(arguments.report / FULL_SIZE, full_size_csv(papers, studies, arguments.gpu))
     links = os.path.relpath(arguments.report, arguments.to_file.parent)
     page, numbers = results_page(papers, studies, arguments.report, links)
-    atomic_write(arguments.to_file, page)
-    if arguments.readme:
+    if arguments.readme:  # before the page, which is not written where this one lacks the lines
         begin = "<!-- written by `widemix study results --readme README.md` -->\n"
         replace_between(arguments.readme, begin, "<!-- end -->\n", f"{numbers}\n")
+    atomic_write(arguments.to_file, page)
     print(f"{arguments.to_file}: {numbers}")
     return Exit.DONE
 
