@@ -200,7 +200,7 @@ def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.4)
     if close:
         return f"; did you mean {beside[close[0]]}?"
-    shipped = [str(name.relative_to(SHIPPED).with_suffix("")) for name in sorted(SHIPPED.rglob("*.yaml"))]
+    shipped = [str(name.relative_to(SHIPPED).with_suffix("")) for name in sorted(SHIPPED.glob("*/**/*.yaml"))]
     close = difflib.get_close_matches(str(path), shipped, n=1)
     close = close or [name for name in shipped if name.endswith(f"/{path.stem}")][:1]
     if close:
