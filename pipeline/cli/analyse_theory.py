@@ -113,15 +113,16 @@ def add_separation_rank(analyses) -> None:
     parser = analyses.add_parser(
         "separation-rank",
         help="separation ranks of a small Mixer by its layers, next to attention and to the bounds",
-        examples="widemix analyse separation-rank svhn/mixer_square --model.kind s_mixer --model.expansion null "
-        "--model.norm none --model.project_tokens true --model.tokens 2 --model.channels 2 --model.depth 2 "
-        "--to figures",
+        examples="widemix analyse separation-rank svhn/mixer_square --model.kind s_mixer \\\n"
+        "    --model.expansion null --model.norm none --model.project_tokens true \\\n"
+        "    --model.tokens 2 --model.channels 2 --model.depth 2 --to figures",
         description="Compute the separation rank of a Mixer's blocks (activation square, no norms) after each layer, "
         "exactly, as ranks of matrices over a prime field, next to that of attention of the same size without "
         "softmax, and to theorems 5.5 to 5.7 of Navon & Bronstein 2023. A block has two layers. Needs no data and no "
         "run; ranks grow like the square of 2^layers.",
     )
     add_recipe_arguments(parser)
+    parser.usage = "%(prog)s RECIPE.yaml [options]\n       [--section.key VALUE ...]"
     add = parser.add_argument
     split = "what is halved: tokens, or the channels of all tokens (default: tokens)"
     add("--partition", choices=("tokens", "channels"), default="tokens", help=split)

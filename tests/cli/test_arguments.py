@@ -125,9 +125,10 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     (
         f"analyse spectrum {NET} --layers a b --ema",
         "widemix.analysis.training_spectrum.course",
-        (NET, ["a", "b"], True),
+        (NET, ["a", "b"], True, False),
         {},
     ),
+    (f"analyse spectrum {NET} --products", "widemix.analysis.training_spectrum.course", (NET, (), False, True), {}),
     (f"analyse pixels {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
     (f"analyse filters {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
     (f"analyse cka {NET} {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
@@ -162,6 +163,10 @@ def test_what_is_typed_is_what_is_done(words, target, arguments, options, names,
 
 
 STUDY = "recipes/studies/figure7.yaml"
+TINY = (
+    "svhn/mixer_square --model.kind s_mixer --model.expansion null --model.norm none --model.project_tokens true "
+    "--model.tokens 2 --model.channels 2 --model.depth 2"
+)
 RECIPE = "digits/mixer --model.depth 3"
 # Command line -> the function, and what is to be read off its arguments.
 READ: list[tuple[str, str, Any, Any]] = [
@@ -226,6 +231,24 @@ READ: list[tuple[str, str, Any, Any]] = [
         lambda v: (P(STUDY), "", P("b/figure7.jsonl"), [("train.epochs", "3")], "*depth-2*"),
     ),
     (
+        f"analyse separation-rank {TINY} --no-residuals --seed 5",
+        "widemix.analysis.separation_rank.mixer_layers",
+        lambda recipe, *others: (recipe.model.depth, *others),
+        lambda v: (2, False, 5),
+    ),
+    (
+        f"analyse separation-rank {TINY} --heads 2 --seed 5",
+        "widemix.analysis.separation_rank.attention_layers",
+        lambda *arguments: arguments,
+        lambda v: (4, 2, 2, 5),
+    ),
+    (
+        f"analyse separation-rank {TINY} --partition channels --most 64 --seed 5",
+        "widemix.analysis.separation_rank.separation_ranks",
+        lambda layers, *others: others,
+        lambda v: ((2, 2), 2, "channels", 64, 5),
+    ),
+    (
         f"bench step {RECIPE} --rounds 3 --batch 5 --compiled",
         "widemix.bench.step.run",
         lambda given: (given.recipe, given.overrides, given.rounds, given.batch, given.compiled),
@@ -283,6 +306,8 @@ OTHERS = {
     "--at-once 3 --ranks 2",
     "plan": "study plan {study} --gpu h100",
     "report": "study report {study} --to {tmp}/a --report {tmp}/b --only *depth-1_*",
+    "baselines": "study baselines {study} --to {tmp}/a --report {tmp}/b --only *depth-1_*",
+    "results": "study results --report {tmp} --to {tmp}/page.md --readme {names} --gpu h100",
 }
 
 
@@ -351,8 +376,26 @@ def test_a_study_is_planned_trained_searched_and_reported_as_typed(names, digits
     assert (span.low, span.high, span.log, search.split, search.trials) == (0, 3, False, "train", 4)
     assert (len(plan.study_runs), plan.table.path) == (1, P(names["tmp"], "b/study.jsonl"))
     assert call("plan", "requirements.requirements").arguments[1] == "h100"
+    study_runs, folder = call("baselines", "baselines.add_baselines").arguments
+    assert (len(study_runs), folder) == (1, P(names["tmp"], "b"))
     study_runs, table, _ = call("report", "results.collect").arguments
     assert (len(study_runs), table.path) == (1, P(names["tmp"], "b/study.jsonl"))
+
+
+def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
+    def call(target: str) -> Reached:
+        return call_of(OTHERS["results"].format(**names), f"widemix.{target}", monkeypatch)
+
+    assert call("studies.results_page.full_size_csv").arguments[2] == "h100"
+    monkeypatch.setattr("widemix.studies.results_page.full_size_csv", lambda *_: "")
+    assert call("studies.results_page.results_page").arguments[2:] == (P(names["tmp"]), ".")
+    monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers"))
+    readme, *_, text = call("estimate.recipe_tables.replace_between").arguments
+    assert (readme, text) == (P(names["names"]), "numbers\n")
+    monkeypatch.setattr("widemix.estimate.recipe_tables.replace_between", lambda *_: None)
+    assert call("files.atomic_write").arguments[0] == P(names["tmp"], "results_full_size.csv").with_name(
+        "full_size.csv"
+    )
 
 
 def test_no_option_is_left_out():

@@ -53,7 +53,7 @@ def test_a_command_does_not_import_the_others():
 
 def test_examples_in_help_parse(monkeypatch):
     monkeypatch.chdir(ROOT)
-    text = "".join(parser.format_help() for parser in PARSERS.values())
+    text = "".join(parser.format_help() for parser in PARSERS.values()).replace("\\\n", "")
     examples = re.findall(r"^  widemix (.+?)(?:   .*)?$", text, re.MULTILINE)
     assert {example.split()[0] for example in examples} >= {*parser.COMMANDS} - {"bench"}
     for example in examples:
