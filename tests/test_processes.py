@@ -95,14 +95,16 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number):
-    before = signal.signal(number, signal.SIG_DFL)
+    terminal = (signal.SIGHUP, signal.SIGQUIT)  # which a shell may have ignored for the tests
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in terminal}
     try:
-        every = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT}
+        every = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *terminal}
         assert set(stop_signals()) == every
         signal.signal(number, signal.SIG_IGN)
         assert set(stop_signals()) == every - {number}
     finally:
-        signal.signal(number, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 STOPPABLE = """
