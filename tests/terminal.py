@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 from tests.forks import ROOT
@@ -22,6 +23,8 @@ class Terminal:
         def take() -> None:
             os.setsid()
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+            for key in (signal.SIGINT, signal.SIGQUIT):  # which a shell may have ignored for the tests
+                signal.signal(key, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)  # the first as nohup does
 
         command = [sys.executable, *map(str, words)]
@@ -29,9 +32,13 @@ class Terminal:
         self.process = subprocess.Popen(command, cwd=ROOT, preexec_fn=take, **streams)
         os.close(theirs)
 
-    def wait_for(self, text: bytes, times: int = 1) -> None:
-        said = b""
+    def wait_for(self, text: bytes, times: int = 1, seconds: float = 300) -> None:
+        said, deadline = b"", time.monotonic() + seconds
         while said.count(text) < times:
+            ready, _, _ = select.select([self.own], [], [], max(0, deadline - time.monotonic()))
+            if not ready:
+                self.process.kill()
+                raise TimeoutError(f"{text!r} was not said in {seconds:.0f} s: {said!r}")
             said += os.read(self.own, 1000)
 
     def read(self) -> bytes:
