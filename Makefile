@@ -27,7 +27,7 @@ demo: setup
 	.venv/bin/python -m widemix.launch.demo
 
 # Files in the order of tests/longest.txt; bytecode is kept, whatever the environment says, for the processes they start.
-# One process more than there are CPUs, since tests wait for the processes that they start: a fifth less time on two.
+# One process more than there are CPUs, since tests wait for the processes that they start.
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 4
 BY_FILE = --dist loadfile --no-loadscope-reorder
 
