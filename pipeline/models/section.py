@@ -13,6 +13,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from widemix.errors import InputError
+from widemix.models.factors import Structure
 from widemix.models.layer_costs import NetworkCost
 from widemix.section import Depth, DropPath, Positive, Section, key
 
@@ -65,6 +66,10 @@ class ModelSection(Section):
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost | None:
         """Return every layer's cost by formula. Default: None, for a network that is counted on the meta device."""
         return None
+
+    def structured_matrices(self) -> list[tuple[str, Structure, int, int]]:
+        """Return key, structure, inputs and outputs of each structured matrix of an inner block. Default: none."""
+        return []
 
     def summary(self) -> str:
         """Return the network in the papers' letters, for the table of recipes. Default: its kind."""

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
+from widemix.models.factors import Structure
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
 from widemix.models.mixer.structures import StructuredWeights, check_structure
 from widemix.models.section import Expansion, ModelSpec, Seed, check_patches, hidden_width
@@ -134,8 +136,8 @@ class MixerSection(StructuredWeights):
             check_structure(name, self.structure(name), widths)
         return self
 
-    @override
     def mixing_widths(self, tokens_in: int | None = None) -> dict[str, list[int]]:
+        """Widths of a block's mixings, first to last, by the key of their structure. Default: of an inner block."""
         token_hidden, channel_hidden = self.hidden_widths
         widths = {
             "token_weights": (tokens_in or self.tokens, token_hidden, self.tokens),
@@ -215,6 +217,15 @@ class MixerSection(StructuredWeights):
         # Not the gamma that gives Omega where the section states it: a first token mixing of S0 tokens shifts that.
         gamma = 1.0 if self.kind == "s_mixer" else self.expansion
         return NetworkCost(layers, norms, width=tokens * channels, gamma=gamma, tokens=tokens, channels=channels)
+
+    @override
+    def structured_matrices(self) -> list[tuple[str, Structure, int, int]]:
+        return [
+            (name, self.structure(name), inputs, outputs)
+            for name, widths in self.mixing_widths().items()
+            for inputs, outputs in pairwise(widths)
+            if self.structure(name).kind != "dense"
+        ]
 
     @override
     def summary(self) -> str:

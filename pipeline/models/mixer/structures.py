@@ -44,10 +44,6 @@ class StructuredWeights(ModelSection):
         """The structure that the key `token_weights` or `channel_weights` says."""
         return Structure(getattr(self, name), self.rank, self.blocks)
 
-    def mixing_widths(self, tokens_in: int | None = None) -> dict[str, list[int]]:
-        """Widths of a block's mixings, first to last, by the key of their structure. Default: of an inner block."""
-        raise NotImplementedError
-
 
 def check_structure(name: str, structure: Structure, widths: Sequence[int]) -> None:
     """ValueError for widths of a mixing that its matrices cannot have."""
