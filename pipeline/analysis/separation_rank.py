@@ -25,6 +25,9 @@ PRIME = 2**31 - 1  # products of two numbers below it are exact in int64
 Partition = Literal["tokens", "channels"]
 Layers = Callable[[Tensor], list[Tensor]]  # [B, n, m] -> the features after each layer, all in [0, PRIME)
 _CHUNK = 1 << 18  # inputs that are computed at once
+# Of a Mixer whose ranks are computed: polynomial, of plain matrices.
+_POLYNOMIAL = {"activation": "square", "norm": "none", "token_groups": 1}
+_POLYNOMIAL |= {"token_weights": "dense", "channel_weights": "dense"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def mixer_layers(recipe: Recipe, residuals: bool, seed: int) -> tuple[Layers, tu
         raise InputError(
             f"model.kind {recipe.model.kind}: is no Mixer; a recipe of a mixer, s_mixer or text_mixer is"
         )
-    for name, value in (("activation", "square"), ("norm", "none"), ("token_groups", 1)):
+    for name, value in _POLYNOMIAL.items():
         if values.get(name, value) != value:
             raise InputError(
                 f"model.{name} {values[name]}: the separation rank is that of a polynomial; set it to {value}"

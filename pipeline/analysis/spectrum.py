@@ -74,7 +74,7 @@ class LayerSpectrum:
     shape: tuple[int, int]  # of the weight W
     repeats: int  # rows that W works on: the effective weight I (x) W has each singular value so often
     values: np.ndarray  # float64, descending
-    edge: float  # where the largest is at the start of training, by Marchenko-Pastur or L+
+    edge: float  # where the largest is at the start of training, by Marchenko-Pastur or L+; of a product, at most
     complete: bool  # False: the largest alone, by Lanczos
     spread: float | None = None  # |B|_1 / (sqrt(entries) |B|_F): 0.8 of Gaussian weights, smaller of sparse ones
 
@@ -169,7 +169,8 @@ def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
     if isinstance(layer, Monarch):
         return _of_monarch(name, layer)
     if isinstance(layer, StructuredLinear):
-        return _of_matrix(name, _numpy(layer.dense_weight()), repeats)
+        edges = (marchenko_pastur_edge(f.outputs, f.inputs, f.std) for f in layer.factors.values())
+        return _of_matrix(name, _numpy(layer.dense_weight()), repeats, math.prod(edges))
     if isinstance(layer, BlockDiagonal) and layer.shared:
         return _of_matrix(name, _numpy(layer.weight), repeats)
     if isinstance(layer, BlockDiagonal | GroupedLinear):

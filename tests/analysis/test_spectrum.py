@@ -22,8 +22,10 @@ from widemix.analysis.spectrum import (
 from widemix.analysis.training_spectrum import course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.models.factors import Structure
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
+from widemix.models.structured import linear_of
 from widemix.models.sw_mlp.sparse import SparseLinear
 
 
@@ -178,3 +180,18 @@ def test_a_matrix_of_zeros_has_singular_values_of_zero(side, monkeypatch):
         found = singular_values(zeros)
         assert len(found) == 6
         assert not found.any()
+
+
+@pytest.mark.parametrize(
+    ("structure", "least"), [(Structure("kronecker"), 3.0), (Structure("monarch"), 2.4)], ids=str
+)
+def test_structured_weights_start_below_the_edge_of_their_factors(structure, least):
+    """Of squares of 32 x 32 = 1,024 inputs, each at 2, where a dense matrix is at 2. A Kronecker product is at 4, a
+    product of independent square matrices at sqrt(27 / 4).
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(linear_of(structure)(1024, 1024))
+    (layer,) = spectra(model, torch.zeros(1, 1, 1024))
+    assert layer.edge == pytest.approx(4)
+    assert layer.shape == (1024, 1024)
+    assert least < layer.largest < 4
