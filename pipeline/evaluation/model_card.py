@@ -12,9 +12,8 @@ from widemix.formats.manifest import NAME, read_manifest
 from widemix.metrics import MEASURED, METRICS
 from widemix.models.export import loading_lines
 from widemix.recipe import Recipe, dump_recipe
-from widemix.run import evaluations
 from widemix.run.checkpoint import Checkpoint
-from widemix.run.listing import metrics, read_lines
+from widemix.run.listing import evaluated, metrics
 
 LICENCE = "apache-2.0"  # as timm writes where it is given none
 _INSTALL = "widemix, in whose clone `pip install .` installs it, and timm load the network:"
@@ -28,7 +27,8 @@ def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = Fals
     folder: the name of the export, which the lines that load it have.
     """
     weights = "averaged weights" if ema else "weights"
-    rows = _evaluations(origin, recipe, ema)
+    run = origin.path.resolve().parent.parent
+    rows = [row for row in evaluated(run, metrics(run), recipe, ema) if row["step"] <= origin.position.step]
     measured = [row for row in rows if row["step"] == origin.position.step]
     parts = [
         f"---\n{_head(recipe, measured[-1] if measured else None, licence)}\n---\n\n# {recipe.model.summary()}\n",
@@ -72,23 +72,6 @@ def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> s
         eval_results=results or None,
     )
     return card.to_yaml()
-
-
-def _evaluations(origin: Checkpoint, recipe: Recipe, ema: bool) -> list[dict[str, Any]]:
-    """Every evaluation of the run that is not later than the checkpoint, in training and by `widemix eval`."""
-    run, prefix = origin.path.resolve().parent.parent, "ema_" if ema else ""
-    where = {"data": recipe.data.path, "split": recipe.data.eval_split}
-    names = ("loss", *MEASURED[recipe.data.targets])
-    rows = [
-        {"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}}
-        for line in metrics(run)
-        if line.get("split") == "eval"
-    ]
-    rows += [line for line in read_lines(run / evaluations.NAME) if line["ema"] == ema]
-    latest = {(row["step"], row["data"], row["split"]): row for row in rows}
-    return sorted(
-        (row for row in latest.values() if row["step"] <= origin.position.step), key=lambda row: row["step"]
-    )
 
 
 def _table(rows: list[dict[str, Any]], recipe: Recipe) -> str:

@@ -58,11 +58,8 @@ def summarise(run: Path) -> RunSummary:
     trained = [line for line in lines if line.get("split") == "train"]
     recipe = load_stored_recipe(run / "recipe.yaml")
     metric = MEASURED[recipe.data.targets][0]
-    evaluated = [(line["step"], line.get(metric)) for line in lines if line.get("split") == "eval"]
-    own = {"data": recipe.data.path, "split": recipe.data.eval_split, "ema": False}
-    later = [line for line in read_lines(run / evaluations.NAME) if own.items() <= line.items()]
-    evaluated += [(line["step"], line.get(metric)) for line in later]
-    evaluated.sort(key=itemgetter(0))
+    own = (recipe.data.path, recipe.data.eval_split)
+    values = [row.get(metric) for row in evaluated(run, lines, recipe) if (row["data"], row["split"]) == own]
     done = read_json(run / "done.json")
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
@@ -72,10 +69,27 @@ def summarise(run: Path) -> RunSummary:
         state="done" if done else _state(run, lines[-1] if lines else {}, newest),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
         metric=metric,
-        value=done.get(metric) if done else evaluated[-1][1] if evaluated else None,
+        value=done.get(metric) if done else values[-1] if values else None,
         images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
         hours=None if seconds is None else seconds / 3600,
     )
+
+
+def evaluated(run: Path, lines: Iterable[dict[str, Any]], recipe: Recipe, ema: bool = False) -> list[dict[str, Any]]:
+    """Every evaluation of a run's weights, in training and by `widemix eval`, with step, data, split and metrics.
+
+    In the order of steps; of several at a step on one split only the last. lines: those of its metrics.jsonl.
+    """
+    where, prefix = {"data": recipe.data.path, "split": recipe.data.eval_split}, "ema_" if ema else ""
+    names = ("loss", *MEASURED[recipe.data.targets])
+    rows = [
+        {"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}}
+        for line in lines
+        if line.get("split") == "eval"
+    ]
+    rows += [line for line in read_lines(run / evaluations.NAME) if line["ema"] == ema]
+    last = {(row["step"], row["data"], row["split"]): row for row in rows}
+    return sorted(last.values(), key=itemgetter("step"))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ give the same page.
 
 import csv
 import io
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,8 +85,9 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
             found += [(entry.figure, verdict) for verdict in checked]
             sections.append(_section(entry, own, checked, hours, studies, folder, links))
             rows.append(_row(paper, entry, own, checked, hours))
-    unique = list({id(verdict): (figure, verdict) for figure, verdict in found}.values())
-    summary = _summary(list(held.values()), [verdict for _, verdict in unique])
+    # A study that belongs to two figures has its verdicts once.
+    decided = list({id(verdict): (figure, verdict) for figure, verdict in found}.values())
+    summary = _summary(list(held.values()), [verdict for _, verdict in decided])
     head = "| figure or table | what was run | verdicts | core hours | open: GPU hours at full size |"
     page = (
         "\n\n".join(
@@ -94,7 +96,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                _findings(unique, list(held.values()), folder),
+                _findings(decided, list(held.values()), folder),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -128,12 +130,10 @@ def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
 
 def _read(papers: Sequence[Paper], studies: Path, folder: Path) -> dict[str, Held]:
     names = dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.studies)
-    return {name: _held(studies / f"{name}.yaml", folder) for name in names}
-
-
-def _held(path: Path, folder: Path) -> Held:
-    study = read_study(path)
-    return Held(make_plan(path, study, Table(folder / f"{path.stem}.jsonl")))
+    paths = {name: studies / f"{name}.yaml" for name in names}
+    return {
+        name: Held(make_plan(path, read_study(path), Table(folder / f"{name}.jsonl"))) for name, path in paths.items()
+    }
 
 
 def _findings(found: Sequence[tuple[str, Verdict]], held: Sequence[Held], folder: Path) -> str:
@@ -215,7 +215,8 @@ def _section(
     folder: Path,
     links: str,
 ) -> str:
-    of_paper = (read_study(studies / f"{name}.yaml").claim for name in (*entry.full, *entry.studies))
+    full = (read_study(studies / f"{name}.yaml") for name in entry.full)
+    of_paper = (study.claim for study in itertools.chain(full, (each.plan.study for each in held)))
     claim = entry.claim or next(filter(None, of_paper), "")
     parts = [f"### {entry.figure[0].upper()}{entry.figure[1:]}"]
     if claim:
