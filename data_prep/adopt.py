@@ -19,7 +19,6 @@ from widemix.data_prep.image import Encoded
 from widemix.data_prep.labels import check_label
 from widemix.data_prep.left_out import LISTED
 from widemix.data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
-from widemix.data_prep.progress import print_status, progress
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError
@@ -29,6 +28,7 @@ from widemix.formats.blocks import hash_blocks, hash_bytes
 from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
 from widemix.formats.manifest import NAME, Manifest, Split, count_labels
 from widemix.formats.tables import TYPES
+from widemix.tally import print_status, track
 
 SOURCE = "beton"  # in the manifest
 AS_STORED = PrepSettings(max_size=0)  # with which JPEGs are only checked
@@ -135,7 +135,7 @@ def _check(split: str, beton: Beton, processes: int) -> _Checked:
     workers = processes if (beton.mode == JPEG).any() else 1
     with (
         closing(encode_all(samples, 0, AS_STORED, workers)) as records,
-        closing(progress(records, len(beton), split)) as counted,
+        closing(track(records, split, len(beton), "images")) as counted,
     ):
         for number, record in enumerate(counted):
             reason = _damage(beton, number, record)

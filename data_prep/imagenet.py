@@ -12,9 +12,9 @@ from pathlib import Path
 from widemix.data_prep.image_folder import class_folders, read_splits, split_folders
 from widemix.data_prep.imagenet_tars import read_tars, tars_in
 from widemix.data_prep.imagenet_val import is_flat, read_flat_val
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.samples import Dataset, FileSlice
 from widemix.errors import InputError
+from widemix.tally import print_status
 
 KAGGLE = "ILSVRC/Data/CLS-LOC"
 WNID = re.compile(r"n\d{8}")

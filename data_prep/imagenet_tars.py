@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from widemix.data_prep.official import FileException, check_md5, warn_of
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.samples import Dataset, ImageSlices
 from widemix.data_prep.tar_listing import list_tar
 from widemix.errors import InputError
+from widemix.tally import print_status
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
 MD5 = {

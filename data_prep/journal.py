@@ -6,8 +6,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from widemix.data_prep.progress import print_status
 from widemix.formats.blocks import hash_bytes
+from widemix.tally import print_status
 
 
 class Journal:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.written import Written
 from widemix.errors import RunError
+from widemix.tally import print_status
 
 LISTED = 20  # images that are left out, in the list before an error
 ADVICE = "repair or remove them and add --force, or allow more of them with --max-bad"

@@ -6,8 +6,8 @@ import stat
 from collections import Counter
 from collections.abc import Iterator
 
-from widemix.data_prep.progress import print_status
 from widemix.errors import InputError
+from widemix.tally import print_status
 
 SUFFIXES = (
     ".jpg",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.progress import print_status
 from widemix.errors import InputError
+from widemix.tally import print_status
 
 GZIP = b"\x1f\x8b"  # the first bytes of a compressed file
 FileException = dict[str, str]  # an entry of the manifest's exceptions: {"file", "rule"}

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.settings import rename_old_keys
 from widemix.errors import InputError
 from widemix.files import atomic_write, try_lock
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
 from widemix.formats.text import TOKENIZER
+from widemix.tally import print_status
 
 UNFINISHED = ".unfinished"
 OURS = ("lock", "plan", ".plan", "*.beton", "*.journal", "*.crc32c", "*.sources", TOKENIZER)  # followed by it

@@ -18,7 +18,6 @@ from widemix.data_prep.prep_dir import (
     prep_dir,
     translate_errors,
 )
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.samples import Dataset
 from widemix.data_prep.settings import PrepSettings, rename_old_keys
 from widemix.data_prep.shuffle import shuffle_train
@@ -28,6 +27,7 @@ from widemix.data_prep.write_dataset import Job, write_dataset
 from widemix.errors import InputError
 from widemix.formats.blocks import hash_bytes
 from widemix.formats.manifest import NAME, Manifest, read_manifest, split_path
+from widemix.tally import print_status
 
 PACKAGES = ("widemix", "numpy", "pillow")
 

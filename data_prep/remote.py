@@ -11,8 +11,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
-from widemix.data_prep.progress import print_status
 from widemix.errors import InputError, RunError
+from widemix.tally import print_status
 
 TRIES = 5
 WAIT_S = 1.0  # before the second try; before each further one twice as long

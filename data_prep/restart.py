@@ -9,10 +9,10 @@ from math import ceil
 import numpy as np
 
 from widemix.data_prep.jpeg import Frame, plain_frame
-from widemix.data_prep.progress import print_status
 from widemix.formats.segments import NO_SEGMENTS, NUMBER
 from widemix.native import BuildError
 from widemix.native.library import open_library
+from widemix.tally import print_status
 
 MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
 MARKER = re.compile(rb"\xff[\xd0-\xd7]")

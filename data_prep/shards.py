@@ -9,9 +9,9 @@ from pathlib import Path
 from widemix.data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
 from widemix.data_prep.labels import check_names
 from widemix.data_prep.listing import walk
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.samples import FileSlice
 from widemix.errors import InputError
+from widemix.tally import print_status
 
 COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))$")
 WORD = re.compile(r"[a-z]+")

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from widemix.data_prep import adopt, from_python
-from widemix.data_prep.progress import progress
 from widemix.data_prep.settings import PrepSettings, rename_old_keys
 from widemix.errors import InputError
 from widemix.formats.beton import Beton, open_beton
@@ -18,6 +17,7 @@ from widemix.formats.checksums import Checksums, compute_checksums, open_checksu
 from widemix.formats.manifest import UNCHECKED, Manifest, Split, check_counts, read_manifest
 from widemix.formats.sources import describe_sample
 from widemix.formats.text import TOKENIZER, TextBeton, open_text
+from widemix.tally import track
 
 OpenFunction = Callable[[Path], Beton | TextBeton]
 MAX_LINES = 20  # of damaged samples of a split; the others are only counted
@@ -97,7 +97,7 @@ def _verify(folder: Path, name: str, manifest: Manifest) -> list[str]:
         lines.append(str(error))
     wrong: list[int] = []
     with map_blocks(lambda block: _check(opened, block), len(split.blocks)) as checked:
-        for block, (digest, damaged) in enumerate(progress(checked, len(split.blocks), name, "blocks")):
+        for block, (digest, damaged) in enumerate(track(checked, name, len(split.blocks), "blocks")):
             wrong += damaged
             if digest != split.blocks[block]:
                 lines.append(_describe_block(opened, block, digest, np.array(wrong, np.int64)))

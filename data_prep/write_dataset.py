@@ -9,7 +9,6 @@ from widemix.data_prep.changes import check_unchanged
 from widemix.data_prep.encoding import Encoding
 from widemix.data_prep.left_out import check_classes, check_fraction
 from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
-from widemix.data_prep.progress import progress
 from widemix.data_prep.samples import Dataset
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.write import BetonWriter
@@ -18,6 +17,7 @@ from widemix.files import atomic_write
 from widemix.formats import checksums, sources
 from widemix.formats.blocks import hash_bytes
 from widemix.formats.manifest import Manifest, Split, count_labels
+from widemix.tally import track
 
 
 class Job(NamedTuple):
@@ -64,7 +64,7 @@ def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict
         written = writer.written
         with (
             closing(encoding.records(samples, written.taken)) as records,
-            closing(progress(records, len(samples), name, encoding.unit, written.taken)) as counted,
+            closing(track(records, name, len(samples), encoding.unit, written.taken)) as counted,
         ):
             for record in counted:
                 writer.add(record)

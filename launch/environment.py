@@ -15,9 +15,9 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from widemix.data_prep.progress import print_status
 from widemix.errors import InputError
 from widemix.files import fsync_path, wait_for_lock
+from widemix.tally import print_status
 
 _PIECE = 4 << 20
 _INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")

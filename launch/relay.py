@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote
 
-from widemix.data_prep.progress import print_status
 from widemix.formats import blocks
+from widemix.tally import print_status
 
 BEGIN_S = 60.0  # for the neighbour to begin
 _ANSWER_S = 10.0  # in which a server says that it does not have a block yet

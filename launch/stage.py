@@ -18,7 +18,6 @@ import psutil
 from blake3 import blake3
 
 from widemix.data_prep import remote
-from widemix.data_prep.progress import print_status, progress
 from widemix.data_prep.remote import Remote, open_remote
 from widemix.data_prep.samples import FileSlice
 from widemix.errors import InputError
@@ -26,6 +25,7 @@ from widemix.files import advise, atomic_write, fsync_path, try_lock, wait_for_l
 from widemix.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from widemix.launch.relay import Neighbour, Relay
+from widemix.tally import print_status, track
 
 RELAY_THREADS = 4
 _COPY = re.compile(r".+-[0-9a-f]{16}(\.unfinished)?")
@@ -203,7 +203,7 @@ def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split, 
 
         # Few blocks at a time, since each is handed on when it is whole.
         with map_blocks(copy, count, RELAY_THREADS if relay else None) as copied:
-            for _ in progress(copied, count, name, "blocks"):
+            for _ in track(copied, name, count, "blocks"):
                 pass
         os.fsync(file.fileno())
         advise(file.fileno(), 0, 0, "DONTNEED")  # so that the check reads the disk

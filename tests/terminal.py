@@ -1,21 +1,23 @@
-"""A terminal that is closed while a process runs in it."""
+"""A terminal in which a process runs, and which may be closed meanwhile."""
 
 import fcntl
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.forks import ROOT
 
 
 class Terminal:
-    """A process in a terminal of its own, which is closed as ssh closes it."""
+    """A process in a terminal of its own of 80 columns, which `close` closes as ssh does."""
 
     def __init__(self, *words: str | Path, ignores: bool = False):
         self.own, theirs = pty.openpty()
@@ -27,6 +29,7 @@ class Terminal:
                 signal.signal(key, signal.SIG_DFL)
             signal.signal(signal.SIGHUP, signal.SIG_IGN if ignores else signal.SIG_DFL)  # the first as nohup does
 
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # rows and columns
         command = [sys.executable, *map(str, words)]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         self.process = subprocess.Popen(command, cwd=ROOT, preexec_fn=take, **streams)
@@ -45,6 +48,15 @@ class Terminal:
         """What has been printed, so that the process need not wait for it."""
         ready, _, _ = select.select([self.own], [], [], 0)
         return os.read(self.own, 100_000) if ready else b""
+
+    def read_to_end(self) -> str:
+        """All that is printed until the process has ended."""
+        said = b""
+        with suppress(OSError):  # of Linux, at the end
+            while piece := os.read(self.own, 10_000):
+                said += piece
+        self.process.wait(600)
+        return said.decode()
 
     def close(self) -> int:
         """The exit code after the terminal was closed."""

@@ -1,25 +1,93 @@
 """What takes long says how far it is."""
 
 import itertools
+import re
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
 from tests.conftest import ROOT
+from tests.terminal import Terminal
 from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import of_recipe
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.tally import announce, track
+from widemix.tally import Tally, announce, track
 
 
 def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
+    """Not of its pace after the first, which took the start too, nor of the time left when none is."""
     now = iter(range(0, 1000, 3))
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    assert list(track("abcd", "letters")) == list("abcd")
-    assert capsys.readouterr().err.splitlines() == ["letters: 1 of 4", "letters: 3 of 4", "letters: 4 of 4"]
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now) / 2)  # two looks at the clock an item
+    assert list(track("abcd", "letters", 4, "letters")) == list("abcd")
+    assert capsys.readouterr().err.splitlines() == [
+        "letters: 2 of 4, 0.67 letters/s, 0:00:03 left",
+        "letters: 4 of 4, 0.4 letters/s",
+    ]
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
-    assert list(track("abcd", "letters")) == list("abcd")
+    assert list(track("abcd", "letters", 4)) == list("abcd")
     assert capsys.readouterr().err == ""
+
+
+def test_a_long_start_says_nothing_of_the_pace(capsys, monkeypatch):
+    with Tally("train", 1437, "images", done=400, after=0.0) as tally:
+        tally.add()
+    assert capsys.readouterr().err == "train: 401 of 1,437\n"
+
+
+COUNT = """
+import sys
+from widemix.tally import Tally, print_status
+with Tally("blocks [bold]", 4000, "blocks", after=0.0) as tally:
+    for number in range(4):
+        tally.add(1000)
+        print(f"stdout {number}", flush=True)
+        print_status(f"status [bold] {number}")
+"""
+
+
+def test_a_terminal_has_a_bar_below_what_is_printed():
+    said = Terminal("-c", COUNT).read_to_end()
+    lines = said.split("\r\n")
+    assert len(lines) == 10  # eight lines, the bar once after them, and the cursor shown again
+    assert [re.sub(r".*\[2K", "", line) for line in lines[1:8:2]] == [
+        f"status [bold] {number}" for number in range(4)
+    ]
+    assert "blocks [bold]: 1,000 of 4,000" in lines[0]
+    assert "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in lines[8]
+    assert re.search(r"blocks \[bold\]: 4,000 of 4,000, [\d,]+ blocks/s", lines[8])
+    assert lines[9] == "\x1b[?25h"
+
+
+def test_a_terminal_that_only_appends_and_a_log_whose_service_wants_colour_have_lines(monkeypatch):
+    expected = [f"blocks [bold]: {number},000 of 4,000" for number in (1, 4)]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    log = subprocess.run(
+        [sys.executable, "-c", COUNT], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=True
+    ).stderr
+    monkeypatch.setenv("TERM", "dumb")
+    for said in (log, Terminal("-c", COUNT).read_to_end()):
+        assert [line.partition(", ")[0] for line in said.splitlines() if line.startswith("blocks")] == expected
+        assert "\x1b" not in said
+
+
+def test_a_bar_keeps_its_width_beside_a_long_text():
+    run = "from widemix.tally import Display; display = Display(2); display.show(1, 'ab' * 99); display.close()"
+    last = Terminal("-c", run).read_to_end().split("\r\n")[0].rpartition("\x1b[2K")[2]
+    assert re.sub(
+        r"\x1b\[\d+m", "", last
+    ) == "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * 6 + "\N{BOX DRAWINGS HEAVY LEFT}" + (
+        "\N{BOX DRAWINGS HEAVY HORIZONTAL}" * 6 + " " + "ab" * 32
+    )
+
+
+def test_the_stdout_of_a_terminals_bar_may_be_a_file(tmp_path):
+    file = tmp_path / "out"
+    redirected = f"import sys; sys.stdout = open({str(file)!r}, 'w')\n" + COUNT
+    said = Terminal("-c", redirected).read_to_end()
+    assert file.read_text().splitlines() == [f"stdout {number}" for number in range(4)]
+    assert "stdout" not in said
 
 
 def test_a_block_is_announced_once_it_takes_long(capsys):
@@ -41,4 +109,9 @@ def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr("widemix.tally.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assess_network(network, batch=100)
     said = capsys.readouterr().err.splitlines()
-    assert said == [f"samples evaluated: {count} of 360" for count in (100, 200, 300, 360)]
+    assert said == [
+        "samples evaluated: 100 of 360",
+        "samples evaluated: 200 of 360, 5 samples/s, 0:00:32 left",
+        "samples evaluated: 300 of 360, 5 samples/s, 0:00:12 left",
+        "samples evaluated: 360 of 360, 4.3 samples/s",
+    ]

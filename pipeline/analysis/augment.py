@@ -71,7 +71,8 @@ def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
             grid([image], [""], 1),
         )
     ]
-    for comparison in track(all_comparisons(fill), "operations compared"):
+    comparisons = all_comparisons(fill)
+    for comparison in track(comparisons, "operations compared", len(comparisons), "operations"):
         tiles, captions = comparison_tiles(comparison, image)
         note = _used_by(comparison, recipe, set(program.table[:, 0]))
         parts.append((f"{comparison.name}{note}", grid(tiles, captions, max(3, len(comparison.arguments)))))

@@ -110,8 +110,8 @@ def compare_each(
         for module, own in zip(modules, patterns, strict=True)
     ]
     totals = [MinibatchCka() for _ in firsts]
-    tally = Tally(f"{second.name}: samples compared", samples.most or count)
     with ExitStack() as stack:
+        tally = stack.enter_context(Tally(f"{second.name}: samples compared", samples.most or count))
         loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in distinct]
         for batches in zip(*(stack.enter_context(loader.batches()) for loader in loaders), strict=True):
             *rows, columns = (

@@ -27,10 +27,10 @@ from PIL import Image
 
 from widemix.bench.sample import link_repeatedly
 from widemix.cgroups import usable_cpus
-from widemix.data_prep.progress import print_status
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
+from widemix.tally import print_status
 
 PEERS = {"litdata": "litdata", "streaming": "mosaicml-streaming"}  # modules, and the packages that hold them
 VERSIONS = (

@@ -159,7 +159,7 @@ def _time_steps(
 
     contestants: dict[str, Contestant] = {"plain": partial(once, plain), "engine": partial(once, engine)}
     clock = partial(wall_clock, topology.device)
-    seconds = time_in_turns(contestants, steps, clock, warmup=WARMUP, before=dist.barrier)
+    seconds = time_in_turns(contestants, steps, clock, warmup=WARMUP, before=dist.barrier, shown=dist.get_rank() == 0)
     return statistics.median(seconds["plain"]), statistics.median(seconds["engine"])
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from widemix.bench.sample import prepare
 from widemix.errors import InputError
 from widemix.processes import children_cpu_seconds
+from widemix.tally import track
 
 VERSIONS = ("torch", "ffcv", "numba")
 SIDE, BATCH = 224, 50
@@ -31,7 +32,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         folder = Path(temporary)
         prepare("imagenet", arguments.origin, folder / "data", "--max-size=0")
         costs: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in STARTS}
-        for turn in range(arguments.rounds):
+        for turn in track(range(arguments.rounds), "rounds timed", arguments.rounds, "rounds"):
             for number, name in enumerate(STARTS):
                 cache = folder / f"cache-{turn}-{number}"
                 costs[name].append((_start(name, folder / "data", cache), _start(name, folder / "data", cache)))

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from widemix.tally import track
+
 # Takes the number of the round; returns how many units (images, calls, steps) it processed in it.
 Contestant = Callable[[int], int]
 
@@ -39,20 +41,21 @@ def time_in_turns(
     clock: Callable[[], float],
     warmup: int = 1,
     before: Callable[[], object] = lambda: None,
+    shown: bool = True,
 ) -> dict[str, list[float]]:
     """Return the seconds per unit of each contestant in each round.
 
     In every round each contestant has one turn, in order. The first `warmup` rounds compile and allocate, and are not
-    counted. `before` is called before each turn.
+    counted. `before` is called before each turn. `shown`: whether this process shows how far they are.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(warmup + rounds):
-        for name, contestant in contestants.items():
-            before()
-            began = clock()
-            units = contestant(number)
-            if number >= warmup:
-                seconds[name].append((clock() - began) / units)
+    turns = [(number, name) for number in range(warmup + rounds) for name in contestants]
+    for number, name in track(turns, "turns timed", len(turns), "turns") if shown else turns:
+        before()
+        began = clock()
+        units = contestants[name](number)
+        if number >= warmup:
+            seconds[name].append((clock() - began) / units)
     return seconds
 
 

@@ -112,8 +112,8 @@ def _predictions(
 
     from widemix.tally import Tally
 
-    tally = Tally("images predicted", len(names))
-    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads:
+    tally = Tally("images predicted", len(names), "images")
+    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads, tally:
         warnings.simplefilter("ignore")  # Pillow's, about unusual files
         for start in range(0, len(names), size):
             batch = names[start : start + size]

@@ -212,7 +212,8 @@ def assess_network(
             for metric in by_sample:
                 metric.update(logits, batch.samples)
 
-        metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
+        with tally:
+            metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
         found = _details(*(metric.compute().cpu() for metric in detail_metrics)) if details else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()

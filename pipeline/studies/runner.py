@@ -19,7 +19,7 @@ from widemix.processes import children_cpu_seconds, end_with_parent, leave_close
 from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
-from widemix.tally import show_clock
+from widemix.tally import Display, show_clock
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for runs that others have given back
@@ -71,16 +71,19 @@ class Runner:
         Returns REQUEUE after one of `stop_signals`. The runs then get SIGTERM: they save a checkpoint and end.
         """
         before = {number: signal.signal(number, self._stop) for number in stop_signals()}
+        self._waiting = list(study_runs)
+        display = Display(len(study_runs))
         try:
-            self._waiting = list(study_runs)
             while True:
                 if not self._stopped and time.monotonic() >= self._next_look:
                     self._fill()
+                    self._show(display, len(study_runs))
                 if not self._running:
                     break
                 time.sleep(_POLL_S)
                 self._collect()
         finally:
+            display.close()
             for running in self._running:  # only after an error of ours
                 running.process.kill()
                 running.process.wait()
@@ -175,12 +178,24 @@ class Runner:
             self._leases.release(name)
             _say(f"{name}: {state}")
 
+    def _show(self, display: Display, total: int) -> None:
+        """Renew the bar; in a log each run that ends has its line."""
+        if display.has_bar:
+            runs = self._runs_left()
+            clock = f", about {self._clock(runs)} left" if self._took and runs else ""
+            display.show(total - runs, f"runs: {total - runs} of {total}{clock}", at_once=True)
+
     def _left(self) -> str:
-        """How many runs are left, and about how long they take: as those that are done took."""
+        runs = self._runs_left()
+        return f"; {runs} run{'s' * (runs > 1)} left, about {self._clock(runs)}" if runs else ""
+
+    def _runs_left(self) -> int:
         waiting = [study_run for study_run in self._waiting if not study_run.has_ended(self._folder)]
-        runs = len(waiting) + len(self._running)
-        seconds = sum(self._took) / len(self._took) * runs / self._at_once
-        return f"; {runs} run{'s' * (runs > 1)} left, about {show_clock(seconds)}" if runs else ""
+        return len(waiting) + len(self._running)
+
+    def _clock(self, runs: int) -> str:
+        """About how long so many runs take: as those that are done took."""
+        return show_clock(sum(self._took) / len(self._took) * runs / self._at_once)
 
     def _stop(self, _number: int, _frame) -> None:
         leave_closed_terminal()

@@ -145,6 +145,14 @@ def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
     assert not list(study.folder.glob("leases/*"))
 
 
+def test_a_terminal_has_a_bar_of_the_runs_below_their_lines(tmp_path):
+    study = Study(tmp_path, seeds=1)
+    said = Terminal("-c", RUN, study.path, study.folder, study.path.with_name("trainer.py"), "1").read_to_end()
+    assert re.findall(r"runs: \d of 2", said)[-1] == "runs: 2 of 2"
+    assert re.search(r"runs: 1 of 2, about 0:00:\d\d left", said)
+    assert len(re.findall(r"\[2K[\w-]+: started\r\n", said)) == 2  # each in place of the bar, drawn again below
+
+
 @pytest.mark.parametrize("closed", ["terminal", "reader"])
 def test_a_runner_that_nothing_reads_any_more_stops_its_cells_with_a_checkpoint(tmp_path, closed):
     """A closed ssh; and `widemix study run | tee log`, where Ctrl-C ends tee first."""
