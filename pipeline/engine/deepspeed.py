@@ -22,6 +22,7 @@ from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from widemix.engine.layout import adapt_network
 from widemix.engine.state import State
 from widemix.engine.torch_versions import set_timeout
+from widemix.errors import InputError
 from widemix.optim.build import build_optimizer
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
@@ -49,6 +50,11 @@ class DeepSpeedEngine(Engine):
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         adapt_network(module, DTYPES[train.precision])
         optimizer = build_optimizer(optim, module)
+        if self.stage and optimizer.state:  # as torch's Adagrad, which DeepSpeed builds anew without our groups
+            raise InputError(
+                f"optim.name {optim.name} makes its state when it is built, before ZeRO has cut the parameters into "
+                "slices; take engine.kind ddp or fsdp"
+            )
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.parameters = dict(module.named_parameters())
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -26,15 +27,18 @@ def timm_spec(name: str) -> OptimizerSpec:
     if name not in list_optimizers():
         close = difflib.get_close_matches(name, list_optimizers(), n=1)
         raise ValueError(f"timm has no such optimizer{f'; did you mean timm:{close[0]}?' if close else ''}")
-    try:
-        optimizer = tried(name, _SHAPES)
-    except (RuntimeError, AssertionError) as error:  # it needs a GPU or the graph of the gradients
-        raise ValueError(f"timm's optimizer cannot be tried here ({error})") from None
-    for weight in optimizer.param_groups[0]["params"]:
-        slots = optimizer.state[weight]
-        others = [slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)]
-        if others:
-            raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
+    for shapes in (_SHAPES[:2], _SHAPES):  # small ones first: with all of them Kron, which they refuse, takes minutes
+        try:
+            optimizer = tried(name, shapes)
+        except (RuntimeError, AssertionError) as error:  # it needs a GPU or the graph of the gradients
+            raise ValueError(f"timm's optimizer cannot be tried here ({error})") from None
+        for weight in optimizer.param_groups[0]["params"]:
+            slots = optimizer.state[weight]
+            others = [
+                slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)
+            ]
+            if others:
+                raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
     before, after = _build(name, _groups(_SHAPES), {"lr": 0.1}).param_groups[0], optimizer.param_groups[0]
     counters = [key for key, value in after.items() if key != "params" and value != before.get(key)]
     # Those that come with the first step, and are plain numbers: a checkpoint's would otherwise become a tensor.
@@ -63,7 +67,9 @@ def _kept_shape(slot: str, weight: torch.Tensor) -> torch.Size:
 def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:
     """Return the optimizer of parameters of these shapes, after some steps."""
     numbers, groups = torch.Generator("cpu").manual_seed(0), _groups(shapes)
-    optimizer, sizes = _build(name, groups, {"lr": 0.1}), [math.prod(shape) for shape in shapes]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Kron advises to install a package
+        optimizer, sizes = _build(name, groups, {"lr": 0.1}), [math.prod(shape) for shape in shapes]
     for _ in range(_STEPS):
         gradients = torch.randn(sum(sizes), generator=numbers, dtype=torch.float32, device="cpu").split(sizes)
         for parameter, gradient in zip(groups[0]["params"], gradients, strict=True):

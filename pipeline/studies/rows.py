@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,7 +38,7 @@ class Row:
 
     run: str
     recipe: str  # the study's recipe that it started from, and its overrides
-    state: str
+    state: Literal["done", "diverged"]
     seed: int
     split: str
     epochs: int
@@ -68,7 +68,10 @@ class Table:
     def __init__(self, path: Path):
         self.path = path
         self.rows: dict[str, Row] = {}
-        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        try:
+            text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})") from None
         *lines, rest = text.split("\n")
         for number, line in enumerate(lines, start=1):
             if line:

@@ -42,6 +42,13 @@ def test_optimizers_that_cannot_step_on_shards_are_refused_at_the_start(alone, o
     assert result.endswith("take engine.kind ddp")
 
 
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
+def test_an_optimizer_that_has_its_state_before_its_slices_is_refused(alone, stage):
+    """DeepSpeed would train with another Adagrad, whose rate and decay are not the recipe's."""
+    result = run_cell(PLAIN | {"engine": f"deepspeed {stage}", "optimizer": "timm:adagrad"})
+    assert result.startswith("refused: optim.name timm:adagrad makes its state when it is built, before ZeRO has cut")
+
+
 @pytest.mark.parametrize("optimizer", ["timm:adan", "timm:lion", "timm:lamb"])
 def test_timms_optimizers_resume_exactly(alone, optimizer):
     assert run_cell(PLAIN | {"optimizer": optimizer}) == "trained"

@@ -59,6 +59,8 @@ def test_adans_steps_stay_a_plain_number_from_the_start() -> None:
         ("timm:adafactorbv", "keeps exp_avg_sq_r, exp_avg_sq_c in a form that checkpoints do not hold"),
         ("timm:cadafactorbvc", "in a form that checkpoints do not hold"),
         ("timm:adahessian", "cannot be tried here"),
+        ("timm:kron", "keeps step, update_counter, Q in a form"),  # on large convolutions its step takes minutes
+        ("timm:kronw", "keeps step, update_counter, Q in a form"),
         ("adamv", r"did you mean adamw\?"),
     ],
 )
