@@ -1,4 +1,4 @@
-"""A training step of a recipe's network by its parts, beside the same without random permutations, and timm's Mixer.
+"""A training step of a recipe's network by its parts, beside the same without random permutations, and by PyTorch alone.
 
 All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
 in memory, no engine and no data. They take turns of one step in one process. The fraction of the peak (model FLOPs
@@ -55,7 +55,8 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         raise InputError("bench step: its steps compute in train.precision, not in float8; set train.fp8 to false")
     keep_freed_memory(device)
     set_matmul_precision(recipe.train.matmul_precision)
-    contestants = [_contestant(name, build, device) for name, build in _networks(recipe, compiled).items()]
+    ours, alone = _networks(recipe, compiled)
+    contestants = [_contestant(name, build, device) for name, build in ours.items()]
     inputs, targets = _batch(recipe, batch, device)
     with FlopCounterMode(display=False) as counter:  # of plain blocks: it does not see products inside our kernels
         _step(contestants[0], inputs, targets, recipe.train.precision)
@@ -65,6 +66,9 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
                 contestant.network, recipe.engine, recipe.train, batch, device
             )
             use_memory_layout(contestant.network, contestant.memory_layout)
+    if contestants[0].memory_layout == "plain":  # it is PyTorch's alone
+        alone.pop(f"{contestants[0].name} eager")
+    contestants += [_contestant(name, build, device) for name, build in alone.items()]
     for number in range(rounds + 1):
         for contestant in contestants:
             seconds = _step(contestant, inputs, targets, recipe.train.precision)
@@ -81,25 +85,29 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
     ]
 
 
-def _networks(recipe: Recipe, compiled: bool) -> dict[str, Callable[[], nn.Module]]:
-    """What makes each contestant's network, the one to compare with first."""
+Networks = dict[str, Callable[[], nn.Module]]
+
+
+def _networks(recipe: Recipe, compiled: bool) -> tuple[Networks, Networks]:
+    """What makes the networks with blocks by the chosen layout, the one to compare with first, and PyTorch's alone."""
     section, size = recipe.model, (recipe.data.image_size, recipe.data.num_classes)
     if "drop_path" in type(section).model_fields:
         section = section.model_copy(update={"drop_path": 0.0})  # timm's has none
-    networks: dict[str, Callable[[], nn.Module]] = {"network": partial(build_model, section, *size)}
+    ours: Networks = {"network": partial(build_model, section, *size)}
     key = type(section).model_fields.get("permutation")
     if key is not None and {*PERMUTATIONS.values()} <= {*get_args(key.annotation)}:
-        networks = {
+        ours = {
             name: partial(build_model, section.model_copy(update={"permutation": kind}), *size)
             for name, kind in PERMUTATIONS.items()
         }
+    first, build = next(iter(ours.items()))
+    alone = {f"{first} eager": build}
     if timms := section.timm_twin(*size):
-        networks["timm eager"] = timms
+        alone["timm eager"] = timms
     if compiled:
-        compiled_name = "timm compiled" if "timm eager" in networks else f"{next(iter(networks))} compiled"
-        eager = networks.get("timm eager") or next(iter(networks.values()))
-        networks[compiled_name] = lambda: cast(nn.Module, torch.compile(eager()))
-    return networks
+        name, eager = list(alone.items())[-1]
+        alone[name.replace("eager", "compiled")] = lambda: cast(nn.Module, torch.compile(eager()))
+    return ours, alone
 
 
 def _contestant(name: str, build: Callable[[], nn.Module], device: torch.device) -> Contestant:
