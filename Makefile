@@ -3,6 +3,8 @@
 #              to pytest, here one file in this process
 # make quick   set up, then the tests that start few processes
 # make test-gpu    set up, then what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
+# make bench-gpu   set up, then all that is to be measured on a GPU, each part within ten minutes; results in runs/gpu;
+#                  ARGS='--small' tries it without one
 # make test-cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is
 #                     missing comes by apt-get; see launch/README.md
 # make nights  an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
@@ -21,7 +23,7 @@
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
+.PHONY: demo test quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -45,6 +47,9 @@ quick: setup
 test-gpu: setup
 	$(PYTEST) tests/gpu tests/models/test_batch_last_triton.py \
 		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
+
+bench-gpu: setup
+	.venv/bin/python -m widemix bench gpu $(ARGS)
 
 CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpirun pdsh ip >/dev/null || { apt-get update && \
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.bench.sample import link_repeatedly, prepare
+from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
 from widemix.data.decode import Decoder, cubic, random_boxes
 from widemix.data.loader import TrainLoader
 from widemix.data.split import open_split
 from widemix.distributed.topology import Topology
-from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
@@ -36,9 +35,7 @@ TIMM = "timm + Pillow, original files"
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of `widemix bench augment`."""
-    files = sorted((arguments.origin / "train").glob("*/*.JPEG")) + sorted(arguments.origin.glob("train/*/*.jpg"))
-    if len(files) < BATCH:  # none at all, where there is no such folder
-        raise InputError(f"--from {arguments.origin}: has fewer than {BATCH} training JPEGs (train/<class>/*.JPEG)")
+    files = jpegs(arguments.origin)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         images = Path(folder) / "images"

@@ -1,4 +1,4 @@
-"""A training step of a recipe's network by its parts, beside the same without random permutations, and by PyTorch alone.
+"""A training step of a recipe's network by its parts, beside those without random permutations and by PyTorch alone.
 
 All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
 in memory, no engine and no data. They take turns of one step in one process. The fraction of the peak (model FLOPs
@@ -89,7 +89,7 @@ Networks = dict[str, Callable[[], nn.Module]]
 
 
 def _networks(recipe: Recipe, compiled: bool) -> tuple[Networks, Networks]:
-    """What makes the networks with blocks by the chosen layout, the one to compare with first, and PyTorch's alone."""
+    """Makers of networks with blocks by the chosen layout, first the one to compare with; and PyTorch's alone."""
     section, size = recipe.model, (recipe.data.image_size, recipe.data.num_classes)
     if "drop_path" in type(section).model_fields:
         section = section.model_copy(update={"drop_path": 0.0})  # timm's has none

@@ -25,10 +25,9 @@ import numpy as np
 import psutil
 from PIL import Image
 
-from widemix.bench.sample import link_repeatedly
+from widemix.bench.sample import jpegs, link_repeatedly
 from widemix.cgroups import usable_cpus
 from widemix.data_prep.settings import PrepSettings
-from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.tally import print_status
 
@@ -54,10 +53,8 @@ class Cost(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per writer and image size. Raises `InputError` if the folder `--from` has no training JPEGs."""
-    files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
-    if not files:
-        raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
+    """One row per writer and image size. Raises `InputError` if the folder `--from` has no JPEGs."""
+    files = jpegs(arguments.origin)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         named = link_repeatedly(files, folder / "images", arguments.samples)
@@ -129,7 +126,7 @@ def _in_process(write: Callable[[Path], Cost], out: Path) -> Cost:
 def _ours(settings: PrepSettings, folder: Path, out: Path) -> Cost:
     from widemix.data_prep.prepare import prepare
 
-    return _cost(lambda: prepare("imagenet", folder, out / "ours", settings), out)
+    return _cost(lambda: prepare("image-folder", folder, out / "ours", settings), out)
 
 
 def _ffcv(size: int, named: Sequence[Path], out: Path) -> Cost:

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widemix.bench.sample import prepare
-from widemix.errors import InputError
+from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.processes import children_cpu_seconds
 from widemix.tally import track
 
@@ -26,11 +25,11 @@ SIDE, BATCH = 224, 50
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of `widemix bench start`."""
-    if len(list((arguments.origin / "train").glob("*/*.JPEG"))) < BATCH:
-        raise InputError(f"--from {arguments.origin}: has fewer than {BATCH} training JPEGs (train/<class>/*.JPEG)")
+    files = jpegs(arguments.origin)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        prepare("imagenet", arguments.origin, folder / "data", "--max-size=0")
+        link_repeatedly(files, folder / "images", max(BATCH, len(files)))
+        prepare("image-folder", folder / "images", folder / "data", "--max-size=0")
         costs: dict[str, list[tuple[Cost, Cost]]] = {name: [] for name in STARTS}
         for turn in track(range(arguments.rounds), "rounds timed", arguments.rounds, "rounds"):
             for number, name in enumerate(STARTS):

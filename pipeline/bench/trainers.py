@@ -21,9 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from widemix.api.loader import Loader
-from widemix.bench.sample import link_repeatedly, prepare
+from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
-from widemix.errors import InputError
 
 VERSIONS = ("torch", "timm", "lightning", "transformers", "accelerate", "ffcv", "pillow", "numba", "numpy")
 SIDE, BATCH, STEPS = 224, 50, 50
@@ -35,9 +34,7 @@ OWN, OURS = ", its users' own loader", ", widemix.Loader"
 
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of `widemix bench trainers`; `ratio` is to the row before with the loader of its users."""
-    files = sorted((arguments.origin / "train").glob("*/*.JPEG"))
-    if not files:
-        raise InputError(f"--from {arguments.origin}: has no training JPEGs (train/<class>/*.JPEG)")
+    files = jpegs(arguments.origin)
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
@@ -45,7 +42,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         link_repeatedly(files, folder / "images", STEPS * BATCH)
-        prepare("imagenet", folder / "images", folder / "prepared", "--max-size=0")
+        prepare("image-folder", folder / "images", folder / "prepared", "--max-size=0")
         pairs: dict[str, Pair] = {
             "Lightning": _lightning,
             "Hugging Face's Trainer": _hugging_face,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from widemix.bench.sample import prepare
+from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
 from widemix.data.loader import TrainLoader
 from widemix.data.views import View
@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        prepare("imagenet", arguments.origin, Path(name), "--max-size=0")
+        files = jpegs(arguments.origin)
+        link_repeatedly(files, Path(name) / "images", max(BATCH, len(files)))
+        prepare("image-folder", Path(name) / "images", Path(name), "--max-size=0")
         for case, kinds in CASES.items():
             data: dict[str, Any] = {"path": name, "num_classes": 1000, "workers": 1}
             views = [(DataSection(**data, image_size=side), AugmentSection(**keys)) for side, keys in kinds]

@@ -25,6 +25,8 @@ BENCHES = {
     "views": "several views of each image from one decoding, against a loader for each view",
 }
 ELSEWHERE = {"prep": "widemix.bench.prep", "trainers": "widemix.bench.trainers"}
+# Of widemix.bench.gpu, in order.
+GPU_PARTS = ("tests", "b16", "b_w", "figure7", "mixup", "wait", "fp8", "loader", "checkpoint", "study")
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "imagenet-sample"
 
@@ -65,6 +67,9 @@ def add_bench(commands) -> None:
                 metavar="N",
                 help="images, by repeating the data (default: 5000)",
             )
+        if name == "loader":
+            threads = "threads of a loader, or processes (default: 1, 2, 4 ... up to this machine's CPUs)"
+            add("--threads", type=int, nargs="+", metavar="N", help=threads)
         if name == "trainers":
             add("--timm-train", type=Path, metavar="FILE", help="train.py of a timm checkout (default: without it)")
         if name == "step":
@@ -79,6 +84,7 @@ def add_bench(commands) -> None:
         bench.set_defaults(command=_bench, bench=name)
     add_inference(benches)
     add_scale(benches)
+    add_gpu(benches)
 
 
 def add_inference(benches) -> None:
@@ -169,8 +175,37 @@ def _scale(arguments: argparse.Namespace) -> int:
     return Exit.DONE
 
 
+def add_gpu(benches) -> None:
+    """Add `widemix bench gpu`."""
+    bench = benches.add_parser(
+        "gpu",
+        help="all that is to be measured on a GPU, and one table of it",
+        examples="widemix bench gpu --to runs/gpu\nwidemix bench gpu --to runs/gpu --only b16 wait",
+        description="Run the tests and benchmarks that need a GPU, each within some minutes. Each part leaves a file "
+        "in DIR and is not repeated; DIR/table.md has all of them.",
+    )
+    add = bench.add_argument
+    add("--to", type=Path, default=Path("runs/gpu"), metavar="DIR", help="folder of results (default: runs/gpu)")
+    origin = "folder of JPEGs such as ImageNet's (default: the sample in shared/)"
+    add("--from", dest="origin", type=Path, default=SAMPLE, metavar="DIR", help=origin)
+    add("--only", nargs="+", metavar="PART", help=f"parts to run, of {', '.join(GPU_PARTS)} (default: all)")
+    add("--minutes", type=float, default=10, metavar="M", help="after which a part is stopped (default: 10)")
+    add("--small", action="store_true", help="small networks, to try all parts without a GPU")
+    bench.set_defaults(command=_gpu)
+
+
+def _gpu(arguments: argparse.Namespace) -> Exit:
+    check_least(arguments, 1, "minutes")
+    if unknown := [name for name in arguments.only or () if name not in GPU_PARTS]:
+        raise InputError(f"--only {unknown[0]}: no such part; there are {', '.join(GPU_PARTS)}")
+    from widemix.bench.gpu import Where, run_parts
+
+    where = Where(arguments.to, arguments.origin, arguments.small)
+    return run_parts(arguments.only or GPU_PARTS, where, arguments.minutes)
+
+
 def _bench(arguments: argparse.Namespace) -> Exit:
-    check_least(arguments, 1, "rounds", "samples", "batch")
+    check_least(arguments, 1, "rounds", "samples", "batch", "threads")
     if arguments.overrides and not arguments.recipe:
         raise InputError(f"--{arguments.overrides[0][0]}: is a key of a recipe, and none is named")
     origin = getattr(arguments, "origin", None)

@@ -254,8 +254,20 @@ READ: list[tuple[str, str, Any, Any]] = [
         lambda given: (given.recipe, given.overrides, given.rounds, given.batch, given.compiled),
         lambda v: ("digits/mixer", [("model.depth", "3")], 3, 5, True),
     ),
+    (
+        "bench gpu --to {tmp} --from {tmp} --only b16 wait --minutes 5 --small",
+        "widemix.bench.gpu.run_parts",
+        lambda parts, where, minutes: (parts, where.to, where.origin, where.small, minutes),
+        lambda v: (["b16", "wait"], P("{tmp}"), P("{tmp}"), True, 5),
+    ),
 ]
-BENCH_OPTIONS = {"augment": "", "loader": "--samples 9", "start": "", "prep": "--samples 9", "views": ""}
+BENCH_OPTIONS = {
+    "augment": "",
+    "loader": "--samples 9 --threads 1 2",
+    "start": "",
+    "prep": "--samples 9",
+    "views": "",
+}
 BENCH_OPTIONS |= {"trainers": "--timm-train t.py", "checkpoint": None, "mixup": None}
 for _name, _options in BENCH_OPTIONS.items():
     _from = "" if _options is None else f"--from {{tmp}} {_options}"
@@ -263,11 +275,14 @@ for _name, _options in BENCH_OPTIONS.items():
         (
             f"bench {_name} --rounds 3 {_from}",
             f"{ELSEWHERE.get(_name, f'widemix.bench.{_name}')}.run",
-            lambda given: tuple(getattr(given, key, None) for key in ("rounds", "origin", "samples", "timm_train")),
+            lambda given: tuple(
+                getattr(given, key, None) for key in ("rounds", "origin", "samples", "threads", "timm_train")
+            ),
             lambda v, options=_options: (
                 3,
                 None if options is None else P("{tmp}"),
-                9 if options == "--samples 9" else None,
+                9 if options and "--samples 9" in options else None,
+                [1, 2] if options and "--threads 1 2" in options else None,
                 P("t.py") if options == "--timm-train t.py" else None,
             ),
         )

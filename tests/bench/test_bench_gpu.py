@@ -1,0 +1,96 @@
+"""`widemix bench gpu`: its parts' commands, what it keeps of them, and how it goes on."""
+
+import argparse
+import json
+import sys
+import time
+
+import pytest
+import torch
+
+from widemix.bench import gpu
+from widemix.bench.gpu import PARTS, Part, Where, run_parts
+from widemix.cli.bench import GPU_PARTS
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
+from widemix.errors import Exit, InputError
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_every_part_is_a_command(tmp_path, monkeypatch, small):
+    monkeypatch.setattr(gpu, "prepared", lambda where: where.to / "data")
+    assert tuple(PARTS) == GPU_PARTS
+    parsed: list[argparse.Namespace] = []
+    for name, part in PARTS.items():
+        (tmp_path / name).mkdir()
+        module, *words = map(str, part.words(Where(tmp_path, tmp_path, small), tmp_path / name))
+        if module == "widemix":
+            assert run_command(make_parser(), lambda arguments: parsed.append(arguments) or Exit.DONE, words) == 0, (
+                name
+            )
+            assert str(tmp_path / name) in str(vars(parsed.pop())), name
+        else:
+            assert module == "pytest"
+
+
+def test_a_gpu_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="--small"):
+        run_parts(["b16"], Where(tmp_path / "to", tmp_path, False), 10)
+    assert not (tmp_path / "to").exists()
+
+
+def rows_of(file, row):
+    file.write_text(json.dumps({"rows": [row]}))
+    return lambda where, folder: ("json.tool", file, folder / "rows.json")
+
+
+def test_what_has_ended_is_kept_and_not_repeated(tmp_path, monkeypatch, capfd):
+    where = Where(tmp_path / "to", tmp_path, True)
+    parts = {
+        "good": Part("Good", rows_of(tmp_path / "in", {"name": "a|b", "images_per_s": 12.5, "parts": {"x": 1}})),
+        "bad": Part("Bad", lambda where, folder: ("json.tool", tmp_path / "none")),
+        "absent": Part("Absent", lambda where, folder: ("json.tool",), absent=lambda where: "it needs a cat"),
+    }
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    assert run_parts(list(parts), where, 1) is Exit.FAILED
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("good: json.tool")
+    assert lines[1].startswith("good: done")
+    assert lines[3].startswith("bad: exit code 2")
+    assert lines[3].endswith(f"its output: {where.to / 'bad' / 'output.txt'}")
+    assert "none" in (where.to / "bad" / "output.txt").read_text()
+    assert lines[4] == "absent: left out, as it needs a cat"
+    table = (where.to / "table.md").read_text()
+    assert "## Good" in table
+    assert "| name | images_per_s |\n| --- | ---: |\n| a\\|b | 12.5 |\n" in table
+    assert "Bad" not in table
+    parts["bad"] = Part("Bad", rows_of(tmp_path / "in2", {"name": "c", "x": None}))
+    assert run_parts(["good", "bad"], where, 1) is Exit.DONE
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == f"good: in {where.to} already"
+    assert lines[2].startswith("bad: done")
+    assert (where.to / "table.md").read_text().startswith(table)
+    assert "| c | - |" in (where.to / "table.md").read_text()
+
+
+def test_a_part_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(gpu, "_GRACE_S", 1)
+    code = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'import time; time.sleep(99)'])"
+    monkeypatch.setattr(gpu, "PARTS", {"slow": Part("Slow", lambda *_: ("timeit", "-n1", "-r1", code))})
+    began = time.monotonic()
+    assert run_parts(["slow"], Where(tmp_path, tmp_path, True), 1 / 60) is Exit.FAILED
+    assert time.monotonic() - began < 60
+    assert "slow: ran past 0.0166667 minutes" in capfd.readouterr().out
+    assert not (tmp_path / "slow.json").exists()
+
+
+def test_tests_that_failed_are_named(tmp_path):
+    cases = '<testcase classname="tests.a" name="test_x"><failure/></testcase><testcase classname="b" name="y"/>'
+    counts = 'tests="2" failures="1" errors="0" skipped="0"'
+    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite {counts}>{cases}</testsuite></testsuites>")
+    rows = PARTS["tests"].rows(tmp_path)
+    assert rows == [
+        {"name": "all", "tests": 2, "failures": 1, "errors": 0, "skipped": 0},
+        {"name": "failed: tests.a::test_x", "tests": None, "failures": None, "errors": None, "skipped": None},
+    ]
