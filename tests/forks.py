@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -111,10 +112,12 @@ def group_of(world: int) -> list[dict[str, str]]:
 
 
 def be_widemix(*words: str) -> None:
-    """`widemix WORDS`."""
+    """`widemix WORDS`; what it starts by `python -m widemix` are forks too."""
     import widemix.cli
+    from tests.forked_popen import ForkedPopen
 
     _on_one_thread()
+    subprocess.Popen = ForkedPopen  # type: ignore[misc]
     sys.argv = ["widemix", *words]
     widemix.cli.main()
 
