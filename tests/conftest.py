@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
@@ -139,6 +138,8 @@ class Command:
 class Fork(Command):
     """The same in forks of a process that has imported everything, which saves seconds: see `tests.forks`.
 
+    So are the ranks of a `widemix train --ranks`.
+
     With a `world` it is so many ranks of `python -m widemix train`, as a launcher would start them. fault: see
     `tests.faults.faulty`.
     """
@@ -172,21 +173,12 @@ def train_lines(run: Path) -> list[dict]:
     return [line for line in lines if line["split"] == "train"]
 
 
-def in_ranks(fault: str, folder: Path) -> dict[str, str]:
-    """The environment of a `widemix train --ranks` whose ranks have this fault built in as Python starts them."""
-    if fault == "none":
-        return {}
-    code = f"from tests.faults.faulty import build_in\nbuild_in({fault!r})\n"
-    (folder / "sitecustomize.py").write_text(f"import os\nif 'RANK' in os.environ:\n{textwrap.indent(code, '    ')}")
-    return {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
-
-
 @pytest.fixture
 def train(digits, tmp_path):
     """Start `widemix train` on the digits with a small model: train(run, options...) -> Command.
 
-    As a fork; with `world` as so many ranks; as a user does, in a Python of its own, with `real` set, where alone it
-    sees GPUs. fault: see `tests.faults.faulty`; with `real` in the ranks that it starts.
+    As a fork, and its ranks too; with `world` as so many ranks; as a user does, in a Python of its own, with `real`
+    set, where alone it sees GPUs. fault: see `tests.faults.faulty`; of a fork and its ranks.
     """
     logs = (tmp_path / f"{number}.log" for number in itertools.count())
 
@@ -195,7 +187,7 @@ def train(digits, tmp_path):
     ):
         words = (recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
         if real:
-            return Command("train", *words, env=(env or {}) | in_ranks(fault, tmp_path))
+            return Command("train", *words, env=env)
         return Fork(*(words if world else ("train", *words)), log=next(logs), world=world, fault=fault)
 
     return start

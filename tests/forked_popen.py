@@ -73,8 +73,11 @@ def _be(
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            print(f"Exception ignored in: {sys.stdout}\n{error!r}", file=sys.stderr)
+            code = 120
         os._exit(code)
 
 

@@ -65,15 +65,24 @@ def run_command(
         return _fail(str(error))
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):  # `widemix runs | head -1`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of the process
+            _drop_unwritten()
             return write_rank_status(128 + signal.SIGPIPE, "nothing reads its output")
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_unwritten()
             return _fail(f"the output could not be written: {error.strerror}")
         if error.filename is None:
             return _show_bug(error)
         return _fail(f"{error.filename}: {error.strerror}")  # of a file or folder: the disk's or the user's to mend
     except Exception as error:
         return _show_bug(error)
+
+
+def _drop_unwritten() -> None:
+    """Drop what stdout could not write: Python tries again at the end of the process, and exits with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def check_least(arguments: argparse.Namespace, least: int, *names: str) -> None:

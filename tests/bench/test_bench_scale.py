@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Fork
 from widemix.bench import scale
 from widemix.bench.scale import (
     PARTS,
@@ -54,7 +54,8 @@ def test_two_ranks_make_a_row_that_adds_up_next_to_that_of_one_rank(digits: Path
         "--data.workers",
         "1",
     )
-    code, output = Command("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json").wait()
+    words = ("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json")
+    code, output = Fork(*words, log=tmp_path / "log").wait()
     assert code == 0, output
     rows = json.loads((tmp_path / "all.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["1 rank", "2 ranks"]

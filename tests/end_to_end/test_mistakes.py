@@ -1,5 +1,6 @@
 """Wrong input: an error of one line, exit code 2, nothing created and nothing lost."""
 
+import json
 import os
 import resource
 import shutil
@@ -11,6 +12,8 @@ import textwrap
 import pytest
 
 from tests.conftest import ROOT, Command, Fork
+from tests.forked_popen import ForkedPopen
+from tests.forks import Forks
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 
@@ -180,17 +183,24 @@ def test_a_damaged_checkpoint_is_named(train, tmp_path):
     refused(Fork("eval", run, log=tmp_path / "other.log"), "COMPLETE: is damaged (it holds no hashes)")
 
 
-@pytest.mark.parametrize("words", [["study", "plan", "figure7"], ["cost", "digits/mixer", "--samples", "1000"]])
-def test_a_closed_pipe_and_a_full_disk_as_the_output(words):
-    """The first ends a command without a word, as `head` expects it; the second with a line."""
+def into_nothing(*words: str) -> None:
+    """In a fork: write how the command ends when nobody reads its output, and when the disk is full."""
     start = [sys.executable, "-m", "widemix", *words]
     reader, writer = os.pipe()
     os.close(reader)
-    closed = subprocess.run(start, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    closed = ForkedPopen(start, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    assert closed.stderr == ""
-    assert closed.returncode in (128 + signal.SIGPIPE, 1)  # 1: of rich, which prints the table of cost
     with open("/dev/full", "w") as full:
-        refused = subprocess.run(start, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    line = "error: the output could not be written: No space left on device\n"
-    assert (refused.returncode, refused.stderr) == (1, line)
+        refused = ForkedPopen(start, stdout=full, stderr=subprocess.PIPE, text=True)
+    print(json.dumps([(process.communicate()[1], process.returncode) for process in (closed, refused)]))
+
+
+@pytest.mark.parametrize("words", [["study", "plan", "figure7"], ["cost", "digits/mixer", "--samples", "1000"]])
+def test_a_closed_pipe_and_a_full_disk_as_the_output(words, tmp_path):
+    """The first ends a command without a word, as `head` expects it; the second with a line."""
+    codes, said = Forks(into_nothing, *words, log=tmp_path / "log").wait()
+    assert codes == [0], said
+    closed, refused = json.loads(said)
+    assert closed[0] == ""
+    assert closed[1] in (128 + signal.SIGPIPE, 1)  # 1: of rich, which prints the table of cost
+    assert refused == ["error: the output could not be written: No space left on device\n", 1]

@@ -68,7 +68,7 @@ def test_two_ranks_have_the_same_curve(train, undisturbed, tmp_path):
 @pytest.mark.parametrize(
     ("options", "start"),
     [
-        pytest.param(("--ranks", "2"), {"real": True}, id="two ranks, then one"),
+        pytest.param(("--ranks", "2"), {}, id="two ranks, then one"),
         pytest.param(("--engine.kind", "deepspeed"), {"world": 2}, id="ZeRO 1 on two ranks, then DDP on one"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_inc
 )
 def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_path, number, ranks):
     run = tmp_path / "run"
-    command = train("run", *EPOCHS, "--ranks", ranks, real=ranks == "2", fault="hold@25:0")
+    command = train("run", *EPOCHS, "--ranks", ranks, fault="hold@25:0")
     command.wait_for_step(run, 25)
     command.signal(number)
     code, output = command.wait()
@@ -316,7 +316,7 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
     weights = load_file(undisturbed / f"checkpoints/{LAST:08d}/model.safetensors")
     assert "head.weight" in weights
     metrics = tmp_path / "metrics.json"
-    code, output = Command("eval", undisturbed, "--json", metrics).wait()
+    code, output = Fork("eval", undisturbed, "--json", metrics, log=tmp_path / "log").wait()
     assert code == 0, output
     found, done = json.loads(metrics.read_text()), json.loads((undisturbed / "done.json").read_text())
     for name in ("loss", "top1", "top5"):

@@ -1,12 +1,16 @@
 """`widemix cost`: numbers that follow from the papers' formulas, and that steps on real tensors bear out."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Fork
+from tests.forked_popen import ForkedPopen
+from tests.forks import Forks
 from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
@@ -146,7 +150,8 @@ def test_the_command_rehearses_zero_and_writes_json(tmp_path):
     file = tmp_path / "cost.json"
     tiny = [f"--{name}={value}" for name, value in TINY]
     engine = ("--engine.kind=deepspeed", "--engine.zero_stage=2")
-    code, output = Command("cost", B16, *tiny, *engine, "--gpus", "4", "--rehearse", "--json", file).wait()
+    words = ("cost", B16, *tiny, *engine, "--gpus", "4", "--rehearse", "--json", file)
+    code, output = Fork(*words, log=tmp_path / "log").wait()
     assert code == 0, output
     written = json.loads(file.read_text())
     assert written["machine"] == "4 x a100"
@@ -163,13 +168,21 @@ def test_what_cannot_work_on_the_cluster_fails_in_one_line():
         values(gpus=96, rehearsed=True)
 
 
+def write_rows(folder: str) -> None:
+    """In a fork, whose `widemix cost` are forks too: the rows of a folder's recipes."""
+    subprocess.Popen = ForkedPopen
+    rows = list(rehearsal_rows(Path(folder), Cluster(128, nodes=32), [("train.epochs", "150")]))
+    Path(folder, "rows.json").write_text(json.dumps(rows))
+
+
 def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_path):
     good = f"extends: {B16}\nmodel: {{depth: 1, channels: 48, channel_hidden: 96}}\n"
     (tmp_path / "good.yaml").write_text(good)
     (tmp_path / "odd.yaml").write_text(good.replace("depth", "detph"))
-    rows = rehearsal_rows(tmp_path, Cluster(128, nodes=32), [("train.epochs", "150")])
-    row = next(rows)
-    lines = [*HEAD.splitlines(), rehearsal_line(row), rehearsal_line(next(rows))]
+    codes, said = Forks(write_rows, str(tmp_path), log=tmp_path / "log").wait()
+    assert codes == [0], said
+    row, odd = json.loads((tmp_path / "rows.json").read_text())
+    lines = [*HEAD.splitlines(), rehearsal_line(row), rehearsal_line(odd)]
     assert {line.count("|") for line in lines} == {10}
     assert "model.depth" in lines[3]
     cells = lines[2].split(" | ")

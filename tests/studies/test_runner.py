@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.conftest import ROOT, SMALL, Command
+from tests.conftest import ROOT, SMALL, Fork
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
 from widemix.recipe import dump_recipe
@@ -232,7 +232,7 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
 
 
 def test_the_command_trains_a_study(tmp_path, digits):
-    """As a user starts it, with real training; the first run's folder is not a run's."""
+    """With real training; the first run's folder is not a run's."""
     study = Study(tmp_path, seeds=1)
     words = (*SMALL, "--data.path", str(digits), "--train.max_steps", "1")
     pairs = [(name.removeprefix("--"), value) for name, value in zip(words[::2], words[1::2], strict=True)]
@@ -240,7 +240,7 @@ def test_the_command_trains_a_study(tmp_path, digits):
     (study.folder / wrong.name).mkdir()
     (study.folder / wrong.name / "mine.txt").touch()
     command = ("study", "run", study.path, "--to", study.folder, "--at-once", "2", *words)
-    code, output = Command(*command).wait()
+    code, output = Fork(*command, log=tmp_path / "log").wait()
     assert code == 1
     assert f"1 of 2 runs failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
     assert other.has_ended(study.folder)
