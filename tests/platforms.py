@@ -17,6 +17,7 @@ import select
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
 
 from tests.conftest import ROOT
 
@@ -47,15 +48,26 @@ def files():
 
 
 def import_others() -> None:
-    """Import what our modules import of other packages, which know themselves what their systems lack."""
+    """Import what our modules import of other packages, which know themselves what their systems lack.
+
+    Not what a function imports when it is called, but for what the commands need.
+    """
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _at_import(ast.parse(path.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             for name in names:
                 if name.partition(".")[0] not in ("widemix", "ffcv"):
                     with contextlib.suppress(ImportError):
                         importlib.import_module(name)
+
+
+def _at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when their module is imported."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield child
+            yield from _at_import(child)
 
 
 def pretend() -> None:
