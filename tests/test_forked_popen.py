@@ -35,7 +35,8 @@ def find_out() -> None:
 
 def start_one(folder: str) -> None:
     """In a fork: start another that finds itself out, and write what it finds."""
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     runpy.run_module = lambda *_, **__: find_out()  # type: ignore[assignment]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

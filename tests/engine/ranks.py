@@ -52,11 +52,12 @@ def overrides_for(engine: str) -> list[tuple[str, str]]:
 
 
 class Setting:
-    """A digits recipe with this rank's part of its first batches, and the network as it is initialised."""
+    """A digits recipe of two blocks with this rank's part of its first batches, and the network as initialised."""
 
     def __init__(self, recipe: str | Path, data: Path, *overrides: tuple[str, str]):
         self.topology = read_topology()
         fixed = [("data.path", str(data)), ("data.workers", "1"), ("engine.memory_layout", "plain")]
+        fixed.append(("model.depth", "2"))
         path = recipe if isinstance(recipe, Path) else ROOT / f"recipes/digits/{recipe}.yaml"
         self.recipe = load_recipe(path, [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
