@@ -13,6 +13,7 @@ FAMILIES = (
     "sw_mlp",
     "shallow",
     "lasso",
+    "bottleneck_mlp",
     "ff_only",
     "permutator",
     "repmlp",

@@ -32,11 +32,12 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
     `source` is a widemix run or checkpoint (its averaged weights if it has them), a .safetensors file, a folder with
     a model.safetensors (as `widemix export`, timm and DeepSpeed's zero_to_fp32 write), a state_dict written by
     torch.save, a checkpoint of timm's training script, timm:NAME for timm's pretrained weights, or hf:OWNER/NAME
-    for those of a network on the Hugging Face Hub.
+    for those of a network on the Hugging Face Hub; a published file whose names a network knows (`from_published`).
     A head for other classes keeps its new weights, with `reset_head` every head does, and the source may have none; a
     Mixer for larger images is grown. `InputError` if the weights cannot be read or do not fit the model.
     """
-    weights, changes = dict(_read(source)), []
+    published = getattr(module, "from_published", lambda weights: weights)
+    weights, changes = dict(published(_read(source))), []
     if small := _smaller(module, weights, source):
         network, factor, method = small
         _load(network, weights, source)

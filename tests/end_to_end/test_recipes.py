@@ -26,6 +26,7 @@ SMALLER = {
     "permutator": {"depth": 1, "channels": 8},
     "repmlp": {"depth": 1, "channels": 8},
     "sw_mlp": {"depth": 1, "width": 64, "channels": 1},
+    "bottleneck_mlp": {"depth": 1, "width": 8},
     "shallow": {"width": 16},
     "s_fc": {"base_channels": 1},
     "text_mixer": {"depth": 1, "channels": 8},

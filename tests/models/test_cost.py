@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import widemix  # noqa: F401  puts our names into timm's registry
 from tests.models.test_mixer import SHAPE, STRUCTURED, VARIANTS
+from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
 from widemix.models.cost import model_cost
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
@@ -82,6 +83,7 @@ SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in (VARIANTS 
     "shallow grayscale": ShallowSection(kind="shallow", width=30, matrices="monarch", grayscale=True),
     "s_fc": LassoSection(kind="s_fc", base_channels=3),
     "s_local": LassoSection(kind="s_local", base_channels=3),
+    "bottleneck_mlp": BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2, expansion=1.5),
     "ff_only": FfOnlySection(kind="ff_only", patch_size=1, channels=8, depth=2),
     "permutator": PermutatorSection(kind="permutator", patch_size=1, channels=8, depth=2),
     "repmlp": RepMlpSection(kind="repmlp", patch_size=1, channels=8, depth=2, share_sets=2, kernels=[1, 3]),

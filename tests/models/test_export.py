@@ -9,6 +9,7 @@ import timm
 import torch
 
 from widemix.errors import InputError
+from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
 from widemix.models.export import export_model, loading_lines
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
@@ -33,6 +34,7 @@ SECTIONS = {
     "sw_mlp": SwMlpSection(kind="sw_mlp", **PATCHED, width=30, project_tokens=True, density=0.3, expansion=1.5),
     "shallow": ShallowSection(kind="shallow", width=30, matrices="monarch"),
     "s_local": LassoSection(kind="s_local", base_channels=3),
+    "bottleneck_mlp": BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2),
     "ff_only": FfOnlySection(kind="ff_only", **PATCHED),
     "permutator": PermutatorSection(kind="permutator", **PATCHED),
     "repmlp": RepMlpSection(kind="repmlp", **PATCHED, share_sets=4),

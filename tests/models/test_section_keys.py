@@ -14,6 +14,7 @@ HIDDEN = MIXER | {"expansion": None, "token_hidden": 9, "channel_hidden": 9}
 RANDOM = MIXER | {"permutation": "random"}
 SW_MLP = {"patch_size": 2, "channels": 4, "width": 64, "depth": 2, "density": 0.5, "expansion": 2.0}
 PATCHED = {"patch_size": 2, "channels": 8, "depth": 2}
+BOTTLENECK = {"width": 8, "depth": 2}
 TEXT = {"vocabulary": 20, "tokens": 8, "channels": 8, "depth": 2}
 DROPS = {"drop_path": 0.5}
 # By family and key: the keys of a network, and those of another one.
@@ -61,6 +62,12 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "width": ({"width": 36, "matrices": "dense"}, {"width": 35}),
         "matrices": ({"width": 36, "matrices": "monarch"}, {"matrices": "kronecker"}),
         "grayscale": ({"width": 36, "matrices": "dense"}, {"grayscale": True}),
+    },
+    "bottleneck_mlp": {
+        "width": (BOTTLENECK, {"width": 9}),
+        "depth": (BOTTLENECK, {"depth": 3}),
+        "expansion": (BOTTLENECK, {"expansion": 2.0}),
+        "norm_eps": (BOTTLENECK, {"norm_eps": 0.5}),
     },
     "s_local": {"base_channels": ({"base_channels": 2}, {"base_channels": 3})},
     **{
