@@ -56,7 +56,7 @@ def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected
     assert found["metrics"].keys() == expected["metrics"].keys()
     for name, value in expected["metrics"].items():
         assert found["metrics"][name] == pytest.approx(value, rel=1e-4 if "loss" in name else 0, abs=0.07)
-    assert found["metrics"]["ema_loss"] != pytest.approx(found["metrics"]["loss"], rel=1e-2)
+    assert found["metrics"]["ema_loss"] != pytest.approx(found["metrics"]["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
