@@ -39,9 +39,10 @@ def plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     try:
-        if hasattr(value, "dtype") and getattr(value, "ndim", None) == 0:
-            return value.item()
-        return operator.index(value)
+        if not hasattr(value, "dtype") or getattr(value, "ndim", None) != 0:
+            return operator.index(value)
+        number = value.item()  # None of NaT, a tuple of a record, 0 of what is masked
+        return number if type(number) in (bool, int, float, str) and not getattr(value, "mask", False) else value
     except Exception:  # of any class: it has no such number, as a tensor on the meta device
         return value
 

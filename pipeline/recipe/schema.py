@@ -47,7 +47,8 @@ class Recipe(Section):
     """A whole experiment, except the machines that it runs on.
 
     `plugins` are modules to import first: they register model families, optimizers and operations of other people.
-    A recipe that is built from its sections, or from their plain values, raises `InputError` for what is wrong.
+    A recipe that is built from its sections, or from their plain values, raises `InputError` for what is wrong; a
+    section that is built alone, and `model_validate`, raise pydantic's `ValidationError`.
     """
 
     plugins: Annotated[tuple[str, ...], Field(strict=False)] = ()

@@ -47,6 +47,10 @@ BAD: dict[str, Any] = {
     "no repr": NoRepr(),
     "no number": torch.empty((), device="meta"),
     "raises": Raises(),
+    "masked": np.ma.masked,
+    "masked number": np.ma.array(8, mask=True),
+    "no time": np.timedelta64("NaT"),
+    "record": np.zeros((), dtype=[("x", "i4")]),
     "set": {0.5, 0.25, 0.125},
     "buffer": bytearray(b"789"),
     "bytes": b"7",
@@ -203,8 +207,8 @@ class Number:
 
 @pytest.mark.parametrize(
     "kind",
-    [np.int64, np.uint8, torch.tensor, np.array, Number],
-    ids=["int64", "uint8", "tensor", "array", "index"],
+    [np.int64, np.uint8, torch.tensor, np.array, np.ma.array, Number],
+    ids=["int64", "uint8", "tensor", "array", "unmasked", "index"],
 )
 def test_any_integer_type_is_an_integer(digits: Path, tmp_path: Path, kind: Callable[[int], Any]) -> None:
     keys = {"batch_size": 8, "image_size": 16, "seed": 3, "num_workers": 1, "re_count": 2, "rank": 0, "world": 2}

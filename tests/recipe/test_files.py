@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.estimate.recipe_tables import shipped
+from widemix.optim.section import OptimSection
 from widemix.recipe import (
     SECTIONS,
     Recipe,
@@ -63,6 +65,9 @@ def test_a_recipe_of_python_values_is_that_of_the_file_and_its_mistakes_are_one_
         assert "\n" not in str(raised.value)
     with pytest.raises(InputError, match="recipe: data is missing"):
         Recipe()  # type: ignore[call-arg]
+    for build in (lambda: Recipe.model_validate(values | {"optim": 5}), lambda: OptimSection(lr=-1)):
+        with pytest.raises(ValidationError):  # pydantic's own, as the class says
+            build()
 
 
 def test_imagenet_recipes_say_what_the_paper_says():
