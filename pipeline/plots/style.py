@@ -44,21 +44,22 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **o
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file."""
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is shown as a box
-        figure.savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
+    return _as_file(figure, "png")
 
 
 @styled
 def save(figure: Figure, paths: Sequence[Path]) -> None:
     """Write a figure into files, each in the format of its suffix; the same figure, the same bytes."""
     for path in paths:
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(buffer, format=path.suffix[1:], dpi=DPI, metadata=metadata)
-        atomic_write(path, buffer.getvalue())
+        atomic_write(path, _as_file(figure, path.suffix[1:]))
+
+
+def _as_file(figure: Figure, suffix: str) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is shown as a box
+        figure.savefig(buffer, format=suffix, dpi=DPI, metadata={"Date": None} if suffix == "svg" else None)
+    return buffer.getvalue()
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:

@@ -10,7 +10,7 @@ from widemix.plots.lines import Line, add_legend_below, legend_text, plot_refere
 from widemix.plots.style import new_figure, save, styled
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
-from widemix.studies.study import Study
+from widemix.studies.study import Published, Study
 
 _SIDE = 0.5  # of the distance of two names: how far the lines of one are apart
 
@@ -24,16 +24,15 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     for row, name in enumerate(rows):
         for column, panel in enumerate(panels):
             ax = axes[row][column]
-            _plot_panel(ax, lines_of(results, panel, name, study.figure), study)
-            if row == 0:
-                _plot_published(ax, panel, study)
+            published = [one for one in study.published if row == 0 and one.points and one.panel in ("", panel)]
+            _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
             title = legend_text(panel) if row == 0 else ""
             ax.set(title=title, xlabel=study.figure.x_label or label_of(study.figure.x), ylabel=label_of(name))
     add_legend_below(figure, axes.flat)
     save(figure, paths)
 
 
-def _plot_panel(ax: Axes, lines: dict[str, list[Point]], study: Study) -> None:
+def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Published], study: Study) -> None:
     places = [p.x for points in lines.values() for p in points]
     names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
     for number, (name, points) in enumerate(lines.items()):
@@ -49,14 +48,18 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], study: Study) -> None:
             line.values(at, means)
             ax.margins(y=0.15)
         line.missing([at for at, p in zip(x, points, strict=True) if not p.count])
+    for one in published:
+        how = ", digitised" if one.digitised else ""
+        plot_reference(ax, one.points, f"{one.line} ({one.source}{how})".strip())
+    positive_x, positive_y = (math.isfinite(least) for least in ax.dataLim.minpos)  # else there is no such axis
     if names:
         ax.set_xticks(range(len(names)), [legend_text(study.figure.names.get(name, name)) for name in names])
         ax.set_xlim(-0.5, len(names) - 0.5)
-    elif study.figure.log_x:
-        ax.set_xscale("log")
-    else:
+    elif not study.figure.log_x:
         _whole_ticks(ax, lines)
-    if study.figure.log_y:
+    elif positive_x:
+        ax.set_xscale("log")
+    if study.figure.log_y and positive_y:
         ax.set_yscale("log")
     ax.grid(alpha=0.25)
 
@@ -72,10 +75,3 @@ def _whole_ticks(ax: Axes, lines: dict[str, list[Point]]) -> None:
     values = {float(p.x) for points in lines.values() for p in points if is_number(p.x)}
     if 1 < len(values) <= 8 and all(value.is_integer() and value < 100 for value in values):
         ax.set_xticks(sorted(values))
-
-
-def _plot_published(ax: Axes, panel: str, study: Study) -> None:
-    for published in study.published:
-        if published.points and published.panel in ("", panel):
-            how = ", digitised" if published.digitised else ""
-            plot_reference(ax, published.points, f"{published.line} ({published.source}{how})".strip())

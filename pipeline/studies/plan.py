@@ -9,7 +9,7 @@ from widemix.errors import Exit, InputError
 from widemix.run.lease import Leases
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
-from widemix.studies.quantity import COMPUTED, is_number, value_of
+from widemix.studies.quantity import COMPUTED, MEASURED, OF_RECIPE, is_number, value_of
 from widemix.studies.results import Result
 from widemix.studies.rows import Table, finished_row
 from widemix.studies.search import Arm, Trial, arms, chosen_runs
@@ -82,13 +82,7 @@ def make_plan(
         verdicts(
             [Result(study_run, math.nan, {}) for study_run in study_runs], study
         )  # claims about points that are not there
-    for study_run in study_runs if study.figure.log_x and study.figure.x not in (*COMPUTED, "epoch") else []:
-        x = value_of(study.figure.x, study_run.recipe)
-        if is_number(x) and float(x) <= 0:
-            raise InputError(
-                f"{path}: figure.x: {study.figure.x} is {x} at {study_run.name}, which a logarithmic axis does not "
-                "have; set figure.log_x to false"
-            )
+    _check_axes(path, study, study_runs)
     for study_run in study_runs if study.search else []:
         every, epochs = study_run.recipe.eval.every_epochs, study_run.recipe.train.epochs
         if every < epochs:
@@ -97,6 +91,25 @@ def make_plan(
                 f"search it is read once: set eval.every_epochs to {epochs}"
             )
     return Plan(path, study, table, study_runs)
+
+
+def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where a run has no place on an axis, which is known before anything is trained."""
+    figure = study.figure
+    for axis, name, log in (("x", figure.x, figure.log_x), *(("y", name, figure.log_y) for name in figure.y)):
+        counted = name in COMPUTED and name not in OF_RECIPE
+        for study_run in study_runs if name not in (*MEASURED, "epoch") and not counted else []:
+            try:
+                value = value_of(name, study_run.recipe)
+            except InputError as error:
+                raise InputError(f"{path}: figure.{axis}: {study_run.name}: {error}") from None
+            if axis == "y" and not is_number(value):
+                raise InputError(f"{path}: figure.y: {name} is {value} at {study_run.name}, which is no number")
+            if log and is_number(value) and float(value) <= 0:
+                raise InputError(
+                    f"{path}: figure.{axis}: {name} is {value} at {study_run.name}, which a logarithmic axis does not"
+                    f" have; set figure.log_{axis} to false"
+                )
 
 
 def open_trials(trials: Sequence[Trial]) -> list[StudyRun]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe
@@ -20,14 +20,14 @@ def _model(recipe: Recipe, leaf: str) -> float:
     return value
 
 
-def _depth_to_width(recipe: Recipe, _: "ModelCost") -> float:
+def _depth_to_width(recipe: Recipe, _: None) -> float:
     ratio = recipe.model.depth_to_width()
     if ratio is None:
         raise InputError(f"depth_to_width: a model of kind {recipe.model.kind} has no such ratio")
     return ratio
 
 
-def _permuted_block(recipe: Recipe, _: "ModelCost") -> str:
+def _permuted_block(recipe: Recipe, _: None) -> str:
     """The numbers of the random-permuted blocks, from 1; none, all, or some."""
     values = recipe.model.model_dump()
     if values.get("permutation") != "random":
@@ -36,8 +36,8 @@ def _permuted_block(recipe: Recipe, _: "ModelCost") -> str:
     return "all" if blocks is None else ", ".join(str(block + 1) for block in blocks)
 
 
-# Sizes of a network: label of the axis, and how it is computed.
-COMPUTED: dict[str, tuple[str, Callable[[Recipe, "ModelCost"], float | str]]] = {
+# Sizes of a network: label of the axis, and how it is computed, from the recipe and the network's cost.
+COMPUTED: dict[str, tuple[str, Callable[[Recipe, Any], float | str]]] = {
     "width": ("effective width m", lambda _, cost: cost.width),
     "hidden_width": ("effective width γm", lambda _, cost: cost.hidden_width),
     "depth_to_width": ("p / log2 d, p layers: two in a Mixer block", _depth_to_width),
@@ -54,6 +54,9 @@ COMPUTED: dict[str, tuple[str, Callable[[Recipe, "ModelCost"], float | str]]] = 
     "patch_features": ("C0 = 3 P²", lambda recipe, _: 3 * _model(recipe, "patch_size") ** 2),
 }
 
+# Those that a recipe says without its cost, which takes seconds to count; the others are numbers above 0.
+OF_RECIPE = ("depth_to_width", "c_over_s", "s_over_c", "patch_size", "permuted_block", "patch_features")
+
 # Results of a run: label of the axis, and the column of the results.
 MEASURED = {
     "error": "test error (%)",
@@ -69,10 +72,7 @@ CURVES = ("error", "top1", "loss", "train_loss")  # of these, what has a value f
 def value_of(name: str, recipe: Recipe) -> float | str:
     """Return a computed quantity or the value of a recipe key."""
     if name in COMPUTED:
-        from widemix.models.cost import model_cost
-
-        cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-        return COMPUTED[name][1](recipe, cost)
+        return COMPUTED[name][1](recipe, None if name in OF_RECIPE else _cost(recipe))
     if name == "data.path":
         return Path(recipe.data.path).name
     section, _, leaf = current_name(name).partition(".")
@@ -80,6 +80,12 @@ def value_of(name: str, recipe: Recipe) -> float | str:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _cost(recipe: Recipe) -> "ModelCost":
+    from widemix.models.cost import model_cost
+
+    return model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
 
 
 def label_of(name: str) -> str:

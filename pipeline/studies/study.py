@@ -84,6 +84,8 @@ class Figure(Section):
                 raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
         if self.x in MEASURED:
             raise ValueError(f"x: {self.x} is a result; x is a key of the recipe, epoch or a size of the network")
+        if "epoch" in self.y:
+            raise ValueError("y: epoch is an x axis, of learning curves")
         if self.x == "epoch" and (others := [name for name in self.y if name not in CURVES]):
             raise ValueError(
                 f"y: {others[0]} has no value for each epoch; of learning curves y is {', '.join(CURVES)}"

@@ -2,15 +2,19 @@
 """What a study's figure and page show, against numbers that are computed here."""
 
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.conftest import ROOT
 from tests.studies.test_report import STUDY, pretend, results_of, study
+from widemix.errors import InputError
 from widemix.studies.figure import plot
-from widemix.studies.page import as_page
-from widemix.studies.rows import add_core_seconds
+from widemix.studies.page import as_page, write_report
+from widemix.studies.plan import make_plan
+from widemix.studies.results import Result
+from widemix.studies.rows import Table, add_core_seconds
 from widemix.studies.study import read_study, study_runs_of
 
 
@@ -121,3 +125,51 @@ def test_points_that_x_does_not_order_are_not_joined(study, tmp_path, plotted):
         results, parsed = results_of(study, tmp_path, joined=joined)
         [[axes]] = plotted(results, parsed)
         assert {line.get_linestyle() for line in axes.lines if line.get_label() in (" Normal", " RP")} == {style}
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        (
+            "{x: width, y: [data.path]}",
+            "figure.y: data.path is .* at digits-s_mixer_channels-8_seed-0_.*, which is no num",
+        ),
+        ("{x: width, y: [error, augment.hflip], log_y: true}", "set figure.log_y to false"),
+        ("{x: optim.l1, log_x: true}", "figure.x: optim.l1 is 0.0 at .*; set figure.log_x to false"),
+        ("{x: width, y: [permuted_block]}", "figure.y: permuted_block is none at"),
+        ("{x: width, y: [epoch]}", "y: epoch is an x axis, of learning curves"),
+    ],
+)
+def test_what_cannot_be_plotted_is_refused_before_it_is_trained(study, tmp_path, figure, words):
+    study.write_text(study.read_text().replace("{x: width}", figure))
+    with pytest.raises(InputError, match=words):
+        make_plan(study, read_study(study), Table(tmp_path / "widths.jsonl"))
+
+
+def test_a_size_that_a_network_lacks_is_refused_before_it_is_trained(study, tmp_path):
+    text = study.read_text().replace("{x: width}", "{x: c_over_s}")
+    study.write_text(text.replace("digits/s_mixer", "cifar10/sw_mlp").replace("model.channels", "model.depth"))
+    with pytest.raises(
+        InputError, match=r"figure.x: cifar10-sw_mlp_depth-8_.*: model.channels: a model of kind sw_mlp"
+    ):
+        make_plan(study, read_study(study), Table(tmp_path / "widths.jsonl"))
+
+
+@pytest.mark.parametrize("x", ["epoch", "width"])
+def test_a_panel_without_results_has_no_logarithmic_axis(study, tmp_path, x):
+    """As while the second data set is still being trained: a report is written meanwhile."""
+    study.write_text(study.read_text().replace("{Digits: ", "{Others: ", 1).partition("published")[0])
+    pretend(study_runs_of(study, read_study(study))[0], tmp_path, 60.0)
+    results, parsed = results_of(study, tmp_path, x=x, log_x=True, log_y=True)
+    (_, png, *_) = write_report(results, parsed, study, tmp_path / "report")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b_c $x$", "_hidden", "\\frac{`}", "two\nlines", "<b>&amp;", "日本 🙂", 300 * "long", "שלום"]
+)
+def test_any_label_is_plotted_without_a_word(study, tmp_path, name):
+    parsed = read_study(study)
+    study_runs = [replace(run, line=name, panel=name) for run in study_runs_of(study, parsed)]
+    results = [Result(run, 1.0, {"error": 2.0}) for run in study_runs]
+    write_report(results, parsed, study, tmp_path)
