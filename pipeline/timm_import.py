@@ -1,7 +1,8 @@
-"""What happens when timm is imported: our networks' names join its registry, and wandb is not imported.
+"""What happens when timm is imported: our networks' names join its registry; wandb and torch.compile stay out.
 
 timm imports Weights & Biases wherever it is installed, asked for or not. It takes a second, and a process that is
-killed leaves two folders of it in /tmp.
+killed leaves two folders of it in /tmp. What torch.compile consists of takes longer than timm itself: timm imports it
+for methods that are not to be compiled, and torchvision for a function that nothing here calls.
 """
 
 from __future__ import annotations
@@ -18,27 +19,26 @@ if TYPE_CHECKING:
 
     Execute = Callable[[ModuleType], None]
 
-_USES_WANDB = "timm.utils.summary"  # the only module of timm's that imports it
 _REGISTRY = "widemix.models.timm_registry"
 
 
 class _Later:
-    """Stands for wandb in timm's module, and imports it when something of it is used."""
+    """Stands for a module where another has imported it, and imports it when something of it is used."""
+
+    def __init__(self, name: str):
+        self._name = name
 
     def __getattr__(self, name: str) -> object:
-        return getattr(import_module("wandb"), name)
+        return getattr(import_module(self._name), name)
 
 
 class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The usual spec of timm and of its module that uses wandb, with a loader that does more or less."""
-        if fullname == _USES_WANDB and "wandb" not in sys.modules:
-            change: Callable[[Execute, ModuleType], None] = _execute_without_wandb
-        elif fullname == "timm":
-            change = _execute_and_register
-        else:
+        """The usual spec of a module of `_CHANGES`, with a loader that does more or less."""
+        change = _CHANGES.get(fullname)
+        if change is None:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
@@ -49,12 +49,39 @@ class _Finder:
 
 
 def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
+    if "wandb" in sys.modules:
+        execute(module)
+        return
     sys.modules["wandb"] = None  # type: ignore[assignment]  # which makes its import fail
     try:
         execute(module)
     finally:
         del sys.modules["wandb"]
-    module.__dict__["wandb"] = _Later()
+    module.__dict__["wandb"] = _Later("wandb")
+
+
+def _execute_without_dynamo(execute: Execute, module: ModuleType) -> None:
+    """For `from torch._dynamo.utils import is_compile_supported`, a function that `roi_align` calls."""
+    name, function = "torch._dynamo.utils", "is_compile_supported"
+    if name in sys.modules:
+        execute(module)
+        return
+    later = _Later(name)
+    stand_in = type(sys)(name)
+    setattr(stand_in, function, lambda *arguments: getattr(later, function)(*arguments))
+    sys.modules[name] = stand_in
+    try:
+        execute(module)
+    finally:
+        del sys.modules[name]
+
+
+def _execute_with_late_disabling(execute: Execute, module: ModuleType) -> None:
+    """`torch.compiler.disable` imports all that it disables; torch's own for optimizers does so at the first call."""
+    from torch._compile import _disable_dynamo
+
+    execute(module)
+    module.__dict__["disable_compiler"] = _disable_dynamo
 
 
 def _execute_and_register(execute: Execute, module: ModuleType) -> None:
@@ -62,8 +89,17 @@ def _execute_and_register(execute: Execute, module: ModuleType) -> None:
     import_module(_REGISTRY)
 
 
+# Each is the only module of its library that imports the other.
+_CHANGES: dict[str, Callable[[Execute, ModuleType], None]] = {
+    "timm": _execute_and_register,
+    "timm.utils.summary": _execute_without_wandb,
+    "timm.layers.typing": _execute_with_late_disabling,
+    "torchvision.ops.roi_align": _execute_without_dynamo,
+}
+
+
 def watch_timm() -> None:
-    """Put our names into timm's registry, at once if timm is there, else when it comes; and keep wandb out."""
+    """Put our names into timm's registry, at once if timm is there, else when it comes; and keep the others out."""
     sys.meta_path.insert(0, _Finder())
     if getattr(getattr(sys.modules.get("timm"), "__spec__", None), "_initializing", True) is False:
         import_module(_REGISTRY)

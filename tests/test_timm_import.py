@@ -1,4 +1,4 @@
-"""What is imported when: Weights & Biases when it is used, not because timm is; and nothing heavy with widemix."""
+"""What is imported when: wandb and torch.compile when used, not because of timm; nothing heavy with widemix."""
 
 import os
 import subprocess
@@ -48,3 +48,23 @@ def test_a_killed_process_that_used_timm_leaves_nothing_of_it(tmp_path):
 def test_timm_has_it_when_it_uses_it(tmp_path):
     done = run(USED, tmp_path)
     assert done.stdout.split() == [version("wandb")] * 2, done.stderr
+
+
+NOT_COMPILED = """
+import sys
+import widemix.evaluation.assessment, timm, torch, torchvision.ops
+assert "torch._dynamo" not in sys.modules
+boxes, features = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]), torch.arange(64.0).reshape(1, 1, 8, 8)
+print(torchvision.ops.roi_align(features, boxes, 1).item())
+from torchvision.ops.roi_align import is_compile_supported
+import torch._dynamo
+assert is_compile_supported("cpu") == torch._dynamo.utils.is_compile_supported("cpu")
+from timm.layers import disable_compiler
+print(*torch.compile(disable_compiler(lambda x: x + torch.compiler.is_compiling()), backend="eager")(torch.zeros(2)))
+"""
+
+
+def test_neither_timm_nor_torchvision_imports_what_compiles(tmp_path):
+    """A third of what `import timm` takes. What they imported it for works as before."""
+    done = run(NOT_COMPILED, tmp_path)
+    assert done.stdout.split("\n")[:-1] == ["18.0", "tensor(0.) tensor(0.)"], done.stderr
