@@ -2,12 +2,13 @@
 
 A label is a number or name of a class; or several numbers to predict, the targets of the sample.
 
-Bytes go to an unnamed file next to the output, which vanishes with this process: a generator is read once, while a
-preparation lists its samples before it encodes them, in several processes.
+Bytes go to a temporary file next to the output: a generator is read once, while a preparation lists its samples
+before it encodes them, in several processes. On Linux it has no name, and vanishes even with a killed process.
 """
 
 import operator
 import os
+import sys
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from widemix.formats.beton import TARGET
 from widemix.formats.checksums import crc32c
 
 SOURCE = "python"  # in the manifest
+UNNAMED = sys.platform == "linux"  # elsewhere nothing like /proc opens a file without a name
 
 Image = bytes | str | Path
 Pairs = Iterable[tuple[Image, int | str | float | Sequence[float] | np.ndarray]]
@@ -61,7 +63,7 @@ def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterato
     split, number and CRC-32C. Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
     """
     folder = next(parent for parent in to.absolute().parents if parent.is_dir())
-    with tempfile.TemporaryFile(dir=folder) as file:
+    with (tempfile.TemporaryFile if UNNAMED else tempfile.NamedTemporaryFile)(dir=folder) as file:
         collected = {split: _collect(split, pairs, splits, file) for split, pairs in splits.items()}
         file.flush()
         counts = {len(images.targets) // len(images) for images in collected.values()}
@@ -119,7 +121,7 @@ def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -
     check_split("", split, splits)
     if not is_iterable(pairs):
         raise InputError(f"{split}: {shown(pairs)} are no pairs (path or bytes, label)")
-    images = _Images(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    images = _Images(f"/proc/{os.getpid()}/fd/{file.fileno()}" if UNNAMED else file.name)
     for index, pair in enumerate(pairs):
         try:
             image, label = pair

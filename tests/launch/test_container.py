@@ -1,5 +1,6 @@
 """Docker and Apptainer build the same from the same lock."""
 
+import json
 import re
 import tomllib
 
@@ -46,3 +47,14 @@ def test_the_lock_has_a_hashed_version_of_everything_that_is_needed():
     assert len(blocks) == len(pinned)
     for block in blocks:
         assert "--hash=sha256:" in block, block
+
+
+def test_the_devcontainer_sets_up_what_a_clone_has():
+    """By names of https://containers.dev/implementors/json_reference/, with a target of the Makefile."""
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert set(container) == {"name", "image", "onCreateCommand", "hostRequirements", "customizations"}
+    make, target = container["onCreateCommand"].split()
+    assert make == "make"
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    python = container["customizations"]["vscode"]["settings"]["python.defaultInterpreterPath"]
+    assert python == "${containerWorkspaceFolder}/.venv/bin/python"

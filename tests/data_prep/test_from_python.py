@@ -1,0 +1,34 @@
+"""Bytes that a program gives, where the system has no /proc that opens files without a name."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from widemix.api.prep import prepare
+from widemix.data_prep import from_python
+from widemix.errors import InputError
+
+
+def jpeg(shade: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((24, 32, 3), shade, np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_a_file_with_a_name_holds_the_same_bytes_and_is_removed(tmp_path, monkeypatch):
+    for folder, unnamed in (("linux", True), ("other", False)):
+        monkeypatch.setattr(from_python, "UNNAMED", unnamed)
+        pairs = ((jpeg(20 * number), number % 2) for number in range(12))  # read once
+        prepare(pairs, tmp_path / folder, processes=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["linux", "other"]
+    betons = [(tmp_path / folder / "train.beton").read_bytes() for folder in ("linux", "other")]
+    assert betons[0] == betons[1]
+
+
+def test_it_is_removed_after_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(from_python, "UNNAMED", False)
+    with pytest.raises(InputError, match="pair 1"):
+        prepare([(jpeg(0), 0), (jpeg(1), -1)], tmp_path / "data")
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
