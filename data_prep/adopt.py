@@ -23,7 +23,7 @@ from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
-from widemix.formats.beton import JPEG, RAW, Beton, open_beton
+from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
 from widemix.formats.blocks import hash_blocks, hash_bytes
 from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
 from widemix.formats.manifest import NAME, Manifest, Split, count_labels
@@ -82,6 +82,10 @@ def adopt(
         check_label(str(beton.path), max(0, int(beton.label.max())))
     names = tuple(classes) or tuple(map(str, range(1 + max(int(beton.label.max()) for beton in opened.values()))))
     for beton in opened.values():
+        if (beton.mode == COEFFICIENTS).any():
+            raise InputError(
+                f"{beton.path}: holds coefficients, not FFCV's images; use the folder that it was made in"
+            )
         if beton.target_count:
             raise InputError(f"{beton.path}: holds targets instead of classes; prepare them from their source")
         if beton.label.min() < -1 or beton.label.max() >= len(names):

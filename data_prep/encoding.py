@@ -15,6 +15,9 @@ from widemix.data_prep.restart import library
 from widemix.data_prep.samples import Dataset
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.text import text_layout
+from widemix.errors import InputError
+from widemix.formats.beton import COEFFICIENT_FIELDS, FIELDS, SEGMENT_FIELDS
+from widemix.formats.tables import Fields
 from widemix.formats.text import TOKENIZER
 
 
@@ -38,11 +41,16 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     records = partial(encode_all, settings=settings, processes=workers)
     targets = len(dataset.classes) if dataset.targets else 0
     if in_memory or settings.raw:
-        layout = image_layout(segments=False, targets=targets)
+        layout = image_layout(FIELDS, targets)
         return Encoding(layout, records, not in_memory, "images", {}, {})
     compiled = library()  # built here, before the processes that encode need it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
-    layout = image_layout(settings.restart_markers, targets)
+    fields: Fields = SEGMENT_FIELDS if settings.segments else FIELDS
+    if settings.encoding == "coefficients":
+        fields = COEFFICIENT_FIELDS
+        if compiled is None:
+            raise InputError("encoding coefficients: needs the compiled code; leave it out to store JPEGs")
+    layout = image_layout(fields, targets)
     return Encoding(layout, records, True, "images", {}, versions)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
+from widemix.data_prep.coefficients import pack
 from widemix.data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from widemix.data_prep.opening import CorruptImage, load_image, open_image
 from widemix.data_prep.restart import interval_for, segment_table, with_markers
@@ -20,7 +21,7 @@ from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
 from widemix.data_prep.shrink import shrink_jpeg, shrunk_size
 from widemix.errors import InputError
-from widemix.formats.beton import JPEG, RAW
+from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
 from widemix.formats.tables import ALIGNED
 
@@ -46,7 +47,7 @@ class Encoded(NamedTuple):
 
     name: str
     label: int
-    mode: int  # JPEG or RAW
+    mode: int  # JPEG, RAW or COEFFICIENTS
     width: int  # pixels
     height: int  # pixels
     data: bytes
@@ -107,6 +108,8 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, about unusual files; the rules below cover them
             encoded = _encode(sample, data, settings)
+        if settings.encoding == "coefficients" and encoded.mode == JPEG:
+            encoded = _pack(encoded)
         _check_page(encoded, len(sample.targets), settings)
     except CorruptImage as error:
         if settings.on_corrupt == "skip":
@@ -158,16 +161,21 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
         body = _jpeg(image, settings)
     except (OSError, ValueError, MemoryError) as error:
         raise CorruptImage(f"cannot be encoded ({error!r})") from None
-    segments = segment_table(body) if settings.restart_markers else b""
+    segments = segment_table(body) if settings.segments else b""
     return Encoded(sample.name, sample.label, JPEG, *image.size, body, ", ".join(rules), segments)
 
 
 def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettings) -> Encoded | None:
     """A JPEG in its own coding, shrunk plane by plane if it is large; None if that needs its pixels."""
-    if not _is_upright(frame, data):
-        return None
     size, rules = (frame.width, frame.height), _wrong_suffix(sample.name, "JPEG")
     stored = shrunk_size(size, settings)
+    as_coefficients = settings.encoding == "coefficients" and stored == size
+    if not _is_upright(frame, data, grey=as_coefficients):
+        return None
+    if as_coefficients and (packed := pack(data)[0]):
+        return Encoded(sample.name, sample.label, COEFFICIENTS, *size, packed, ", ".join(rules))
+    if frame.grey:
+        return None
     reencode = _keep_coding if stored == size else shrink_jpeg
     reencoded = reencode(data, frame, settings)
     if reencoded is None:
@@ -197,9 +205,17 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     return rgb if rgb.size == turned else rgb.resize(turned, Image.Resampling.LANCZOS), rules
 
 
-def _is_upright(frame: Frame, data: bytes) -> bool:
-    """Whether all readers decode the frame to the same upright image."""
-    if min(frame.width, frame.height) == 0 or not frame.common_sampling:
+def _pack(encoded: Encoded) -> Encoded:
+    """A JPEG as its coefficients, or as it is, with a rule, if it cannot be restored from them."""
+    packed, reason = pack(encoded.data)
+    if packed:
+        return encoded._replace(mode=COEFFICIENTS, data=packed)
+    return encoded._replace(rule=", ".join(filter(None, (encoded.rule, f"kept as a JPEG: {reason}"))))
+
+
+def _is_upright(frame: Frame, data: bytes, grey: bool) -> bool:
+    """Whether all readers decode the frame to the same upright image; of a grey one, whether that is wanted."""
+    if min(frame.width, frame.height) == 0 or not (frame.common_sampling or (grey and frame.grey)):
         return False
     if not frame.has_metadata:
         return True
@@ -209,7 +225,10 @@ def _is_upright(frame: Frame, data: bytes) -> bool:
 
 def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
     """The JPEG with the same pixels: (bytes, table of segments, rule); None as `with_markers`."""
-    return with_markers(data, frame) if settings.restart_markers else (data, b"", "")
+    if settings.encoding == "coefficients":  # of which there were none: is it damaged?
+        marked = with_markers(data, frame)
+        return marked and ((marked[0], b"", marked[2]) if marked[2].startswith("repaired") else (data, b"", ""))
+    return with_markers(data, frame) if settings.segments else (data, b"", "")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -259,7 +278,7 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
 
 def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:
     buffer = io.BytesIO()
-    if settings.restart_markers:
+    if settings.segments:
         interval = interval_for(image.width, across=16)  # Pillow's 4:2:0
         image.save(buffer, "JPEG", quality=settings.quality, restart_marker_blocks=interval)
     else:

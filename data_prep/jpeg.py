@@ -30,6 +30,11 @@ class Frame(NamedTuple):
         return 8 * max(across for across, _ in self.sampling), 8 * max(down for _, down in self.sampling)
 
     @property
+    def grey(self) -> bool:
+        """Whether it has one component."""
+        return len(self.sampling) == 1
+
+    @property
     def common_sampling(self) -> bool:
         """Whether it has three components with sampling factors that every decoder supports."""
         return len(self.sampling) == 3 and self.sampling[0] in SAMPLINGS and self.sampling[1:] == ((1, 1), (1, 1))

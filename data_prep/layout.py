@@ -64,13 +64,12 @@ class Layout(NamedTuple):
         return {name: TYPES[kind] for name, kind, _ in self.fields}
 
 
-def image_layout(segments: bool, targets: int = 0) -> Layout:
-    """The layout of a file of images, with tables of segments or without, with labels or with so many targets."""
-    fields: Fields = SEGMENT_FIELDS if segments else FIELDS
+def image_layout(fields: Fields, targets: int = 0) -> Layout:
+    """The layout of a file of images with these fields, and with so many targets if they are not 0."""
     described = tuple((name, kind, b"") for name, kind in fields)
     if targets:
         fields, described = (*fields, TARGETS), (*described, (*TARGETS, array_arguments(TARGET, targets)))
     return Layout(described, RECORDS[fields])
 
 
-IMAGES, SEGMENTED_IMAGES = image_layout(segments=False), image_layout(segments=True)
+IMAGES, SEGMENTED_IMAGES = image_layout(FIELDS), image_layout(SEGMENT_FIELDS)

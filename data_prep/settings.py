@@ -23,7 +23,9 @@ class PrepSettings:
     side: Literal["longest", "shortest"] = "longest"
     quality: Integer = 90  # of JPEGs that are re-encoded, 1 to 100
     raw: bool = False  # store pixels instead of JPEGs
-    restart_markers: bool = True  # in JPEGs, with a table of the segments between them
+    # JPEGs, or their quantised coefficients in a form that is decoded faster and restores the JPEG byte for byte.
+    encoding: Literal["jpeg", "coefficients"] = "jpeg"
+    restart_markers: bool = True  # in JPEGs, with a table of the segments between them; none among coefficients
     max_pixels: Whole = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
@@ -44,6 +46,8 @@ class PrepSettings:
             raise InputError(f"max_size {self.max_size}: an image's side is 1 to 65535 pixels, or 0 for no limit")
         if self.max_pixels < 1:
             raise InputError(f"max_pixels {self.max_pixels}: must be at least 1")
+        if self.raw and self.encoding != "jpeg":
+            raise InputError(f"raw and encoding {self.encoding}: pixels have no other encoding; set one of the two")
         if not 1 <= self.quality <= 100:
             raise InputError(f"quality {self.quality}: JPEG quality is 1 to 100")
         if self.splits and not all(name.isidentifier() for name in self.splits.split(",")):
@@ -61,6 +65,11 @@ class PrepSettings:
             raise InputError(f"length {self.length}: a pair has 8 to 65536 tokens")
         if not 100 <= self.vocab_size <= 1_000_000:
             raise InputError(f"vocab_size {self.vocab_size}: a vocabulary has 100 to a million words")
+
+    @property
+    def segments(self) -> bool:
+        """Whether JPEGs get restart markers."""
+        return self.restart_markers and self.encoding == "jpeg"
 
     @property
     def reduces_train(self) -> bool:

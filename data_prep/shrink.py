@@ -29,8 +29,8 @@ def shrink_jpeg(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[byte
     size = shrunk_size(whole, settings)
     if compiled is None or decoded_pixels(whole, size, frame.progressive) > settings.max_pixels:
         return None
-    interval = interval_for(size[0], across=16) if settings.restart_markers else 0
+    interval = interval_for(size[0], across=16) if settings.segments else 0
     outcome, encoded, warning = call_codec(compiled.shrink_jpeg, data, *size, settings.quality, interval)
     if outcome not in (WRITTEN, WARNED):
         return None
-    return encoded, segment_table(encoded) if settings.restart_markers else b"", warning
+    return encoded, segment_table(encoded) if settings.segments else b"", warning

@@ -6,8 +6,9 @@ import os
 import numpy as np
 from PIL import Image
 
-from widemix.formats.beton import JPEG
+from widemix.formats.beton import COEFFICIENTS, RAW
 from widemix.formats.checksums import MISMATCH, image_blocks, sample_checksum
+from widemix.formats.coefficients import restore
 
 
 def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chunk, chunks) -> None:
@@ -28,7 +29,9 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chu
                 record = mode[sample], *shape, label[sample], len(data), len(table)
                 if sample_checksum(record, image_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
                     raise ValueError(MISMATCH)
-            image = _jpeg(data, shape) if mode[sample] == JPEG else Image.frombytes("RGB", shape, data)
+            if mode[sample] == COEFFICIENTS:
+                data = restore(data)
+            image = Image.frombytes("RGB", shape, data) if mode[sample] == RAW else _jpeg(data, shape)
             for k, images in enumerate(views):
                 images[b] = resized_box(image, boxes[b, k], bool(bicubic[b, k]), images.shape[1])
         except Exception as error:  # Pillow raises whatever its parsers meet in damaged bytes

@@ -14,6 +14,7 @@ from widemix.formats.tables import (
     ALLOCATING,
     ARRAY_FIELD,
     BYTES_FIELD,
+    COEFFICIENTS_FIELD,
     FLOAT_FIELD,
     IMAGE_FIELD,
     INT_FIELD,
@@ -27,7 +28,7 @@ from widemix.formats.tables import (
     reopen,
 )
 
-JPEG, RAW = 0, 1
+JPEG, RAW, COEFFICIENTS = 0, 1, 2
 
 IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("data_ptr", "<u8")])
 SAMPLE = np.dtype([("f0", IMAGE), ("f1", "<i8")], align=True)
@@ -40,12 +41,15 @@ TARGET = np.dtype("<f4")
 
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
 SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see pipeline/formats/segments.py
+COEFFICIENT_FIELDS = (("image", COEFFICIENTS_FIELD), ("label", INT_FIELD))  # see pipeline/formats/coefficients.py
 TARGETS = ("targets", ARRAY_FIELD)  # numbers to predict, TARGET [n]; the label of each sample is -1 then
 # The records of files that `widemix prep` writes, by their fields.
 RECORDS = {
     FIELDS: SAMPLE,
     SEGMENT_FIELDS: SEGMENTED,
+    COEFFICIENT_FIELDS: SAMPLE,
     (*FIELDS, TARGETS): TARGETED,
+    (*COEFFICIENT_FIELDS, TARGETS): TARGETED,
     (*SEGMENT_FIELDS, TARGETS): SEGMENTED_TARGETED,
 }
 # What the record of a sample holds of each type of field.
@@ -70,7 +74,7 @@ class Beton:
 
     path: Path
     bytes: np.ndarray  # uint8 [file size], memory-mapped, read-only
-    mode: np.ndarray  # uint8 [n], JPEG or RAW
+    mode: np.ndarray  # uint8 [n], JPEG, RAW or COEFFICIENTS
     width: np.ndarray  # int32 [n], pixels
     height: np.ndarray  # int32 [n], pixels
     offset: np.ndarray  # int64 [n], bytes from the start of the file
@@ -129,11 +133,12 @@ def open_beton(path: Path) -> Beton:
         path, _layout, "image and label (one RGBImageField; an IntField of that name, or the only one)"
     )
     kinds = [kind for _, kind in tables.fields]
-    if tables.arguments[[kind in (IMAGE_FIELD, INT_FIELD, BYTES_FIELD) for kind in kinds]].any():
+    plain = (IMAGE_FIELD, COEFFICIENTS_FIELD, INT_FIELD, BYTES_FIELD)
+    if tables.arguments[[kind in plain for kind in kinds]].any():
         raise InputError(f"{path}: has fields with arguments, which images and labels do not take; prepare it again")
-    part = sum(
-        kind in ALLOCATING for kind in kinds[: kinds.index(IMAGE_FIELD)]
-    )  # of the image, among those of a sample
+    modes = (JPEG, COEFFICIENTS) if COEFFICIENTS_FIELD in kinds else (JPEG,)
+    before = kinds.index(COEFFICIENTS_FIELD if COEFFICIENTS in modes else IMAGE_FIELD)
+    part = sum(kind in ALLOCATING for kind in kinds[:before])  # of the image, among those of a sample
     count, none = len(tables.samples), np.broadcast_to(np.int64(0), len(tables.samples))
     has_segments = tables.fields in RECORDS and tables.fields[: len(SEGMENT_FIELDS)] == SEGMENT_FIELDS
     width, height, sizes, label = (np.empty(count, np.int32) for _ in range(4))
@@ -144,7 +149,7 @@ def open_beton(path: Path) -> Beton:
         raw = width[piece].astype(np.int64) * height[piece] * 3
         misplaced = (image["data_ptr"].view(np.int64) != offset) | (sizes[piece] != size)
         is_raw = image["mode"] == RAW
-        bad = misplaced | (raw == 0) | np.where(is_raw, size != raw, image["mode"] != JPEG)
+        bad = misplaced | (raw == 0) | np.where(is_raw, size != raw, ~np.isin(image["mode"], modes))
         if has_segments:
             bad |= _misplaced_segments(records["f2"], tables.offset[piece, 1], tables.size[piece, 1])
         refuse(path, bad, piece.start)

@@ -18,6 +18,7 @@ from widemix.errors import InputError
 
 VERSION = 2
 FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD = range(7)
+COEFFICIENTS_FIELD = 255  # a custom field to FFCV, which refuses the file; its record is that of an image
 TYPES = {
     FLOAT_FIELD: "FloatField",
     INT_FIELD: "IntField",
@@ -26,6 +27,7 @@ TYPES = {
     ARRAY_FIELD: "NDArrayField",
     JSON_FIELD: "JSONField",
     TENSOR_FIELD: "TorchTensorField",
+    COEFFICIENTS_FIELD: "JPEG coefficients",
 }
 HEADER = np.dtype(
     [
@@ -41,7 +43,7 @@ FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1
 ALLOCATION = np.dtype([("sample_id", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 
 # Types of fields whose data are in the pages.
-ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD)
+ALLOCATING = (IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD, COEFFICIENTS_FIELD)
 ALIGNED = 4  # bytes; every part of a sample except the first begins at a multiple of this
 PIECE = 1 << 13  # samples that are checked at a time: their tables fit into a core's cache
 

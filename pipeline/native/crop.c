@@ -1,6 +1,7 @@
 #include "crop.h"
 
 #include "planes.h"
+#include "restore.h"
 
 #define MARGIN 2 /* pixels around the crop that chroma upsampling reads */
 #define ROWS 16  /* rows per call of libjpeg */
@@ -57,10 +58,11 @@ static bool decode_by_libjpeg(struct scratch *scratch, const struct crop *crop, 
     return true;
 }
 
-static bool decode_by_planes(struct scratch *scratch, const struct crop *crop, struct pixels *pixels) {
+static bool decode_by_planes(struct scratch *scratch, struct coefficients *coefficients, const struct crop *crop,
+                             struct pixels *pixels) {
     uint8_t *rows = reserve(scratch, (size_t)crop->width, (size_t)crop->height, PLANES_SLACK, pixels);
     pixels->first = rows;
-    return rows && planes_decode(scratch, crop, rows, pixels->stride);
+    return rows && planes_decode(scratch, coefficients, crop, rows, pixels->stride);
 }
 
 /* Decode the whole JPEG by Pillow: libjpeg smooths the blocks of one that lacks scans, each version in its own way. */
@@ -73,11 +75,11 @@ static bool decode_by_pillow(struct scratch *scratch, const uint8_t *jpeg, size_
     return rows;
 }
 
-/* Decode the crop. With `judge`, libjpeg does.
+/* Decode the crop of a JPEG; with `coefficients`, of its header with these. With `judge`, libjpeg does.
  *
  * A separate function, because longjmp leaves local variables of the function that calls setjmp undefined. */
-static void decode(struct scratch *scratch, const uint8_t *bytes, size_t size, const struct crop *crop, bool judge,
-                   struct pixels *pixels) {
+static void decode(struct scratch *scratch, const uint8_t *bytes, size_t size, struct coefficients *coefficients,
+                   const struct crop *crop, bool judge, struct pixels *pixels) {
     j_decompress_ptr jpeg = &scratch->jpeg;
     jpeg_mem_src(jpeg, (unsigned char *)bytes, size);
     jpeg_read_header(jpeg, TRUE);
@@ -91,7 +93,10 @@ static void decode(struct scratch *scratch, const uint8_t *bytes, size_t size, c
     jpeg_start_decompress(jpeg);
     pixels->height = crop->height;
     pixels->width = crop->width;
-    bool done = !judge && planes_take(jpeg)          ? decode_by_planes(scratch, crop, pixels)
+    const bool by_planes = !judge && planes_take(jpeg);
+    if (coefficients && !by_planes)
+        entropy_doubt(&scratch->entropy, "has coefficients that libjpeg has to decode");
+    bool done = by_planes                            ? decode_by_planes(scratch, coefficients, crop, pixels)
                 : decode_whole && lacks_scans(jpeg) ? decode_by_pillow(scratch, bytes, size, crop, pixels)
                                                      : decode_by_libjpeg(scratch, crop, judge, pixels);
     if (!done) {
@@ -100,12 +105,12 @@ static void decode(struct scratch *scratch, const uint8_t *bytes, size_t size, c
     }
 }
 
-static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop, bool judge,
-                    struct pixels *pixels) {
+static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, struct coefficients *coefficients,
+                    const struct crop *crop, bool judge, struct pixels *pixels) {
     bool intact = !setjmp(scratch->damaged);
     if (intact) {
         jpeg_create_decompress(&scratch->jpeg); /* anew: it would keep the last JPEG's tables for one without any */
-        decode(scratch, jpeg, size, crop, judge, pixels);
+        decode(scratch, jpeg, size, coefficients, crop, judge, pixels);
     }
     jpeg_destroy_decompress(&scratch->jpeg);
     return intact;
@@ -114,6 +119,23 @@ static bool attempt(struct scratch *scratch, const uint8_t *jpeg, size_t size, c
 bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop,
                struct pixels *pixels) {
     scratch->entropy.doubtful = false;
-    return attempt(scratch, jpeg, size, crop, false, pixels) ||
-           (scratch->entropy.doubtful && attempt(scratch, jpeg, size, crop, true, pixels));
+    return attempt(scratch, jpeg, size, NULL, crop, false, pixels) ||
+           (scratch->entropy.doubtful && attempt(scratch, jpeg, size, NULL, crop, true, pixels));
+}
+
+bool crop_coefficients(struct scratch *scratch, const uint8_t *bytes, size_t size, const struct crop *crop,
+                       struct pixels *pixels) {
+    struct coefficients coefficients = {.damaged = &scratch->damaged, .message = scratch->message};
+    const uint8_t *jpeg;
+    scratch->entropy.doubtful = false;
+    if (!coefficients_open(&coefficients, bytes, size)) {
+        snprintf(scratch->message, sizeof scratch->message, "its coefficients are damaged");
+        return false;
+    }
+    if (attempt(scratch, coefficients.head, coefficients.head_size, &coefficients, crop, false, pixels))
+        return true;
+    if (!scratch->entropy.doubtful || !(size = restore(scratch, bytes, size, &jpeg)))
+        return false;
+    entropy_set_segments(&scratch->entropy, jpeg, NULL, 0);
+    return crop_jpeg(scratch, jpeg, size, crop, pixels);
 }

@@ -35,4 +35,8 @@ void set_whole_decoder(whole_decoder *decoder);
 bool crop_jpeg(struct scratch *scratch, const uint8_t *jpeg, size_t size, const struct crop *crop,
                struct pixels *pixels);
 
+/* The same of a JPEG's coefficients (coefficients.h), after which CONTAINER_SLACK bytes can be read. */
+bool crop_coefficients(struct scratch *scratch, const uint8_t *bytes, size_t size, const struct crop *crop,
+                       struct pixels *pixels);
+
 #endif

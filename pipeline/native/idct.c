@@ -12,15 +12,24 @@
 #define P(row, column) (8 * (row) + (column))
 #endif
 
+/* Place in zigzag order, row and column of each coefficient. */
+#define ZIGZAG(X)                                                                                   \
+    X(0, 0, 0) X(1, 0, 1) X(2, 1, 0) X(3, 2, 0) X(4, 1, 1) X(5, 0, 2) X(6, 0, 3) X(7, 1, 2)         \
+    X(8, 2, 1) X(9, 3, 0) X(10, 4, 0) X(11, 3, 1) X(12, 2, 2) X(13, 1, 3) X(14, 0, 4) X(15, 0, 5)   \
+    X(16, 1, 4) X(17, 2, 3) X(18, 3, 2) X(19, 4, 1) X(20, 5, 0) X(21, 6, 0) X(22, 5, 1) X(23, 4, 2) \
+    X(24, 3, 3) X(25, 2, 4) X(26, 1, 5) X(27, 0, 6) X(28, 0, 7) X(29, 1, 6) X(30, 2, 5) X(31, 3, 4) \
+    X(32, 4, 3) X(33, 5, 2) X(34, 6, 1) X(35, 7, 0) X(36, 7, 1) X(37, 6, 2) X(38, 5, 3) X(39, 4, 4) \
+    X(40, 3, 5) X(41, 2, 6) X(42, 1, 7) X(43, 2, 7) X(44, 3, 6) X(45, 4, 5) X(46, 5, 4) X(47, 6, 3) \
+    X(48, 7, 2) X(49, 7, 3) X(50, 6, 4) X(51, 5, 5) X(52, 4, 6) X(53, 3, 7) X(54, 4, 7) X(55, 5, 6) \
+    X(56, 6, 5) X(57, 7, 4) X(58, 7, 5) X(59, 6, 6) X(60, 5, 7) X(61, 6, 7) X(62, 7, 6) X(63, 7, 7)
+#define PLACE(k, row, column) [k] = P(row, column),
+#define ZIGZAG_PLACE(k, row, column) [P(row, column)] = k,
+
 const uint8_t idct_places[BLOCK_STEPS + DCTSIZE2 + 16] = {
-    P(0, 0), P(0, 1), P(1, 0), P(2, 0), P(1, 1), P(0, 2), P(0, 3), P(1, 2), P(2, 1), P(3, 0), P(4, 0), P(3, 1), P(2,
-    2), P(1, 3), P(0, 4), P(0, 5), P(1, 4), P(2, 3), P(3, 2), P(4, 1), P(5, 0), P(6, 0), P(5, 1), P(4, 2), P(3, 3),
-    P(2, 4), P(1, 5), P(0, 6), P(0, 7), P(1, 6), P(2, 5), P(3, 4), P(4, 3), P(5, 2), P(6, 1), P(7, 0), P(7, 1), P(6,
-    2), P(5, 3), P(4, 4), P(3, 5), P(2, 6), P(1, 7), P(2, 7), P(3, 6), P(4, 5), P(5, 4), P(6, 3), P(7, 2), P(7, 3),
-    P(6, 4), P(5, 5), P(4, 6), P(3, 7), P(4, 7), P(5, 6), P(6, 5), P(7, 4), P(7, 5), P(6, 6), P(5, 7), P(6, 7), P(7,
-    6), P(7, 7),
-    [DCTSIZE2 ... BLOCK_STEPS + DCTSIZE2 + 15] = P(7, 7),
+    ZIGZAG(PLACE)[DCTSIZE2 ... BLOCK_STEPS + DCTSIZE2 + 15] = P(7, 7),
 };
+
+const uint8_t zigzag_places[DCTSIZE2] = {ZIGZAG(ZIGZAG_PLACE)};
 
 void idct_begin(struct idct *idct, j_decompress_ptr jpeg, jpeg_component_info *component) {
     *idct = (struct idct){.jpeg = jpeg, .component = component};

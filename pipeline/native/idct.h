@@ -16,6 +16,9 @@
  * which are there too; at BLOCK_STEPS and later ones nothing but zeros are written. */
 extern const uint8_t idct_places[BLOCK_STEPS + DCTSIZE2 + 16];
 
+/* The place in the zigzag order of each coefficient of a block. */
+extern const uint8_t zigzag_places[DCTSIZE2];
+
 /* What turns the coefficients of a component into samples. */
 struct idct {
     int16_t multipliers[DCTSIZE2] __attribute__((aligned(32))); /* in the order of `idct_places` */

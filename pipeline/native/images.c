@@ -5,19 +5,21 @@
 #include <unistd.h>
 
 #include "checksum.h"
+#include "coefficients.h"
 #include "crop.h"
 #include "pixels.h"
 #include "resize.h"
 
 #define JPEG 0
 #define RAW 1
+#define COEFFICIENTS 2
 #define MESSAGE JMSG_LENGTH_MAX
 #define MISMATCH "its bytes differ from its checksum"
 
 /* A sample of a file; offsets and sizes in bytes. */
 struct sample {
     int file;
-    bool jpeg;
+    int mode; /* JPEG, RAW or COEFFICIENTS */
     int height, width;
     off_t offset, table;
     size_t size, table_size;
@@ -53,8 +55,8 @@ static bool read_bytes(const struct sample *sample, void *to, size_t size, off_t
 
 /* Whether the record of a sample, and the checksums of its `count` blocks, have the sample's checksum. */
 static bool has_checksum(const struct sample *sample, const uint32_t *blocks, size_t count, char *message) {
-    const int64_t record[] = {sample->jpeg ? JPEG : RAW, sample->width,          sample->height, sample->label,
-                              (int64_t)sample->size,     (int64_t)sample->table_size};
+    const int64_t record[] = {sample->mode,  sample->width,         sample->height,
+                              sample->label, (int64_t)sample->size, (int64_t)sample->table_size};
     if (crc32c(crc32c(0, record, sizeof record), blocks, count * sizeof *blocks) == *sample->checksum)
         return true;
     snprintf(message, MESSAGE, MISMATCH);
@@ -97,8 +99,8 @@ static bool read_pixels(struct scratch *scratch, const struct sample *sample, in
 /* Decode a rectangle of a sample; returns false with `message` if it is damaged. */
 static bool decode_crop(struct scratch *scratch, const struct sample *sample, int top, int left, int height, int width,
                         struct pixels *pixels, char *message) {
-    if (sample->jpeg) {
-        uint8_t *bytes = ensure_capacity(&scratch->bytes, sample->size);
+    if (sample->mode != RAW) {
+        uint8_t *bytes = ensure_capacity(&scratch->bytes, sample->size + CONTAINER_SLACK);
         uint32_t *table = ensure_capacity(&scratch->table, sample->table_size);
         if (!bytes || !table || !read_bytes(sample, bytes, sample->size, sample->offset, message) ||
             !read_bytes(sample, table, sample->table_size, sample->table, message))
@@ -110,7 +112,7 @@ static bool decode_crop(struct scratch *scratch, const struct sample *sample, in
         }
         entropy_set_segments(&scratch->entropy, bytes, table, sample->table_size / sizeof *table);
         struct crop crop = {sample->height, sample->width, top, left, height, width};
-        if (crop_jpeg(scratch, bytes, sample->size, &crop, pixels))
+        if ((sample->mode == JPEG ? crop_jpeg : crop_coefficients)(scratch, bytes, sample->size, &crop, pixels))
             return true;
         snprintf(message, MESSAGE, "%s", scratch->message);
         return false;
@@ -177,8 +179,8 @@ static bool take_box(struct scratch *scratch, const struct sample *sample, struc
 /* Read every `chunks`-th of `count` samples, beginning with number `chunk`: one thread's share of a batch. Each is
  * decoded once, and gives one image in each of `views`.
  *
- * Tables by sample: mode (JPEG or RAW), height and width in pixels; offset and size of its data, and of its table of
- * segments, in bytes; its label; its checksum, and the index of its first band in `bands`, the checksums of bands of
+ * Tables by sample: mode (JPEG, RAW or COEFFICIENTS), height and width in pixels; offset and size of its data, and of its
+ * table of segments, in bytes; its label; its checksum, and the index of its first band in `bands`, the checksums of bands of
  * rows. `checksum` is NULL if there are none, or they are not to be compared. For each sample: its number; for each of
  * its views the box int64 [5] (top, left, height, width, flip), and whether it is resized with a bicubic filter,
  * otherwise bilinear. `file` is an open descriptor.
@@ -195,7 +197,7 @@ void read_images(int file, const uint8_t *mode, const int64_t *height, const int
         char *message = messages + MESSAGE * b;
         const int64_t s = samples[b];
         struct sample sample = {file,
-                                mode[s] == JPEG,
+                                mode[s],
                                 (int)height[s],
                                 (int)width[s],
                                 offset[s],
@@ -227,14 +229,14 @@ void decode_from_memory(const uint8_t *bytes, int64_t size, int64_t mode, int64_
                         const int64_t *box, int64_t cubic, uint8_t *image, int64_t side, int64_t number) {
     struct scratch *scratch = thread_scratch();
     char message[MESSAGE] = "out of memory";
-    struct sample sample = {.jpeg = mode == JPEG,
+    struct sample sample = {.mode = (int)mode,
                             .height = (int)height,
                             .width = (int)width,
                             .size = (size_t)size,
                             .memory = bytes};
     struct pixels pixels = {0};
     const struct rectangle part = part_inside(box, &sample);
-    if (mode != JPEG && size != 3 * height * width)
+    if (mode == RAW && size != 3 * height * width)
         snprintf(message, MESSAGE, "has %lld bytes, its pixels %lld", (long long)size, (long long)(3 * height * width));
     else if (scratch &&
              decode_crop(scratch, &sample, part.top, part.left, part.bottom - part.top, part.right - part.left, &pixels,

@@ -1,5 +1,7 @@
 #include "planes.h"
 
+#include <string.h>
+
 #include <jpegint.h>
 
 #include "colour.h"
@@ -20,12 +22,18 @@ struct plane {
     int left, top;       /* place of the first sample in the image's component */
 };
 
+static bool is_grey(j_decompress_ptr jpeg) {
+    return jpeg->jpeg_color_space == JCS_GRAYSCALE && jpeg->num_components == 1;
+}
+
 bool planes_take(j_decompress_ptr jpeg) {
     const jpeg_component_info *of = jpeg->comp_info;
-    return !jpeg->progressive_mode && !jpeg->arith_code && !jpeg->inputctl->has_multiple_scans &&
-           jpeg->jpeg_color_space == JCS_YCbCr && jpeg->comps_in_scan == COMPONENTS && of[0].h_samp_factor <= 2 &&
-           of[0].v_samp_factor <= of[0].h_samp_factor && of[1].h_samp_factor == 1 && of[1].v_samp_factor == 1 &&
-           of[2].h_samp_factor == 1 && of[2].v_samp_factor == 1 && of[1].downsampled_width > 2;
+    if (jpeg->progressive_mode || jpeg->arith_code || jpeg->inputctl->has_multiple_scans)
+        return false;
+    return is_grey(jpeg) ||
+           (jpeg->jpeg_color_space == JCS_YCbCr && jpeg->comps_in_scan == COMPONENTS && of[0].h_samp_factor <= 2 &&
+            of[0].v_samp_factor <= of[0].h_samp_factor && of[1].h_samp_factor == 1 && of[1].v_samp_factor == 1 &&
+            of[2].h_samp_factor == 1 && of[2].v_samp_factor == 1 && of[1].downsampled_width > 2);
 }
 
 /* The first MCU that pixels from `from` up to `end` need along one side, and the one after the last. `halved` says
@@ -40,15 +48,16 @@ static void reach(int from, int end, int halved, JDIMENSION size, unsigned *firs
 static bool make_planes(struct scratch *scratch, const struct mcus *around, struct plane *planes) {
     const jpeg_component_info *of = scratch->jpeg.comp_info;
     size_t size = PADDING, starts[COMPONENTS];
-    for (int c = 0; c < COMPONENTS; c++) {
-        const unsigned wide = DCTSIZE * (unsigned)of[c].h_samp_factor, tall = DCTSIZE * (unsigned)of[c].v_samp_factor;
+    const int components = scratch->jpeg.num_components;
+    for (int c = 0; c < components; c++) {
+        const unsigned wide = DCTSIZE * (unsigned)of[c].MCU_width, tall = DCTSIZE * (unsigned)of[c].MCU_height;
         const size_t stride = wide * (around->right - around->left);
         planes[c] = (struct plane){NULL, stride, wide, tall, (int)(around->left * wide), (int)(around->top * tall)};
         starts[c] = size;
         size += stride * tall * (around->bottom - around->top);
     }
     uint8_t *samples = ensure_capacity(&scratch->planes, size + PADDING);
-    for (int c = 0; c < COMPONENTS && samples; c++)
+    for (int c = 0; c < components && samples; c++)
         planes[c].samples = samples + starts[c];
     return samples;
 }
@@ -58,17 +67,24 @@ static const uint8_t *sample_at(const struct plane *plane, int x, int y) {
     return plane->samples + (ptrdiff_t)(y - plane->top) * (ptrdiff_t)plane->stride + (x - plane->left);
 }
 
-static void decode_mcus(struct scratch *scratch, const struct mcus *around, const struct plane *planes) {
+static void decode_mcus(struct scratch *scratch, struct coefficients *coefficients, const struct mcus *around,
+                        const struct plane *planes) {
     j_decompress_ptr jpeg = &scratch->jpeg;
     JCOEF blocks[D_MAX_BLOCKS_IN_MCU][DCTSIZE2] __attribute__((aligned(64)));
     unsigned last[D_MAX_BLOCKS_IN_MCU];
     struct idct idct[COMPONENTS];
-    for (int c = 0; c < COMPONENTS; c++)
+    const int components = jpeg->num_components;
+    bool overflows = false;
+    for (int c = 0; c < components; c++)
         idct_begin(&idct[c], jpeg, &jpeg->comp_info[c]);
     for (unsigned row = around->top; row < around->bottom; row++)
         for (unsigned column = around->left; column < around->right; column++) {
-            entropy_read(&scratch->entropy, row * jpeg->MCUs_per_row + column, blocks, last);
-            for (int c = 0, b = 0; c < COMPONENTS; c++) {
+            const unsigned mcu = row * jpeg->MCUs_per_row + column;
+            if (coefficients)
+                coefficients_read(coefficients, mcu, blocks, last);
+            else
+                entropy_read(&scratch->entropy, mcu, blocks, last);
+            for (int c = 0, b = 0; c < components; c++) {
                 const struct plane *plane = &planes[c];
                 uint8_t *to = plane->samples + (row - around->top) * plane->tall * plane->stride;
                 to += (column - around->left) * plane->wide;
@@ -77,11 +93,26 @@ static void decode_mcus(struct scratch *scratch, const struct mcus *around, cons
                         idct_block(&idct[c], blocks[b], last[b], to + x, plane->stride);
             }
         }
-    if (idct[0].overflows || idct[1].overflows || idct[2].overflows)
+    for (int c = 0; c < components; c++)
+        overflows |= idct[c].overflows;
+    if (overflows)
         entropy_doubt(&scratch->entropy, "has coefficients beyond any image's");
 }
 
 static int within(int i, int size) { return i < 0 ? 0 : i < size ? i : size - 1; }
+
+/* Convert the plane of a grey image to the crop's pixels. Returns false if out of memory. */
+static bool convert_grey(struct scratch *scratch, const struct crop *crop, const struct plane *plane, uint8_t *rows,
+                         size_t stride) {
+    const size_t size = (size_t)crop->width + COLOUR_BATCH;
+    uint8_t *chroma = ensure_capacity(&scratch->chroma, size);
+    if (!chroma)
+        return false;
+    memset(chroma, 128, size);
+    for (int y = crop->top; y < crop->top + crop->height; y++, rows += stride)
+        colour_row(sample_at(plane, crop->left, y), chroma, chroma, crop->width, rows);
+    return true;
+}
 
 /* Convert the planes to the crop's pixels. Returns false if out of memory. */
 static bool convert(struct scratch *scratch, const struct crop *crop, const struct plane *planes, uint8_t *rows,
@@ -109,16 +140,21 @@ static bool convert(struct scratch *scratch, const struct crop *crop, const stru
     return true;
 }
 
-bool planes_decode(struct scratch *scratch, const struct crop *crop, uint8_t *rows, size_t stride) {
-    const jpeg_component_info *of = scratch->jpeg.comp_info;
+bool planes_decode(struct scratch *scratch, struct coefficients *coefficients, const struct crop *crop, uint8_t *rows,
+                   size_t stride) {
+    const jpeg_component_info *of = scratch->jpeg.comp_info, *smallest = &of[scratch->jpeg.num_components - 1];
     const int right = crop->left + crop->width, bottom = crop->top + crop->height;
     struct mcus around;
     struct plane planes[COMPONENTS];
-    reach(crop->left, right, of[0].h_samp_factor - 1, of[1].downsampled_width, &around.left, &around.right);
-    reach(crop->top, bottom, of[0].v_samp_factor - 1, of[1].downsampled_height, &around.top, &around.bottom);
+    reach(crop->left, right, of[0].MCU_width - 1, smallest->downsampled_width, &around.left, &around.right);
+    reach(crop->top, bottom, of[0].MCU_height - 1, smallest->downsampled_height, &around.top, &around.bottom);
     if (!make_planes(scratch, &around, planes))
         return false;
-    entropy_begin(&scratch->entropy, &scratch->jpeg);
-    decode_mcus(scratch, &around, planes);
-    return convert(scratch, crop, planes, rows, stride);
+    if (coefficients)
+        coefficients_begin(coefficients, &scratch->jpeg);
+    else
+        entropy_begin(&scratch->entropy, &scratch->jpeg);
+    decode_mcus(scratch, coefficients, &around, planes);
+    return is_grey(&scratch->jpeg) ? convert_grey(scratch, crop, planes, rows, stride)
+                                   : convert(scratch, crop, planes, rows, stride);
 }

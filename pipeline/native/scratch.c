@@ -50,7 +50,7 @@ static void free_scratch(void *given) {
     struct buffer *buffers[] = {&scratch->bytes,     &scratch->table,      &scratch->planes,     &scratch->chroma,
                                 &scratch->pixels,    &scratch->across,     &scratch->down,       &scratch->columns,
                                 &scratch->sums,      &scratch->weights[0], &scratch->weights[1], &scratch->ranges[0],
-                                &scratch->ranges[1], &scratch->doubles,    &scratch->move_arrays};
+                                &scratch->ranges[1], &scratch->doubles,    &scratch->move_arrays, &scratch->restored};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         free(buffers[i]->data);
     free(scratch->entropy.unstuffed);

@@ -23,6 +23,7 @@ struct scratch {
     char message[JMSG_LENGTH_MAX]; /* the error, as text */
     struct entropy entropy;
     struct buffer bytes, table;  /* the sample's bytes, and its table of segments */
+    struct buffer restored;      /* a JPEG, written again from its coefficients */
     struct buffer planes;        /* the samples of the MCUs around the crop, by component */
     struct buffer chroma;        /* rows of chroma on their way to full resolution */
     struct buffer pixels;        /* the rows of the crop: R, G, B, unused */

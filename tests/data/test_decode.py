@@ -10,13 +10,14 @@ from PIL import Image
 
 import widemix.data.decode
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
+from widemix.data_prep.coefficients import pack, unpack
 from widemix.data_prep.image import Encoded
 from widemix.data_prep.jpeg import plain_frame
-from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
+from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES, image_layout
 from widemix.data_prep.restart import DamagedJpeg, with_markers
 from widemix.data_prep.write import BetonWriter
 from widemix.errors import InputError
-from widemix.formats.beton import JPEG, RAW, open_beton
+from widemix.formats.beton import COEFFICIENT_FIELDS, COEFFICIENTS, JPEG, RAW, open_beton
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]
@@ -101,9 +102,23 @@ def written(path: Path, jpegs: list[bytes], segments: bool = False) -> Decoder:
     return Decoder(open_beton(path))
 
 
+def written_as_coefficients(path: Path, jpegs: list[bytes]) -> Decoder:
+    """A .beton of the coefficients of these JPEGs."""
+    layout = image_layout(COEFFICIENT_FIELDS)
+    with BetonWriter(path, path.with_suffix(".journal"), len(jpegs), layout) as writer:
+        for data in jpegs:
+            packed, reason = pack(data)
+            assert packed, reason
+            writer.add(Encoded("", 0, COEFFICIENTS, *Image.open(io.BytesIO(data)).size, packed, ""))
+        writer.finish()
+    return Decoder(open_beton(path))
+
+
 def jpeg(decoder: Decoder, sample: int) -> Image.Image:
     beton = decoder.beton
-    return Image.open(io.BytesIO(beton.bytes[beton.offset[sample] :][: beton.size[sample]])).convert("RGB")
+    data = beton.bytes[beton.offset[sample] :][: beton.size[sample]].tobytes()
+    data = unpack(data) if beton.mode[sample] == COEFFICIENTS else data
+    return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def assert_pillows(decoder: Decoder, epochs: int, side: int) -> None:
@@ -128,6 +143,18 @@ def assert_pillows(decoder: Decoder, epochs: int, side: int) -> None:
 def test_pixels_are_pillows(tmp_path, kind, way):
     jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate(SIZES)]
     assert_pillows(written(tmp_path / "a.beton", jpegs), 12 if way == "compiled" else 2, 32)
+
+
+PACKED = [kind for kind in KINDS if kind not in ("4:4:0", "4:1:1", "progressive", "RGB")]
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_pixels_of_coefficients_are_pillows(tmp_path, kind, way):
+    sizes = [(5, 7), (16, 16), (17, 33), (101, 53), *([(333, 250), (641, 480)] if way == "compiled" else [])]
+    jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate(sizes)]
+    decoder = written_as_coefficients(tmp_path / "a.beton", jpegs)
+    assert (decoder.beton.mode == COEFFICIENTS).all()
+    assert_pillows(decoder, 20 if way == "compiled" else 1, 32)
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "4:2:2", "4:4:4", "4:1:1", "progressive"])

@@ -64,7 +64,12 @@ def block() -> list[float]:
 def main() -> None:
     """Print the results."""
     folder, results = Path(sys.argv[1]), {}
-    for name, settings in (("jpeg", {"max_size": 256}), ("pixels", {"raw": True, "max_size": 64})):
+    kinds = {
+        "jpeg": {"max_size": 256},
+        "coefficients": {"max_size": 256, "encoding": "coefficients"},
+        "pixels": {"raw": True, "max_size": 64},
+    }
+    for name, settings in kinds.items():
         place = folder / f"{name}-{os.environ['WIDEMIX_NATIVE']}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

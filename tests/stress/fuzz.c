@@ -8,6 +8,8 @@
  *   crop_jpeg of a rectangle: succeeds and has libjpeg's pixels if libjpeg has no error_message of the whole image;
  *   restart_jpeg: reports a warning or failure if and only if libjpeg does, and otherwise keeps all pixels;
  *   crop_jpeg of what restart_jpeg wrote, with its table of segments, one of the two damaged: the pixels or an error;
+ *   pack_jpeg: where it succeeds, libjpeg does too, restore_jpeg has the JPEG's bytes, and crop_coefficients libjpeg's
+ *     pixels, of the whole and of a rectangle; of damaged coefficients both return;
  *   shrink_jpeg, into too little memory too: returns.
  * Prints the first case that differs, writes its JPEG to FILE, and exits with 1. Built with sanitizers, it stops at any invalid access or leak. */
 #include <stdlib.h>
@@ -15,6 +17,7 @@
 
 #include <jerror.h>
 
+#include "../../pipeline/native/coefficients.h"
 #include "../../pipeline/native/crop.h"
 #include "../../pipeline/native/jpeg_error.h"
 
@@ -24,6 +27,8 @@
 #define SEGMENTS 400 /* at most */
 
 int restart_jpeg(const uint8_t *, int64_t, int, uint8_t *, int64_t, int64_t *, char *);
+int pack_jpeg(const uint8_t *, int64_t, uint8_t *, int64_t, int64_t *, char *);
+int restore_jpeg(const uint8_t *, int64_t, uint8_t *, int64_t, int64_t *, char *);
 int shrink_jpeg(const uint8_t *, int64_t, int, int, int, int, uint8_t *, int64_t, int64_t *, char *);
 
 static uint64_t state;
@@ -316,11 +321,73 @@ static void check_restart(const struct jpeg *jpeg, const struct reference *refer
     check_crop(&marked, &after, rectangle(&marked), table, numbers, false, "a crop by damaged segments");
 }
 
+/* Crops of a container, from a copy with no more than CONTAINER_SLACK bytes after it; `reference` is NULL if it is damaged. */
+static void check_packed_crop(const uint8_t *packed, size_t size, const struct jpeg *jpeg,
+                              const struct reference *reference, struct crop crop) {
+    struct scratch *scratch = thread_scratch();
+    struct pixels pixels;
+    uint8_t *copy = malloc(size + CONTAINER_SLACK);
+    memcpy(copy, packed, size);
+    scratch->message[0] = 0;
+    bool intact = crop_coefficients(scratch, copy, size, &crop, &pixels);
+    if (reference && !intact)
+        differs("coefficients", reference, scratch->message);
+    for (int y = 0; reference && y < crop.height; y++)
+        for (int x = 0; x < crop.width; x++)
+            if (memcmp(pixels.first + (size_t)y * pixels.stride + 4 * (size_t)x,
+                       reference->pixels + 4 * ((size_t)(crop.top + y) * (size_t)jpeg->width + (size_t)(crop.left + x)),
+                       3))
+                differs("coefficients", reference, "other pixels");
+    free(copy);
+}
+
+/* Change some bytes of a container, mostly of its numbers and of the sizes of its segments; returns its size. */
+static size_t damage_packed(uint8_t *packed, size_t size) {
+    for (uint32_t times = 1 + below(4); times; times--) {
+        const uint32_t most = below(3) ? (uint32_t)size : size < 100 ? (uint32_t)size : 100;
+        const size_t at = below(most);
+        packed[at] = below(2) ? (uint8_t)below(256) : (uint8_t)(packed[at] ^ 1 << below(8));
+    }
+    return below(8) ? size : below((uint32_t)size + 1);
+}
+
+static void check_coefficients(const struct jpeg *jpeg, const struct reference *reference) {
+    char text[JMSG_LENGTH_MAX] = "";
+    int64_t size = 0, restored = 0;
+    const int64_t room = CONTAINER_SLACK + (below(8) ? 2 * MOST : 1 + below((uint32_t)jpeg->size + 1));
+    uint8_t *copy = malloc(jpeg->size ? jpeg->size : 1), *packed = malloc((size_t)room), *again = malloc(MOST);
+    memcpy(copy, jpeg->data, jpeg->size);
+    if (pack_jpeg(copy, (int64_t)jpeg->size, packed, room, &size, text) == 0) {
+        const struct crop whole = {jpeg->height, jpeg->width, 0, 0, jpeg->height, jpeg->width};
+        if (reference->error_message)
+            differs("pack_jpeg", reference, "taken");
+        if (restore_jpeg(packed, size, again, MOST, &restored, text) || (size_t)restored != jpeg->size ||
+            memcmp(again, jpeg->data, jpeg->size))
+            differs("restore_jpeg", reference, text);
+        if (!reference->other_size) {
+            check_packed_crop(packed, (size_t)size, jpeg, reference, whole);
+            check_packed_crop(packed, (size_t)size, jpeg, reference, rectangle(jpeg));
+            for (int i = 0; i < 3 && size; i++) {
+                size = (int64_t)damage_packed(packed, (size_t)size);
+                check_packed_crop(packed, (size_t)size, jpeg, NULL, rectangle(jpeg));
+                restore_jpeg(packed, size, again, MOST, &restored, text);
+            }
+        }
+    }
+    free(copy);
+    free(packed);
+    free(again);
+}
+
 static void run_case(uint64_t seed) {
     static struct reference reference;
     struct jpeg *jpeg = &current;
     state = seed << 32 ^ number;
     make(jpeg);
+    if (below(2)) {
+        decode(jpeg, &reference);
+        check_coefficients(jpeg, &reference);
+    }
     if (below(10))
         damage(jpeg);
     decode(jpeg, &reference);
@@ -328,6 +395,7 @@ static void run_case(uint64_t seed) {
     check_crop(jpeg, &reference, whole, NULL, 0, true, "the whole");
     check_crop(jpeg, &reference, rectangle(jpeg), NULL, 0, false, "a crop");
     check_restart(jpeg, &reference);
+    check_coefficients(jpeg, &reference);
     if (!below(4) && !reference.other_size) {
         uint8_t out[2000];
         int64_t size = 0;

@@ -15,8 +15,8 @@ from pathlib import Path
 from widemix.cgroups import usable_cpus
 from widemix.native.build import SOURCES
 
-DECODER = ("crop", "planes", "idct", "colour", "entropy", "lookup", "scratch")
-JPEG_SOURCES = (*DECODER, "recode", "restart", "huffman_encode", "shrink")
+DECODER = ("crop", "planes", "idct", "colour", "entropy", "lookup", "scratch", "coefficients", "restore")
+JPEG_SOURCES = (*DECODER, "pack", "recode", "restart", "huffman_encode", "shrink")
 FLAGS = ("-std=gnu11", "-g", "-O1", "-ffp-contract=off", "-Wall", "-Wextra")
 MACHINES = ((), ("-march=native",))  # without and with the instructions that our own inverse DCT needs
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")

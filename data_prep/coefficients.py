@@ -1,0 +1,59 @@
+"""JPEGs as coefficients and back, by the compiled code: see pipeline/formats/coefficients.py."""
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+
+from widemix.data_prep.restart import WRITTEN, DamagedJpeg, call_codec, library
+from widemix.formats import coefficients
+from widemix.formats.beton import COEFFICIENTS, open_beton
+
+SAMPLED = 10_000  # images of which the sizes are read
+
+
+def pack(data: bytes) -> tuple[bytes, str]:
+    """The coefficients of a JPEG, or none and why the JPEG could not be restored from them."""
+    compiled = library()
+    assert compiled is not None  # `encoding_for` has asked for it
+    try:
+        outcome, packed, message = call_codec(compiled.pack_jpeg, data)
+    except DamagedJpeg as error:
+        return b"", str(error)
+    return (packed, "") if outcome == WRITTEN else (b"", message)
+
+
+def unpack(packed: bytes) -> bytes:
+    """The JPEG, byte for byte. Raises `ValueError` for damaged coefficients."""
+    compiled = library()
+    if compiled is None:
+        return coefficients.restore(packed)
+    if len(packed) < coefficients.HEAD.size:
+        raise ValueError(coefficients.DAMAGED)
+    output = np.empty(coefficients.jpeg_size(packed), np.uint8)
+    size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
+    outcome = compiled.restore_jpeg(
+        packed,
+        ctypes.c_int64(len(packed)),
+        ctypes.c_void_p(output.ctypes.data),
+        ctypes.c_int64(len(output)),
+        ctypes.byref(size),
+        text,
+    )
+    if outcome != WRITTEN:
+        raise ValueError(text.value.decode("ascii", "replace") or "out of memory")
+    return output[: size.value].tobytes()
+
+
+def count_bytes(path: Path) -> tuple[int, int, int]:
+    """Of a .beton: images that are coefficients, their bytes, and those of their JPEGs; these from some of them."""
+    beton = open_beton(path)
+    packed = np.flatnonzero(beton.mode == COEFFICIENTS)
+    chosen = packed[:: -(-len(packed) // SAMPLED) or 1]
+    before = [
+        coefficients.jpeg_size(beton.bytes[start : start + coefficients.HEAD.size].tobytes())
+        for start in beton.offset[chosen]
+    ]
+    stored = int(beton.size[packed].sum())
+    share = stored / max(int(beton.size[chosen].sum()), 1)
+    return len(packed), stored, round(sum(before) * share)

@@ -1,0 +1,238 @@
+"""Coefficients: the JPEG's own bytes come back, by the compiled code and by Python, and what cannot stays a JPEG."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene
+from widemix import Loader
+from widemix.data_prep.coefficients import count_bytes, pack, unpack
+from widemix.data_prep.encode import encode_all
+from widemix.data_prep.image import encode
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.restore import restore
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
+from widemix.errors import InputError
+from widemix.formats import coefficients
+from widemix.formats.beton import COEFFICIENTS, JPEG, open_beton
+from widemix.formats.manifest import read_manifest
+
+REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
+SETTINGS = PrepSettings(encoding="coefficients", max_size=0)
+
+
+def jpegs_of(kind: str) -> list[bytes]:
+    sizes = [size for size in SIZES if min(size) > 4]  # libjpeg decodes smaller chroma
+    return [KINDS[kind](scene(number, *size)) for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_jpegs_are_restored_byte_for_byte(kind):
+    for data in jpegs_of(kind):
+        packed, reason = pack(data)
+        assert packed, reason
+        assert unpack(packed) == data
+        assert coefficients.restore(packed) == data  # which shares no code with the other
+        assert coefficients.jpeg_size(packed) == len(data)
+
+
+def test_headers_and_what_follows_the_end_are_restored():
+    """Comments and profiles, fill bytes before markers, padding with zeros, bytes after the end marker."""
+    image = scene(1, 90, 70)
+    exif = Image.Exif()
+    exif[0x010E] = "a description"
+    data = by_pillow(image, quality=80, exif=exif, comment=b"a comment", icc_profile=bytes(700))
+    start = data.index(b"\xff\xc0")
+    for changed in (data, data + b"\0\0\r\n", data[:start] + b"\xff\xff" + data[start:]):
+        packed, reason = pack(changed)
+        assert packed, reason
+        assert unpack(packed) == coefficients.restore(packed) == changed
+
+
+def test_bytes_may_be_filled_up_with_zeros():
+    """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
+    found = 0
+    for seed in range(20):
+        data = by_pillow(scene(seed, 60, 60), quality=80)
+        last = data[-3]
+        for bits in range(1, 8):
+            changed = data[:-3] + bytes([last >> bits << bits]) + data[-2:]
+            packed, _ = pack(changed)
+            assert not packed or unpack(packed) == coefficients.restore(packed) == changed
+            found += bool(packed) and changed != data
+    assert found >= 10
+
+
+@pytest.mark.parametrize("kind", ["4:4:0", "4:1:1", "progressive", "RGB"])
+def test_others_are_not_taken(kind):
+    for data in jpegs_of(kind):
+        packed, reason = pack(data)
+        assert not packed
+        assert reason == "progressive" if kind == "progressive" else "libjpeg" in reason
+
+
+def test_damaged_jpegs_are_not_taken():
+    data = by_pillow(scene(0, 120, 90), quality=90)
+    numbers = np.random.RandomState(0)
+    refused = 0
+    for _ in range(200):
+        changed = bytearray(data)
+        changed[numbers.randint(len(data))] ^= 1 << numbers.randint(8)
+        packed, _ = pack(bytes(changed))
+        assert not packed or unpack(packed) == changed
+        refused += not packed
+    assert refused > 20
+    for size in range(0, len(data), 37):
+        assert pack(data[:size])[0] == b""
+
+
+def test_damaged_coefficients_are_an_error_or_other_pixels():
+    """Without checksums, which find all of it."""
+    packed, _ = pack(by_pillow(scene(0, 50, 40), quality=90))
+    numbers, damaged = np.random.RandomState(1), 0
+    for _ in range(150):
+        changed = bytearray(packed)
+        changed[numbers.randint(len(packed))] ^= 1 << numbers.randint(8)
+        for read in (unpack, coefficients.restore):
+            try:
+                read(bytes(changed))
+            except ValueError:
+                damaged += 1
+    assert damaged > 20
+    for size in range(0, len(packed), 97):
+        with pytest.raises(ValueError, match="damaged"):
+            unpack(packed[:size])
+        with pytest.raises(ValueError, match="damaged"):
+            coefficients.restore(packed[:size])
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    """Two classes of every kind, of which some cannot be restored, and two that prep has to change."""
+    folder = tmp_path / "images"
+    for number, kind in enumerate(KINDS):
+        for split in ("train", "val"):
+            path = folder / split / f"class{number % 2}" / f"{kind.replace(':', '').replace(' ', '_')}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(KINDS[kind](scene(number, 100 + number, 80)))
+    scene(50, 64, 48).save(folder / "train/class0/a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    scene(51, 64, 48).save(folder / "train/class1/turned.jpg", exif=exif)
+    return folder
+
+
+def test_prepared_files_are_restored(images, tmp_path):
+    """Those of one folder, those of one split; what prep re-encodes is said to differ."""
+    out, back = tmp_path / "out", tmp_path / "back"
+    manifest = prepare("image-folder", images, out, SETTINGS, processes=1)
+    kept = {entry["file"] for entry in manifest.exceptions if "kept as a JPEG" in entry["rule"]}
+    assert {Path(name).stem for name in kept} == {"440", "411", "progressive", "RGB"}
+    beton = open_beton(out / "train.beton")
+    assert set(beton.mode.tolist()) == {JPEG, COEFFICIENTS}
+    assert verify(out) == []
+    assert restore(out, back) == {"train": (len(beton), 2), "val": (len(KINDS), 0)}
+    for path in images.rglob("*.jpg"):
+        same = (back / path.relative_to(images)).read_bytes() == path.read_bytes()
+        assert same == (path.stem != "turned")
+    with Image.open(back / "train/class0/a.png.jpg") as image:
+        assert image.size == (64, 48)
+    assert restore(out / "val.beton", back) == {"val": (len(KINDS), 0)}  # which are there already
+    (back / "val/class0/420.jpg").write_bytes(b"another")
+    with pytest.raises(InputError, match=r"420\.jpg: is there already, with other bytes; name another folder$"):
+        restore(out, back)
+
+
+def test_the_loader_gives_the_pixels_of_jpegs(images, tmp_path):
+    for path in images.rglob("grey.jpg"):  # of which prep makes one in RGB, at another quality
+        path.unlink()
+    batches = {}
+    for encoding in ("jpeg", "coefficients"):
+        prepare("image-folder", images, tmp_path / encoding, PrepSettings(encoding=encoding, max_size=0), processes=1)
+        options = {"device": "cpu", "num_workers": 1, "auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5}
+        loader = Loader(tmp_path / encoding, "train", 5, 48, **options)
+        batches[encoding] = [(x.clone(), y.clone()) for _ in range(2) for x, y in loader]
+    assert len(batches["jpeg"]) > 2
+    for (x, y), (other_x, other_y) in zip(*batches.values(), strict=True):
+        assert x.equal(other_x)
+        assert y.equal(other_y)
+
+
+def test_any_byte_that_differs_is_found(images, tmp_path):
+    out = tmp_path / "out"
+    prepare("image-folder", images, out, SETTINGS, processes=1)
+    path, numbers = out / "val.beton", np.random.RandomState(0)
+    whole, beton = path.read_bytes(), open_beton(path)
+    for sample in range(len(beton)):
+        at = int(beton.offset[sample] + numbers.randint(beton.size[sample]))
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << numbers.randint(8)]) + whole[at + 1 :])
+        assert any(f"sample {sample} " in line for line in verify(out))
+        with pytest.raises(InputError, match=f"sample {sample} .*its bytes differ from its checksum"):
+            restore(path, tmp_path / f"back{sample}")
+
+
+def test_larger_images_are_shrunk_first(tmp_path):
+    path = tmp_path / "large.jpg"
+    path.write_bytes(by_pillow(scene(0, 333, 250), quality=90))
+    encoded = encode(
+        Sample("large.jpg", 0, FileSlice(str(path))), PrepSettings(encoding="coefficients", max_size=200)
+    )
+    assert (encoded.mode, encoded.width, encoded.height) == (COEFFICIENTS, 200, 150)
+    plain = encode(Sample("large.jpg", 0, FileSlice(str(path))), PrepSettings(restart_markers=False, max_size=200))
+    assert unpack(encoded.data) == plain.data
+
+
+def test_damaged_images_are_left_out_or_repaired_as_before(tmp_path):
+    data = by_pillow(scene(0, 333, 250), quality=90)
+    (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 2] + b"\xff\xd9")
+    middle = data[: len(data) // 2] + b"\xff\xd3" + data[len(data) // 2 :]
+    (tmp_path / "marker.jpg").write_bytes(middle)
+    for name in ("cut.jpg", "marker.jpg"):
+        sample = Sample(name, 0, FileSlice(str(tmp_path / name)))
+        (before,) = encode_all([sample], 0, PrepSettings(max_size=0), 1)
+        (now,) = encode_all([sample], 0, SETTINGS, 1)
+        assert now.rule == before.rule != ""
+        if before.data:
+            assert now.mode == COEFFICIENTS
+            pixels = (Image.open(io.BytesIO(each)).convert("RGB") for each in (before.data, unpack(now.data)))
+            assert np.array_equal(*map(np.asarray, pixels))
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")
+def test_real_images_are_restored(tmp_path):
+    """All of them, in at most 1.25 times the bytes."""
+    packed = restored = 0
+    for path in sorted(REAL.rglob("*.JPEG")):
+        data = path.read_bytes()
+        found, reason = pack(data)
+        assert found or reason == "progressive"
+        if found:
+            assert unpack(found) == data
+            packed, restored = packed + len(found), restored + len(data)
+    assert restored > 12e6
+    assert packed < 1.25 * restored
+
+
+def test_settings_and_sizes(images, tmp_path):
+    with pytest.raises(InputError, match=r"^raw and encoding coefficients: "):
+        PrepSettings(raw=True, encoding="coefficients")
+    out = tmp_path / "out"
+    prepare("image-folder", images, out, SETTINGS, processes=1)
+    count, stored, before = count_bytes(out / "val.beton")
+    beton = open_beton(out / "val.beton")
+    packed = np.flatnonzero(beton.mode == COEFFICIENTS)
+    sizes = [len(unpack(beton.bytes[beton.offset[n] :][: beton.size[n]].tobytes())) for n in packed]
+    assert (count, stored, before) == (len(sizes), beton.size[packed].sum(), sum(sizes))
+    assert read_manifest(out).settings["encoding"] == "coefficients"
+
+
+def test_ffcv_refuses_the_file(images, tmp_path):
+    reader = pytest.importorskip("ffcv.reader", reason="FFCV is not installed")
+    prepare("image-folder", images, tmp_path / "out", SETTINGS, processes=1)
+    with pytest.raises(ValueError, match="custom field image"):
+        reader.Reader(str(tmp_path / "out/val.beton"))
