@@ -33,12 +33,13 @@ def restore(prepared: Path, to: Path) -> dict[str, tuple[int, int]]:
         paths = [split_path(prepared, name, manifest) for name in manifest.splits]
     else:
         folder, paths = prepared.parent, [prepared]
+    betons = [open_beton(path) for path in paths]
     check_outside(to, folder.resolve())
-    return {path.stem: _restore(path, to) for path in paths}
+    return {beton.path.stem: _restore(beton, to) for beton in betons}
 
 
-def _restore(path: Path, to: Path) -> tuple[int, int]:
-    beton = open_beton(path)
+def _restore(beton: Beton, to: Path) -> tuple[int, int]:
+    path = beton.path
     if (beton.mode == RAW).any():
         raise InputError(f"{path}: holds pixels, of which no file can be restored")
     checksums, sources = open_checksums(beton), read_sources(path)

@@ -47,10 +47,12 @@ def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str,
     for name, options in (
         ("original", ("--max-size=0", "--no-restart-markers")),
         ("segments", ("--max-size=0",)),
+        ("coefficients", ("--max-size=0", "--encoding=coefficients")),
         ("small", ("--max-size=400",)),
     ):
         prepare("image-folder", origin, folder / name, *options)
     original, segments, small = folder / "original", folder / "segments", folder / "small"
+    coefficients = folder / "coefficients"
     return {
         TIMM: _timm(files),
         "torchvision v2, original files": _torchvision(files),
@@ -60,6 +62,8 @@ def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str,
         "our decoding with timm's policy on Pillow": _decoder_with_timm_policy(original),
         "ours, restart markers": _loader(segments, POLICY, 0.25),
         "ours, restart markers, crop and flip alone": _loader(segments, None, 0.0),
+        "ours, coefficients": _loader(coefficients, POLICY, 0.25),
+        "ours, coefficients, crop and flip alone": _loader(coefficients, None, 0.0),
         "ours, prepared with --max-size 400": _loader(small, POLICY, 0.25),
         "ours, prepared with --max-size 400, crop and flip alone": _loader(small, None, 0.0),
         "decoding to uint8 alone, original bytes": _decoder(original),

@@ -207,16 +207,23 @@ def _our_decoder(kind: str) -> Method:
 
 
 # What `widemix prep` makes beside the files, each in its folder.
-PREPARED = {"original": "--no-restart-markers", "segments": "--restart-markers", "raw": "--raw"}
+PREPARED = {
+    "original": "--no-restart-markers",
+    "segments": "--restart-markers",
+    "coefficients": "--encoding=coefficients",
+    "raw": "--raw",
+}
 PEER = "FFCV, original bytes, uint8"
 METHODS: dict[str, Method] = {
     PEER: Method(lambda folder, threads: _ffcv(folder / "original", threads)),
     "ours, original bytes, uint8": _our_decoder("original"),
     "ours, restart markers, uint8": _our_decoder("segments"),
+    "ours, coefficients, uint8": _our_decoder("coefficients"),
     "ours, pixels, uint8": _our_decoder("raw"),
     "timm's create_loader, original files": Method(_timm),
     "ours, original bytes": Method(lambda folder, threads: _loader(folder / "original", threads)),
     "ours, restart markers": Method(lambda folder, threads: _loader(folder / "segments", threads)),
+    "ours, coefficients": Method(lambda folder, threads: _loader(folder / "coefficients", threads)),
     "torchcodec and torchvision v2, original files": Method(_torchcodec, "torchcodec"),
     "simplejpeg and torchvision v2, original files": Method(_simplejpeg, "simplejpeg"),
     "SPDL, original files, uint8": Method(_spdl, "spdl.io"),

@@ -2,8 +2,8 @@
 
     python -m tests.data_prep.corruptions --count 1000
 
-For each kind of file (JPEGs with restart markers, JPEGs with their own bytes, pixels, text, JPEGs with targets) and
-each seed one file of the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a lost, inserted
+For each kind of file (JPEGs with restart markers, JPEGs with their own bytes, coefficients, pixels, text, JPEGs with
+targets) and each seed one file of the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a lost, inserted
 or cut end. Then every sample is read as in training and in evaluation. Each corruption is one of:
 
     refused    the folder is not opened, with one line
@@ -46,6 +46,7 @@ from widemix.recipe.data import DataSection, TextDataSection
 SETTINGS = {
     "markers": PrepSettings(),
     "own bytes": PrepSettings(restart_markers=False),
+    "coefficients": PrepSettings(encoding="coefficients"),
     "raw": PrepSettings(raw=True),
     "text": PrepSettings(length=32),
     "targets": PrepSettings(targets="*"),
