@@ -3,8 +3,8 @@
     python -m tests.data_prep.corruptions --count 1000
 
 For each kind of file (JPEGs with restart markers, JPEGs with their own bytes, coefficients, pixels, text, JPEGs with
-targets) and each seed one file of the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a lost, inserted
-or cut end. Then every sample is read as in training and in evaluation. Each corruption is one of:
+targets) and each seed one file of the folder is changed: bits, runs of bytes, zeros, copied or exchanged places, a
+lost, inserted or cut end. Then every sample is read as in training and in evaluation. Each corruption is one of:
 
     refused    the folder is not opened, with one line
     named      the samples that differ are named, with the command that tells the cure; the others are right
