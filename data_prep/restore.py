@@ -1,19 +1,20 @@
 """The image files of a prepared folder, written again: of coefficients byte for byte those that were prepared."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from widemix.data_prep.coefficients import unpack
 from widemix.data_prep.prep_dir import check_outside, translate_errors
-from widemix.data_prep.progress import progress
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.beton import COEFFICIENTS, RAW, Beton, open_beton
 from widemix.formats.checksums import MISMATCH, Checksums, compute_checksums, crc32c, open_checksums
 from widemix.formats.manifest import read_manifest, split_path
 from widemix.formats.sources import SUFFIX, damaged_sample, read_sources
+from widemix.tally import track
 
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 
@@ -47,16 +48,17 @@ def _restore(beton: Beton, to: Path) -> tuple[int, int]:
         raise InputError(f"{path.with_suffix(SUFFIX)}: is of another file; prepare the folder again")
     taken: dict[str, str] = {}
     others = 0
-    for name, (sample, source) in progress(sources.items(), len(sources), f"restoring {path.stem}", "files", 0):
-        data = _read(beton, checksums, sample)
-        place = os.path.normpath(f"/{name}")[1:]  # within `to`, whatever the name
-        if crc32c(data) != source:
-            others += 1
-            place += "" if place.lower().endswith(JPEG_SUFFIXES) else ".jpg"
-        if place in taken:
-            raise InputError(f"{path}: {name} and {taken[place]} would be the same file")
-        taken[place] = name
-        _write(to / place, data)
+    with closing(track(sources.items(), path.stem, len(sources), "files")) as counted:
+        for name, (sample, source) in counted:
+            data = _read(beton, checksums, sample)
+            place = os.path.normpath(f"/{name}")[1:]  # within `to`, whatever the name
+            if crc32c(data) != source:
+                others += 1
+                place += "" if place.lower().endswith(JPEG_SUFFIXES) else ".jpg"
+            if place in taken:
+                raise InputError(f"{path}: {name} and {taken[place]} would be the same file")
+            taken[place] = name
+            _write(to / place, data)
     return len(sources), others
 
 
