@@ -30,7 +30,8 @@
 
 #include "idct.h"
 
-#ifdef __AVX2__
+#if defined __AVX2__ && defined __BMI2__
+#define BY_PLANES /* all coefficients of a block at once */
 #include <immintrin.h>
 #endif
 
@@ -59,7 +60,7 @@ static inline uint64_t bits_at(const uint8_t *from, size_t at, bool few) {
     return few ? bits : bits | (uint64_t)from[(at >> 3) + 8] << 1 << (63 - shift);
 }
 
-#ifdef __AVX2__
+#ifdef BY_PLANES
 /* The coefficients of a block, a byte each. */
 typedef struct {
     __m256i half[2];
@@ -165,7 +166,7 @@ struct block_order {
 
 static inline struct block_order block_order(void) { return (struct block_order){0}; }
 
-/* As above, coefficient by coefficient. */
+/* As above, one by one. */
 static inline size_t read_levels(const uint8_t *from, size_t at, uint64_t mask, unsigned levels, bool few, int dc,
                                  const struct block_order *order, JCOEF *block) {
     uint8_t places[DCTSIZE2]; /* of the level's coefficients */
@@ -212,7 +213,7 @@ static inline __attribute__((always_inline)) unsigned read_block(const uint8_t *
     const unsigned last = head & 63, levels = head >> 6 & 3;
     const int dc = (int)((uint32_t)head << (32 - HEAD_BITS)) >> (32 - HEAD_BITS + 8);
     const size_t at = *position + HEAD_BITS;
-#ifndef __AVX2__
+#ifndef BY_PLANES
     memset(block, 0, DCTSIZE2 * sizeof *block); /* libjpeg's inverse DCT reads all */
 #endif
     if (!last) {

@@ -112,7 +112,8 @@ static bool decode_crop(struct scratch *scratch, const struct sample *sample, in
         }
         entropy_set_segments(&scratch->entropy, bytes, table, sample->table_size / sizeof *table);
         struct crop crop = {sample->height, sample->width, top, left, height, width};
-        if ((sample->mode == JPEG ? crop_jpeg : crop_coefficients)(scratch, bytes, sample->size, &crop, pixels))
+        if (sample->mode == JPEG ? crop_jpeg(scratch, bytes, sample->size, &crop, pixels)
+                                 : crop_coefficients(scratch, bytes, sample->size, &crop, pixels))
             return true;
         snprintf(message, MESSAGE, "%s", scratch->message);
         return false;
