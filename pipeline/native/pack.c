@@ -13,6 +13,74 @@ static void write_number(uint8_t *to, size_t number, int bytes) {
         to[i] = (uint8_t)(number >> 8 * i);
 }
 
+/* A stream of bits that are written. */
+struct bit_writer {
+    uint8_t *next;
+    uint64_t bits; /* the last `count` of them are not written yet */
+    unsigned count;
+};
+
+/* Write `count` bits, of which the others are 0. */
+static void write_bits(struct bit_writer *to, uint64_t bits, unsigned count) {
+    for (unsigned part; count; bits >>= part, count -= part) {
+        part = count < 32 ? count : 32;
+        to->bits |= (bits & ((1ull << part) - 1)) << to->count;
+        for (to->count += part; to->count >= 8; to->count -= 8, to->bits >>= 8)
+            *to->next++ = (uint8_t)to->bits;
+    }
+}
+
+/* The bits of `from` that are at the places of the mask's ones, next to each other. */
+static uint64_t extract(uint64_t from, uint64_t mask) {
+    uint64_t to = 0;
+    for (int n = 0; mask; mask &= mask - 1, n++)
+        to |= (uint64_t)((from & mask & -mask) != 0) << n;
+    return to;
+}
+
+/* Write the bits of `bits` at the places of the mask's ones. */
+static void write_field(struct bit_writer *to, uint64_t bits, uint64_t mask) {
+    write_bits(to, extract(bits, mask), (unsigned)__builtin_popcountll(mask));
+}
+
+/* Write a block, in at most BLOCK_BYTES. Returns false if a coefficient is too large. */
+static bool write_block(struct bit_writer *to, const JCOEF *block) {
+    uint64_t masks[MOST_SIZE + 3] = {0}, planes[MOST_SIZE + 2] = {0}, signs = 0; /* by size; by bit */
+    unsigned last = 0, levels = 0;
+    if (block[0] < -DC_LIMIT || block[0] >= DC_LIMIT)
+        return false;
+    for (unsigned k = 1; k < DCTSIZE2; k++) {
+        const int value = block[idct_places[k]];
+        const unsigned magnitude = (unsigned)abs(value);
+        const unsigned size = magnitude ? 32 - (unsigned)__builtin_clz(magnitude) : 0;
+        if (!size)
+            continue;
+        if (size > MOST_SIZE)
+            return false;
+        const unsigned needed = size < 2 ? 1 : (size + 1) / 3;
+        last = k;
+        levels = needed > levels ? needed : levels;
+        signs |= (uint64_t)(value < 0) << k;
+        for (unsigned s = 1; s <= size; s++) {
+            masks[s] |= 1ull << k;
+            planes[s - 1] |= (uint64_t)(magnitude >> (s - 1) & 1) << k;
+        }
+    }
+    write_bits(to, last | levels << 6 | ((uint64_t)block[0] & (2 * DC_LIMIT - 1)) << 8, HEAD_BITS);
+    if (!last)
+        return true;
+    write_bits(to, masks[1] >> 1, last - 1);
+    write_field(to, signs, masks[1]);
+    for (unsigned level = 0; level < levels; level++) {
+        const uint64_t *of = masks + 3 * level + 1; /* of size s and more, s + 1 and more, ... */
+        write_field(to, (of[1] ^ of[2]) | of[3], of[0]);
+        write_field(to, of[2], of[0]);
+        for (int i = 0; i < 3; i++)
+            write_field(to, planes[3 * level + i], of[i + 1]);
+    }
+    return true;
+}
+
 /* Why a JPEG whose header has been read stays one, or NULL. */
 static const char *refused(j_decompress_ptr jpeg) {
     if (jpeg->progressive_mode)
