@@ -182,12 +182,10 @@ def train(digits, tmp_path):
     """
     logs = (tmp_path / f"{number}.log" for number in itertools.count())
 
-    def start(
-        run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False, env=None, fault="none"
-    ):
+    def start(run: str, *options: str, recipe="recipes/digits/rp_mixer.yaml", world=0, real=False, fault="none"):
         words = (recipe, "--data.path", digits, "--run-dir", tmp_path / run, *SMALL, *options)
         if real:
-            return Command("train", *words, env=env)
+            return Command("train", *words)
         return Fork(*(words if world else ("train", *words)), log=next(logs), world=world, fault=fault)
 
     return start

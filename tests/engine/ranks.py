@@ -291,7 +291,7 @@ def sampled_and_normed(data: Path) -> dict[str, Any]:
         accumulation = ("train.grad_accum_steps", "1" if whole else "2")
         setting = Setting(REPMLP, data, *overrides_for(engine_name), accumulation)
         engine = setting.engine()
-        losses = setting.run(engine)
+        losses = setting.run(engine, range(5))
         metrics = evaluate_engine(engine, EvalLoader(setting.data, 90, setting.topology), setting.data.num_classes)
         results[name] = {
             "losses": losses,

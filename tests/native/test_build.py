@@ -24,9 +24,11 @@ def home(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def unoptimised(monkeypatch) -> None:
-    """Compile in a quarter of the time: what the code does is not looked at."""
-    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-O0"))
+def tiny(monkeypatch, tmp_path) -> None:
+    """One function to compile, instead of all for seconds: what the code does is not looked at."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "tiny.c").write_text("int tiny(void) { return 1; }\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
 
 
 def start(home: Path) -> subprocess.Popen:
@@ -49,14 +51,14 @@ def test_processes_that_start_at_once_share_one_build(home):
     assert len(list(home.iterdir())) == 1  # nothing half-made is left
 
 
-def test_what_is_there_is_not_built_again(home, unoptimised):
+def test_what_is_there_is_not_built_again(home, tiny):
     path = compiled()
     before = path.stat().st_mtime_ns
     assert compiled() == path
     assert path.stat().st_mtime_ns == before
 
 
-def test_without_a_compiler_an_earlier_build_does(home, unoptimised, monkeypatch, tmp_path):
+def test_without_a_compiler_an_earlier_build_does(home, tiny, monkeypatch, tmp_path):
     path = compiled()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert compiled() == path
@@ -65,7 +67,7 @@ def test_without_a_compiler_an_earlier_build_does(home, unoptimised, monkeypatch
         compiled()
 
 
-def test_another_processor_or_compiler_gets_a_build_of_its_own(home, unoptimised, monkeypatch, tmp_path):
+def test_another_processor_or_compiler_gets_a_build_of_its_own(home, tiny, monkeypatch, tmp_path):
     first = compiled()
     monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
     second = compiled()
