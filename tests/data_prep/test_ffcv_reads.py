@@ -1,10 +1,12 @@
-"""FFCV itself, the independent reader of what we write. Importing it takes seconds."""
+"""FFCV itself, the independent reader of what we write."""
 
 import io
 import warnings
 
+import numba
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from widemix.data.decode import Decoder
@@ -21,23 +23,27 @@ from widemix.formats import beton, tables
 from widemix.formats.checksums import open_checksums
 from widemix.formats.text import open_text
 
-pytest.importorskip("ffcv", reason="FFCV is not installed")
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    import numba
-    import torch
-    from ffcv import types
-    from ffcv.fields import BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.memory_managers.os_cache import OSCacheManager
-    from ffcv.pipeline.compiler import Compiler
-    from ffcv.reader import Reader
-    from ffcv.transforms import ToTensor
-    from ffcv.writer import DatasetWriter
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """FFCV, with the first test that needs it: it compiles for seconds, in each process that collects tests."""
+    global types, BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField
+    global IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder, Loader, OrderOption
+    global OSCacheManager, Compiler, Reader, ToTensor, DatasetWriter
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("ffcv", reason="FFCV is not installed")
+        from ffcv import types
+        from ffcv.fields import BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField
+        from ffcv.fields.decoders import IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder
+        from ffcv.loader import Loader, OrderOption
+        from ffcv.memory_managers.os_cache import OSCacheManager
+        from ffcv.pipeline.compiler import Compiler
+        from ffcv.reader import Reader
+        from ffcv.transforms import ToTensor
+        from ffcv.writer import DatasetWriter
 
 
 def test_types_are_ffcvs():

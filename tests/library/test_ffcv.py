@@ -16,22 +16,27 @@ from widemix.data.random import ORDER, key
 from widemix.data_prep.adopt import adopt
 from widemix.formats.beton import JPEG, open_beton
 
-pytest.importorskip("ffcv", reason="FFCV is not installed")
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.fields.decoders import IntDecoder
-    from ffcv.loader import Loader, OrderOption
-    from ffcv.transforms import Squeeze, ToTensor
-    from ffcv.writer import DatasetWriter
-
-    from widemix import ffcv
-
 pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
 EXAMPLE = Path(__file__).parents[2] / "examples/ffcv_loader.py"
 COUNT, SIDE, SEED = 41, 24, 3
 JITTER: dict[str, Any] = {"color_jitter": (0.4, 0.4, 0.2, 0.1), "grayscale_prob": 0.2, "solarize_prob": 0.3}
 POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "interpolation": "random", **JITTER}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """FFCV, with the first test that needs it: it compiles for seconds, in each process that collects tests."""
+    global DatasetWriter, IntDecoder, IntField, Loader, OrderOption, RGBImageField, Squeeze, ToTensor, ffcv
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("ffcv", reason="FFCV is not installed")
+        from ffcv.fields import IntField, RGBImageField
+        from ffcv.fields.decoders import IntDecoder
+        from ffcv.loader import Loader, OrderOption
+        from ffcv.transforms import Squeeze, ToTensor
+        from ffcv.writer import DatasetWriter
+
+        from widemix import ffcv
 
 
 class Scenes(torch.utils.data.Dataset):
@@ -57,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return to
 
 
-def ffcv_loader(folder: Path, *operations: Any, batch_size: int = 8, workers: int = 1, **keys: Any) -> Loader:
+def ffcv_loader(folder: Path, *operations: Any, batch_size: int = 8, workers: int = 1, **keys: Any) -> Any:
     decoder = ffcv.RandomResizedCrop(SIDE, interpolation="random")
     pipelines = {"image": [decoder, *operations], "label": [IntDecoder(), ToTensor(), Squeeze((1,))]}
     keys = {"order": ffcv.Order(SEED), **keys}
