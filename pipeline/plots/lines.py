@@ -60,9 +60,14 @@ def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> 
     axes.errorbar(x, y, yerr=bars, color=_GREY, linestyle="--", marker="_", label=legend_text(name))
 
 
-def legend_text(name: str) -> str:
-    """A name as matplotlib shows it, in one line: no dollar begins a formula, no underscore hides it."""
-    return f" {' '.join(literal(name).split())}" if name else ""
+def legend_text(name: str, longest: int = 100) -> str:
+    """A name as matplotlib shows it, in one line: no dollar begins a formula, no underscore hides it.
+
+    One of more than `longest` characters is cut in its middle: where there is no room matplotlib gives up the layout.
+    """
+    line = " ".join(name.split())
+    cut = line if len(line) <= longest else f"{line[: longest // 2]}…{line[-(longest // 2) :]}"
+    return f" {literal(cut)}" if cut else ""
 
 
 def add_legend_below(figure: Figure, axes: Sequence[Axes]) -> None:

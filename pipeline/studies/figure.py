@@ -27,7 +27,8 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
             published = [one for one in study.published if row == 0 and one.points and one.panel in ("", panel)]
             _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
             title = legend_text(panel) if row == 0 else ""
-            ax.set(title=title, xlabel=study.figure.x_label or label_of(study.figure.x), ylabel=label_of(name))
+            below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
+            ax.set(title=title, xlabel=below, ylabel=label_of(name))
     add_legend_below(figure, axes.flat)
     save(figure, paths)
 
@@ -53,7 +54,7 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
         plot_reference(ax, one.points, f"{one.line} ({one.source}{how})".strip())
     positive_x, positive_y = (math.isfinite(least) for least in ax.dataLim.minpos)  # else there is no such axis
     if names:
-        ax.set_xticks(range(len(names)), [legend_text(study.figure.names.get(name, name)) for name in names])
+        ax.set_xticks(range(len(names)), [legend_text(study.figure.names.get(name, name), 40) for name in names])
         ax.set_xlim(-0.5, len(names) - 0.5)
     elif not study.figure.log_x:
         _whole_ticks(ax, lines)

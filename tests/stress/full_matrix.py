@@ -7,6 +7,7 @@ each optimizer of timm with FSDP2.
 """
 
 import argparse
+import faulthandler
 import itertools
 import json
 import os
@@ -35,6 +36,7 @@ TIMM_NETWORKS = (
     "test_vit",
     "test_vit4",
 )
+LONGEST = 300  # seconds of a cell; a rank that takes longer writes its stack to the log, and ends
 RESTART = 200  # cells after which the ranks are started anew, as DeepSpeed keeps memory of each engine
 
 
@@ -63,6 +65,7 @@ def run_rank(cells: Path, to: Path) -> None:
     dist.init_process_group("gloo", store=store, timeout=timedelta(seconds=90), rank=rank, world_size=world)
     for cell in json.loads(cells.read_text()):
         began = time.perf_counter()
+        faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
             result = run_cell(cell)
         except Exception as error:

@@ -166,10 +166,11 @@ def test_a_panel_without_results_has_no_logarithmic_axis(study, tmp_path, x):
 
 
 @pytest.mark.parametrize(
-    "name", ["a|b_c $x$", "_hidden", "\\frac{`}", "two\nlines", "<b>&amp;", "日本 🙂", 300 * "long", "שלום"]
+    "name", ["a|b_c $x$", "_hidden", "$\\frac{$ `", "two\nlines", "<b>&amp;", "日本 🙂", 300 * "long", "שלום"]
 )
 def test_any_label_is_plotted_without_a_word(study, tmp_path, name):
     parsed = read_study(study)
+    figure = parsed.figure.model_copy(update={"x_label": name, "names": {"k": name}})
     study_runs = [replace(run, line=name, panel=name) for run in study_runs_of(study, parsed)]
-    results = [Result(run, 1.0, {"error": 2.0}) for run in study_runs]
-    write_report(results, parsed, study, tmp_path)
+    results = [Result(run, "k", {"error": 2.0}) for run in study_runs]
+    write_report(results, parsed.model_copy(update={"figure": figure}), study, tmp_path)
