@@ -52,7 +52,9 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
     for one in published:
         how = ", digitised" if one.digitised else ""
         plot_reference(ax, one.points, f"{one.line} ({one.source}{how})".strip())
-    positive_x, positive_y = (math.isfinite(least) for least in ax.dataLim.minpos)  # else there is no such axis
+    positive_x, positive_y = map(
+        math.isfinite, (ax.dataLim.minposx, ax.dataLim.minposy)
+    )  # else there is no such axis
     if names:
         ax.set_xticks(range(len(names)), [legend_text(study.figure.names.get(name, name), 40) for name in names])
         ax.set_xlim(-0.5, len(names) - 0.5)
