@@ -67,7 +67,10 @@ def test_types_are_ffcvs():
         assert [ours.fields[name] for name in ours.names] == [theirs.fields[name] for name in theirs.names]
     assert types.CURRENT_VERSION == tables.VERSION
     for kind, name in tables.TYPES.items():
-        assert types.TYPE_ID_HANDLER[kind].__name__ == name
+        if kind == tables.COEFFICIENTS_FIELD:  # a number of FFCV's for fields that it does not read
+            assert types.TYPE_ID_HANDLER[kind] is None
+        else:
+            assert types.TYPE_ID_HANDLER[kind].__name__ == name
     theirs = NDArrayField(np.dtype("<i4"), (7,)).to_binary()[0].tobytes()
     (_, _, arguments), *_ = text.text_layout(7).fields
     assert theirs == arguments.ljust(len(theirs), b"\0")
