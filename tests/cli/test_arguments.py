@@ -64,11 +64,12 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         {"processes": 2, "force": False, "extend": True},
     ),
     (
-        "prep digits --per-class 5",
+        "prep digits --per-class 5 --encoding coefficients",
         "widemix.data_prep.prepare.prepare",
-        ("digits", None, P("datasets/digits"), PrepSettings(per_class=5, shuffle=True)),
+        ("digits", None, P("datasets/digits"), PrepSettings(per_class=5, shuffle=True, encoding="coefficients")),
         {"processes": None, "force": False, "extend": False, "max_bad": 0.01},
     ),
+    ("prep --restore a --to b", "widemix.data_prep.restore.restore", (P("a"), P("b")), {}),
     (
         "join a b --to c --max-bad 0.5 --force",
         "widemix.data_prep.join.join",

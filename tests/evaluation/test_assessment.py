@@ -99,8 +99,8 @@ def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
 class Expired:
     """A timer whose time is over at once."""
 
-    def __init__(self, _, function, words, options):
-        self.start = lambda: function(*words, **options)
+    def __init__(self, _, function, words):
+        self.start = lambda: function(*words)
 
     def cancel(self):
         pass
