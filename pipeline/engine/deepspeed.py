@@ -50,7 +50,8 @@ class DeepSpeedEngine(Engine):
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         adapt_network(module, DTYPES[train.precision])
         optimizer = build_optimizer(optim, module)
-        if self.stage and any(optimizer.state.values()):  # as torch's Adagrad, which DeepSpeed builds anew without our groups
+        # As torch's Adagrad, which DeepSpeed builds anew without our groups. Others have empty entries.
+        if self.stage and any(optimizer.state.values()):
             raise InputError(
                 f"optim.name {optim.name} makes its state when it is built, before ZeRO has cut the parameters into "
                 "slices; take engine.kind ddp or fsdp"

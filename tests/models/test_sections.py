@@ -79,7 +79,7 @@ def test_every_family_loads_without_torch():
         "from widemix.recipe import keys, load_recipe\n"
         f"load_recipe({str(ROOT / 'recipes/digits/rp_mixer.yaml')!r}), load_recipe({str(MNLI)!r}), keys()\n"
         "summaries = [section.summary() for section, _ in named_networks().values()]\n"
-        "print(len(summaries) > len(sections()), 'torch' in sys.modules, 'timm' in sys.modules, 'numpy' in sys.modules)"
+        "print(len(summaries) > len(sections()), *(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.split() == ["True", "False", "False", "False"]
