@@ -13,9 +13,30 @@ import torch
 import torch.distributed as dist
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 from widemix.errors import InputError
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """torch's own, in torch.distributed.nn.functional, warns of its end since 2.15."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """The sum, in a new tensor."""
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        """Each rank's x is in the sum of every rank."""
+        total = g.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def _sum_over_ranks(x: Tensor) -> Tensor:
+    return _SumOverRanks.apply(x)
 
 
 class _OverRanks(nn.modules.batchnorm._BatchNorm):
@@ -36,9 +57,9 @@ class _OverRanks(nn.modules.batchnorm._BatchNorm):
         shape = [1, -1, *[1] * (x.ndim - 2)]
         wide = x.float()
         count = x.numel() // x.shape[1] * dist.get_world_size()
-        mean = all_reduce(wide.sum(dims)) / count
+        mean = _sum_over_ranks(wide.sum(dims)) / count
         centred = wide - mean.view(shape)
-        variance = all_reduce(centred.square().sum(dims)) / count
+        variance = _sum_over_ranks(centred.square().sum(dims)) / count
         self._update(mean.detach(), variance.detach() * count / (count - 1))
         scaled = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:

@@ -1,5 +1,6 @@
 """PyTorch's DistributedDataParallel: fp32 weights, autocast for bf16 and fp16."""
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -30,6 +31,8 @@ class DDPEngine(TorchEngine):
         super().__init__(module, optim, train, topology)
         self.replica = topology.rank, topology.world
         self.dtype = DTYPES[train.precision]
+        # Of gradients of convolutions on CPUs, along dimensions of size 1 alone, where a stride means nothing.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         self.model = DistributedDataParallel(
             module,
             device_ids=[topology.device] if topology.device.type == "cuda" else None,

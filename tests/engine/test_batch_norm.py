@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
 from widemix.engine.batch_norm import sync_batch_norms
@@ -101,3 +102,16 @@ def test_activation_checkpointing_counts_no_batch_twice(digits, name, accumulate
     assert {int(count) for count in counts} == {3 * int(accumulated)}
     for one, other in ((plain.model, recomputed.model), (plain.ema, recomputed.ema)):
         assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
+    """Of its sums over ranks, or of strides of gradients along dimensions of size 1, as depthwise kernels have."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"data:\n  path: {digits}\n  eval_split: test\n  image_size: 32\n"
+        "model:\n  kind: timm\n  name: efficientnet_b0\noptim:\n  name: adamw\n  lr: 1e-3\ntrain:\n  epochs: 1\n  global_batch: 4\n  max_steps: 1\n"
+        "eval:\n  every_epochs: 2\nlog:\n  tensorboard: false\n"
+    )
+    code, output = Command("train", recipe, "--ranks", "2", "--run-dir", tmp_path / "run").wait()
+    assert code == 0, output
+    assert "Warning" not in output
