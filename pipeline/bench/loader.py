@@ -83,12 +83,12 @@ def _time_all(
     """Time every method with every number of threads once a round, in another order each round."""
     timings: dict[tuple[str, int], list[Timing]] = {(name, number): [] for name in names for number in threads}
     order, generator = list(timings), random.Random(0)
-    tally = Tally("timed", rounds * len(order))
-    for _ in range(rounds):
-        generator.shuffle(order)
-        for name, number in order:
-            timings[name, number].append(_time(name, folder, number))
-            tally.add()
+    with Tally("timed", rounds * len(order), "processes") as tally:
+        for _ in range(rounds):
+            generator.shuffle(order)
+            for name, number in order:
+                timings[name, number].append(_time(name, folder, number))
+                tally.add()
     return timings
 
 

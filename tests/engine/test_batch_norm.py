@@ -109,7 +109,8 @@ def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"data:\n  path: {digits}\n  eval_split: test\n  image_size: 32\n"
-        "model:\n  kind: timm\n  name: efficientnet_b0\noptim:\n  name: adamw\n  lr: 1e-3\ntrain:\n  epochs: 1\n  global_batch: 4\n  max_steps: 1\n"
+        "model:\n  kind: timm\n  name: efficientnet_b0\n"
+        "optim:\n  name: adamw\n  lr: 1e-3\ntrain:\n  epochs: 1\n  global_batch: 4\n  max_steps: 1\n"
         "eval:\n  every_epochs: 2\nlog:\n  tensorboard: false\n"
     )
     code, output = Command("train", recipe, "--ranks", "2", "--run-dir", tmp_path / "run").wait()
