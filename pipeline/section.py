@@ -34,6 +34,16 @@ def key(default, description: str):
     return Field(default=default, description=description)
 
 
+class _Masked:
+    """In place of a masked number of NumPy, which as a float is NaN, with a warning."""
+
+    def __repr__(self) -> str:
+        return "masked"
+
+
+_MASKED = _Masked()
+
+
 def plain(value: Any) -> Any:
     """A number of any integer type as an int, one of NumPy as Python's own; all else as it is."""
     if value is None or type(value) in (bool, int, float, str):
@@ -41,8 +51,10 @@ def plain(value: Any) -> Any:
     try:
         if not hasattr(value, "dtype") or getattr(value, "ndim", None) != 0:
             return operator.index(value)
-        number = value.item()  # None of NaT, a tuple of a record, 0 of what is masked
-        return number if type(number) in (bool, int, float, str) and not getattr(value, "mask", False) else value
+        if getattr(value, "mask", False):
+            return _MASKED
+        number = value.item()  # None of NaT, a tuple of a record
+        return number if type(number) in (bool, int, float, str) else value
     except Exception:  # of any class: it has no such number, as a tensor on the meta device
         return value
 
