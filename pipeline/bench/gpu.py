@@ -1,12 +1,13 @@
 """All that is to be measured on a GPU: commands of this project, one after the other, each within some minutes.
 
-Each part works in its own folder NAME, and leaves NAME.json when it has ended; it is not repeated then. `table.md`
-has the rows of all parts. In small the same parts run without a GPU, to be tried.
+Each part works in its own folder NAME, and leaves NAME.json with its rows; it is repeated only if it failed.
+`table.md` has the rows of all parts. In small the same parts run without a GPU, to be tried.
 """
 
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ VERSIONS = ("torch", "timm", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
 STUDY, CIFAR = "figure7-small", Path("datasets/cifar10-5k")  # the data that it trains on
 ROWS = "rows.json"  # of `widemix bench`
+_DONE = "done"  # the state of a part that succeeded
 _GRACE_S = 15  # between SIGINT, which lets a command end by itself, and SIGKILL
 
 
@@ -112,6 +114,7 @@ def prepared(where: Where) -> Path:
     if where.small:
         prepare("digits", None, folder)
     else:
+        shutil.rmtree(where.to / "images", ignore_errors=True)  # of a start that was cut off
         link_repeatedly(jpegs(where.origin), where.to / "images", 50 * 256)
         prepare("image-folder", where.to / "images", folder)
     return folder
@@ -176,7 +179,7 @@ PARTS = {
 
 
 def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
-    """Run the parts that the folder does not have, and write its table; FAILED if one of them failed.
+    """Run the parts that have not succeeded in the folder, and write its table; FAILED if one of them failed.
 
     Raises `InputError` without a GPU, unless in small.
     """
@@ -185,7 +188,7 @@ def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
     where.to.mkdir(parents=True, exist_ok=True)
     failed = False
     for name in names:
-        if _record(where, name).exists():
+        if _read(where, name).get("state") == _DONE:
             print(f"{name}: in {where.to} already", flush=True)
         elif reason := PARTS[name].absent(where):
             print(f"{name}: left out, as {reason}", flush=True)
@@ -197,8 +200,13 @@ def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
 
 
 def _record(where: Where, name: str) -> Path:
-    """The file that a part leaves when it has ended: command, state, seconds, machine and rows."""
+    """The file that a part with rows leaves when it has ended: command, state, seconds, machine and rows."""
     return where.to / f"{name}.json"
+
+
+def _read(where: Where, name: str) -> dict[str, Any]:
+    path = _record(where, name)
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _run_part(name: str, where: Where, limit: float) -> bool:
@@ -212,7 +220,7 @@ def _run_part(name: str, where: Where, limit: float) -> bool:
     with output.open("w") as log:
         code = _run(command, log, limit)
     seconds = round(time.monotonic() - began, 1)
-    state = {0: "done", None: f"ran past {limit / 60:g} minutes"}.get(code, f"exit code {code}")
+    state = {0: _DONE, None: f"ran past {limit / 60:g} minutes"}.get(code, f"exit code {code}")
     print(f"{name}: {state}, {seconds:g} s" + ("" if code == 0 else f"; its output: {output}"), flush=True)
     try:
         rows = part.rows(folder)
@@ -256,8 +264,7 @@ def table(where: Where) -> str:
     """The rows of all parts that have ended, in Markdown."""
     texts = []
     for name, part in PARTS.items():
-        if (path := _record(where, name)).exists():
-            kept = json.loads(path.read_text())
+        if kept := _read(where, name):
             head = (
                 f"## {part.title}\n\n`{kept['command']}`: {kept['state']}, {kept['seconds']:g} s; {kept['machine']}"
             )

@@ -182,7 +182,7 @@ def add_gpu(benches) -> None:
         help="all that is to be measured on a GPU, and one table of it",
         examples="widemix bench gpu --to runs/gpu\nwidemix bench gpu --to runs/gpu --only b16 wait",
         description="Run the tests and benchmarks that need a GPU, each within some minutes. Each part leaves a file "
-        "in DIR and is not repeated; DIR/table.md has all of them.",
+        "in DIR and is repeated only if it failed; DIR/table.md has all of them.",
     )
     add = bench.add_argument
     add("--to", type=Path, default=Path("runs/gpu"), metavar="DIR", help="folder of results (default: runs/gpu)")

@@ -65,6 +65,10 @@ def test_what_has_ended_is_kept_and_not_repeated(tmp_path, monkeypatch, capfd):
     assert "## Good" in table
     assert "| name | images_per_s |\n| --- | ---: |\n| a\\|b | 12.5 |\n" in table
     assert "Bad" not in table
+    assert not (where.to / "bad.json").exists()
+    (where.to / "bad.json").write_text(
+        json.dumps({"command": "x", "state": "exit code 1", "seconds": 1.0, "machine": "m", "rows": [{"name": "b"}]})
+    )
     parts["bad"] = Part("Bad", rows_of(tmp_path / "in2", {"name": "c", "x": None}))
     assert run_parts(["good", "bad"], where, 1) is Exit.DONE
     lines = capfd.readouterr().out.splitlines()
