@@ -15,6 +15,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,10 @@ def _no_jpegs_in_large(where: Where) -> str | None:
     return None if where.small else _no_jpegs(where)
 
 
+def _no_package(name: str) -> str | None:
+    return None if find_spec(name) else f"{name} is not installed"
+
+
 def _no_tests(where: Where) -> str | None:
     return None if (ROOT / "tests/gpu").is_dir() else "only a clone has the tests"
 
@@ -172,8 +177,8 @@ PARTS = {
     "mixup": Part("mixup and CutMix, beside a step of Mixer-B/16", _rounds("mixup", 5)),
     "wait": Part("Mixer-B/16 on the loader with the whole recipe", _scale(), absent=_no_jpegs_in_large),
     "fp8": Part("The same in float8", _scale("--train.fp8", "true"), absent=_no_jpegs_in_large),
-    "loader": Part("The loader", _loader, absent=_no_jpegs),
-    "checkpoint": Part("Saving Mixer-B/16", _rounds("checkpoint", 2)),
+    "loader": Part("The loader", _loader, absent=lambda where: _no_package("ffcv") or _no_jpegs(where)),
+    "checkpoint": Part("Saving Mixer-B/16", _rounds("checkpoint", 2), absent=lambda _: _no_package("deepspeed")),
     "study": Part("Figure 7 in the small", _study, _study_rows, _no_cifar),
 }
 

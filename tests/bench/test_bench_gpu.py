@@ -89,6 +89,12 @@ def test_a_part_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monk
     assert not (tmp_path / "slow.json").exists()
 
 
+@pytest.mark.parametrize(("part", "package"), [("loader", "ffcv"), ("checkpoint", "deepspeed")])
+def test_what_a_part_needs_is_named(tmp_path, monkeypatch, part, package):
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert PARTS[part].absent(Where(tmp_path, tmp_path, False)) == f"{package} is not installed"
+
+
 def test_tests_that_failed_are_named(tmp_path):
     cases = '<testcase classname="tests.a" name="test_x"><failure/></testcase><testcase classname="b" name="y"/>'
     counts = 'tests="2" failures="1" errors="0" skipped="0"'
