@@ -141,6 +141,14 @@ def test_bf16_between_two_numbers_is_rounded_to_the_even_one():
     assert torch.equal(block(x), (x.float() + 1).bfloat16())
 
 
+def test_bf16_that_is_no_number_stays_none():
+    x = torch.ones(9, 7, 18).bfloat16()
+    x[4] = torch.nan
+    y = make(7, 18, **SHAPES["skips"])(x)
+    assert y[4].isnan().all()
+    assert y[[0, 3, 5, 8]].isfinite().all()
+
+
 def lone_activation(activation: str, channels: int = 1) -> MixerBlock:
     """[B, 1, C] -> phi(norm(x)): no skip, and a second mixing that gives zeros."""
     block = make(1, channels, tokens=1, norm="none" if channels == 1 else "layer", activation=activation)
