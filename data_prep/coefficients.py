@@ -1,11 +1,10 @@
 """JPEGs as coefficients and back, by the compiled code: see pipeline/formats/coefficients.py."""
 
-import ctypes
 from pathlib import Path
 
 import numpy as np
 
-from widemix.data_prep.restart import WRITTEN, DamagedJpeg, call_codec, library
+from widemix.data_prep.restart import WRITTEN, DamagedJpeg, call_codec, library, run_codec
 from widemix.formats import coefficients
 from widemix.formats.beton import COEFFICIENTS, open_beton
 
@@ -30,19 +29,10 @@ def unpack(packed: bytes) -> bytes:
         return coefficients.restore(packed)
     if len(packed) < coefficients.HEAD.size:
         raise ValueError(coefficients.DAMAGED)
-    output = np.empty(coefficients.jpeg_size(packed), np.uint8)
-    size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
-    outcome = compiled.restore_jpeg(
-        packed,
-        ctypes.c_int64(len(packed)),
-        ctypes.c_void_p(output.ctypes.data),
-        ctypes.c_int64(len(output)),
-        ctypes.byref(size),
-        text,
-    )
+    outcome, output, size, message = run_codec(compiled.restore_jpeg, packed, coefficients.jpeg_size(packed))
     if outcome != WRITTEN:
-        raise ValueError(text.value.decode("ascii", "replace") or "out of memory")
-    return output[: size.value].tobytes()
+        raise ValueError(message or "out of memory")
+    return output[:size].tobytes()
 
 
 def count_bytes(path: Path) -> tuple[int, int, int]:

@@ -70,7 +70,21 @@ def call_codec(function: Callable[..., int], data: bytes, *settings: int) -> tup
 
     Raises `DamagedJpeg`.
     """
-    output = np.empty(len(data) * 5 // 4 + MAX_GROWTH, np.uint8)
+    outcome, output, size, message = run_codec(function, data, len(data) * 5 // 4 + MAX_GROWTH, *settings)
+    if outcome == FAILED or "remature end" in message:
+        raise DamagedJpeg(message)
+    fits = outcome in (WRITTEN, WARNED) and size <= len(output)
+    return outcome, output[:size].tobytes() if fits else b"", message
+
+
+def run_codec(
+    function: Callable[..., int], data: bytes, room: int, *settings: int
+) -> tuple[int, np.ndarray, int, str]:
+    """Call a function of the compiled library that writes at most `room` bytes: result, bytes, their count, message.
+
+    The count may be more than the room.
+    """
+    output = np.empty(room, np.uint8)
     size, text = ctypes.c_int64(), ctypes.create_string_buffer(200)
     outcome = function(
         data,
@@ -81,11 +95,7 @@ def call_codec(function: Callable[..., int], data: bytes, *settings: int) -> tup
         ctypes.byref(size),
         text,
     )
-    message = text.value.decode("ascii", "replace")
-    if outcome == FAILED or "remature end" in message:
-        raise DamagedJpeg(message)
-    fits = outcome in (WRITTEN, WARNED) and size.value <= len(output)
-    return outcome, output[: size.value].tobytes() if fits else b"", message
+    return outcome, output, size.value, text.value.decode("ascii", "replace")
 
 
 def segment_table(data: bytes) -> bytes:
