@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from tests.conftest import ON_GPUS, ROOT
 from widemix.bench import gpu
 from widemix.bench.gpu import PARTS, Part, Where, run_parts
 from widemix.cli.bench import GPU_PARTS
@@ -31,6 +32,9 @@ def test_every_part_is_a_command(tmp_path, monkeypatch, small):
             assert str(tmp_path / name) in str(vars(parsed.pop())), name
         else:
             assert module == "pytest"
+            assert [word for word in words if word.startswith("tests/")] == [
+                str(path.relative_to(ROOT)) for path in ON_GPUS[: 1 if small else None]
+            ]
 
 
 def test_a_gpu_is_asked_for(tmp_path, monkeypatch):
