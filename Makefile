@@ -1,6 +1,7 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests, in a process more than there are cores, at most four; ARGS='tests/test_doctor.py -x -n 0' goes
 #              to pytest, here one file in this process
+# make test-all   the same with the long tests, and in all of their cases: tests/selection.py says which these are
 # make quick   set up, then the tests that start few processes
 # make test-gpu    set up, then what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
 # make bench-gpu   set up, then all that is to be measured on a GPU, each part within ten minutes; results in runs/gpu;
@@ -23,7 +24,7 @@
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
+.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -41,11 +42,14 @@ QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test
 SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_images.py
 
+test-all: setup
+	$(PYTEST) $(BY_FILE) --all $(ARGS)
+
 quick: setup
 	$(PYTEST) $(BY_FILE) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-gpu: setup
-	$(PYTEST) tests/gpu tests/models/test_batch_last_triton.py \
+	$(PYTEST) --all tests/gpu tests/models/test_batch_last_triton.py \
 		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
 
 bench-gpu: setup

@@ -21,6 +21,7 @@ from widemix.cgroups import usable_cpus
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
+pytest_plugins = ["tests.selection"]
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
@@ -81,7 +82,7 @@ def begin_with_longest(items: list[pytest.Item]) -> None:
 
 def pytest_addoption(parser) -> None:
     parser.addoption(
-        "--worlds", type=int, default=2, help="random worlds of tests/end_to_end/test_worlds.py (default: 2)"
+        "--worlds", type=int, default=1, help="random worlds of tests/end_to_end/test_worlds.py (default: 1)"
     )
 
 

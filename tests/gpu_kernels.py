@@ -30,9 +30,21 @@ _KINDS = {
 }
 
 
-def run_interpreted(file: str) -> None:
+def run_interpreted(file: str, config: pytest.Config) -> None:
     """Run the tests of a file that run kernels, by the interpreter, in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", file]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--noconftest",
+        "-p",
+        "tests.selection",
+        "-p",
+        "no:cacheprovider",
+        file,
+    ]
+    command += ["--all"] if config.getoption("--all") else []
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True, check=False

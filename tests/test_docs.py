@@ -14,6 +14,7 @@ from widemix.cli import reference
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 
+LONG = ("plug_in", "watch", "cifar_comparison", "fine_tuning", "study")
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 WIDTH = 100  # of a line of code: what the site shows without scrolling
 TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.workers=1", "eval.batch_size=256")
@@ -68,7 +69,11 @@ def own(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long) if page.stem in LONG else page for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_a_page_can_be_followed(page, own, tmp_path, monkeypatch, capsys):
     if page.stem == "own_images":
         follow(page, own, monkeypatch, capsys)

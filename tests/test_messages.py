@@ -4,6 +4,7 @@ messages/*.yaml have the commands, each with words of its line; {digits}, {run} 
 here. In one process, since no command gets far. `tests/end_to_end/test_mistakes.py` has those that need a live run.
 """
 
+import functools
 import json
 import shlex
 import shutil
@@ -15,10 +16,11 @@ import yaml
 from PIL import Image
 
 from tests.conftest import ROOT, Fork
-from widemix.cli.parser import make_parser
+from widemix.cli import parser
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 
+make_parser = functools.cache(parser.make_parser)
 CATALOGUE = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(Path(__file__).parent.glob("messages/*"))}
 FILES = CATALOGUE.pop("files")
 MESSAGES = {command: words for part in CATALOGUE.values() for command, words in part.items()}

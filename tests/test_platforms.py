@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
 
 COMMANDS = ("cost digits/rp_mixer", "cost --named")
 
 
+@pytest.mark.long
 def test_all_modules_are_imported_and_commands_run(tmp_path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.platforms", *COMMANDS],

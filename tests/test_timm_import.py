@@ -37,6 +37,7 @@ def test_widemix_alone_imports_next_to_nothing():
     assert not {"typing", "importlib.abc", "importlib.util", "inspect", "numpy", "torch"} & set(done.stdout.split())
 
 
+@pytest.mark.long
 @NEEDS_WANDB
 def test_a_killed_process_that_used_timm_leaves_nothing_of_it(tmp_path):
     done = run(KILLED, tmp_path)
@@ -44,6 +45,7 @@ def test_a_killed_process_that_used_timm_leaves_nothing_of_it(tmp_path):
     assert not list(tmp_path.glob("*wandb*"))
 
 
+@pytest.mark.long
 @NEEDS_WANDB
 def test_timm_has_it_when_it_uses_it(tmp_path):
     done = run(USED, tmp_path)

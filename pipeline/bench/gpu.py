@@ -65,6 +65,7 @@ def _tests(where: Where, folder: Path) -> Sequence[object]:
         files += ["tests/data/test_device_transfer.py"]
     return (
         "pytest",
+        "--all",
         "-q",
         "-p",
         "no:cacheprovider",

@@ -41,6 +41,7 @@ def test_images_of_any_folder(images, tmp_path):
         jpegs(tmp_path / "none")
 
 
+@pytest.mark.long
 def test_our_methods_load_every_image(images, tmp_path):
     (tmp_path / "images").mkdir()
     link_repeatedly(jpegs(images), tmp_path / "images", 100)

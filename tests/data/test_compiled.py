@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from numba.core import event
 from numba.core.dispatcher import Dispatcher
@@ -47,6 +48,7 @@ def files(cache: Path) -> dict[Path, tuple[int, int]]:
     return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in found}
 
 
+@pytest.mark.long
 def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
     (tmp_path / "widemix").mkdir()
     shutil.copy(compiled(), tmp_path / "widemix")  # whose building has a test of its own

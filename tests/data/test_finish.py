@@ -29,8 +29,8 @@ ROUNDS = {FP32: 0.0, FP16: 0.0, BF16: 2**-7}  # the interpreter rounds down to b
 
 
 @COMPILED
-def test_by_the_interpreter():
-    run_interpreted(__file__)
+def test_by_the_interpreter(pytestconfig):
+    run_interpreted(__file__, pytestconfig)
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,7 @@ def both_ways(images: torch.Tensor, erasing: Erasing | None, mixture: Mixture | 
     return finish_by_triton.finish(*arguments), finish_in_steps(*arguments)
 
 
+@pytest.mark.one_in(5)
 @RUNS
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("mode", MODES)
@@ -164,6 +165,7 @@ def test_a_sound_kernel_is_checked_once(monkeypatch, capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.one_in(3)
 @COMPILED
 @pytest.mark.parametrize(
     ("gpu", "dtype", "mode", "mix"),

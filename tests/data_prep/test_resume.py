@@ -120,6 +120,7 @@ def damage(path):
     return lambda: path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path, images):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(KILLS))
@@ -298,6 +299,7 @@ def test_pixels_that_changed_meanwhile_are_refused(tmp_path, monkeypatch):
         prepare("mnist", tmp_path, out, PrepSettings())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("line", [0, 1, -1])
 @pytest.mark.parametrize("change", ["character", "{}", "other", "twice"])
 def test_a_changed_journal_is_not_believed(tmp_path, images, uninterrupted, small_shards, line, change, capsys):

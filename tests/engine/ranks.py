@@ -362,12 +362,19 @@ def deepspeeds_own(data: Path) -> dict[int, Any]:
     return weights
 
 
-def matrix(data: Path) -> tuple[dict[str, str], Any]:
-    """Of cells in which each two values of the matrix meet: what became of each, and the pairs that never meet."""
+def matrix(data: Path, first: int | None = None) -> tuple[dict[str, str], Any]:
+    """Of cells in which each two values of the matrix meet: what became of each, and the pairs that never meet.
+
+    first: of so many cells, in which most of them meet.
+    """
     from tests.engine.matrix import pairwise, run_cell, said
 
     cells, never = on_main(read_topology(), pairwise)
-    return {said(cell): run_cell(cell) for cell in cells}, never
+    return {said(cell): run_cell(cell) for cell in cells[:first]}, never
+
+
+def matrix_begun(data: Path) -> tuple[dict[str, str], Any]:
+    return matrix(data, 10)
 
 
 # Bits are compared on three ranks: of two numbers the order of their sum does not matter.
@@ -377,6 +384,7 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         golden,
         chain,
         matrix,
+        matrix_begun,
         optimizers,
         compressed,
         hybrid,

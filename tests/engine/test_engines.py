@@ -75,6 +75,7 @@ def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
     return [engine.step(given.micro_batches(step), rate(step)).loss.item() for step in steps]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize(
     "overrides",
@@ -97,6 +98,7 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ENGINES)
 def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
     """And drops the same again where a checkpointed block is computed a second time."""
@@ -125,6 +127,7 @@ def test_half_precision_starts_from_the_weights_in_fp32(name):
     assert all(torch.equal(value, weights[key]) for key, value in state.ema.items())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
 def test_compiled_networks_have_the_losses_of_the_plain_loop_and_keep_their_names(name, monkeypatch):
     """Dynamo's part alone, which the engines' hooks could disturb: generated code takes minutes.
@@ -169,6 +172,7 @@ def test_the_heads_first_bias_is_the_recipes():
     assert torch.equal(model.head.bias, torch.full((10,), -2.0))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [
@@ -211,6 +215,7 @@ def test_any_engine_loads_the_state_of_any_other(writer, reader):
     assert before + run(other, given, range(5, STEPS)) == pytest.approx(expected, rel=2e-6)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "precision"),
     [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("deepspeed 1", "bf16")],

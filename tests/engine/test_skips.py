@@ -17,12 +17,14 @@ CASES = [(name, precision, "adamw") for name, precision in SUPPORTED]
 CASES += [(name, "fp32", "lamb") for name in ("ddp", "fsdp", "deepspeed 0")]  # whose own code can't skip a step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "precision", "optim"), CASES)
 def test_a_step_that_is_not_finite_changes_nothing(digits, name, precision, optim):
     keys = [("train.precision", precision), ("optim.name", optim), ("model.depth", "1")]
     skip_a_step(Setting("mixer", digits, *overrides_for(name), *keys))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("accumulated", ["1", "2"])
 @pytest.mark.parametrize("checkpointed", ["false", "true"])
 @pytest.mark.parametrize("name", ENGINES)
@@ -56,6 +58,7 @@ def same(one, other):
     assert one.scalars == other.scalars
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 def test_nor_does_the_very_first_step(digits, name, optim, monkeypatch):
@@ -68,6 +71,7 @@ def test_nor_does_the_very_first_step(digits, name, optim, monkeypatch):
     assert setting.run(engine, range(3, 6)) == setting.run(undisturbed, range(3, 6))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("recipe", ["mixer", REPMLP], ids=["mixer", "batch norms"])

@@ -42,7 +42,7 @@ def expected(alone, digits):
     return {"losses": losses, "model": model.state_dict(), "ema": ema.state_dict(), "metrics": metrics}
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected, request, digits, world):
     assert set(CHAIN) == set(ENGINES) - {"deepspeed 0"}
     found = chain(digits) if world == 1 else request.getfixturevalue("ranks")(2, "chain")
@@ -104,6 +104,7 @@ def test_a_probe_on_two_ranks_is_the_head_alone_on_the_features_of_the_frozen_bo
             assert not torch.equal(state["model"]["head.weight"], first["model"]["head.weight"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "precision"), SUPPORTED)
 def test_evaluating_the_average_uses_it_and_changes_nothing(digits, name, precision):
     setting = Setting("mixer", digits, *overrides_for(name), *EMA, ("train.precision", precision))

@@ -47,6 +47,7 @@ def test_a_source_distribution_has_no_part_of_the_tests(installed: Path) -> None
     assert [file for file in files if file.startswith("tests/")] == []
 
 
+@pytest.mark.long
 def test_the_pages_can_be_followed_with_it_alone(installed: Path, tmp_path: Path) -> None:
     """Without a checkout and without FFCV: see `tests/installed.py`."""
     done = subprocess.run(

@@ -12,6 +12,7 @@ from widemix.bench import trainers as bench
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the other packages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pair", "package", "seen"),
     [("_lightning", "lightning", 16), ("_hugging_face", "transformers", 16), ("_ffcv", "ffcv", 48)],

@@ -27,8 +27,8 @@ TOLERANCE = {FP32: 5e-6, FP16: 2e-3, BF16: 1.6e-2}  # the interpreter rounds dow
 
 
 @COMPILED
-def test_by_the_interpreter():
-    run_interpreted(__file__)
+def test_by_the_interpreter(pytestconfig):
+    run_interpreted(__file__, pytestconfig)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,7 @@ def call_all(call, size: tuple[int, int, int], types: tuple[torch.dtype, torch.d
     call("add_backward", x, index, 0, types[1])
 
 
+@pytest.mark.one_in(5)
 @RUNS
 @pytest.mark.parametrize(("types", "placed"), [(types, True) for types in TYPES] + [(TYPES[1], False)])
 @pytest.mark.parametrize("size", SIZES)
@@ -76,6 +77,7 @@ def test_operations_are_those_of_pytorch(size, types, placed):
     call_all(compare, size, types, placed, DEVICE)
 
 
+@pytest.mark.one_in(2)
 @RUNS
 @pytest.mark.parametrize("shape", ["each layer and skip", "rp s_mixer", "no norm"])
 def test_a_step_is_that_of_the_plain_blocks(shape, monkeypatch):
@@ -139,6 +141,7 @@ def test_what_computes_with_tensors_on_gpus(monkeypatch):
     assert operations._backend(single) is by_torch
 
 
+@pytest.mark.long
 @COMPILED
 def test_pytorch_computes_where_triton_is_missing():
     script = """if True:
@@ -155,6 +158,7 @@ def test_pytorch_computes_where_triton_is_missing():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
+@pytest.mark.one_in(4)
 @COMPILED
 @pytest.mark.parametrize(
     ("gpu", "types", "size"),

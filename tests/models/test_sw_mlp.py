@@ -57,6 +57,7 @@ def test_mask_is_bernoulli_and_a_function_of_its_key():
     assert layer.values.std().item() * (0.1 * 400) ** 0.5 == pytest.approx(1, abs=0.03)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("density", [0.2, 1.0])
 @pytest.mark.parametrize("pool", [False, True])
 @pytest.mark.parametrize("projects", [False, True])

@@ -42,6 +42,7 @@ def start(home: Path) -> subprocess.Popen:
     )
 
 
+@pytest.mark.long
 def test_processes_that_start_at_once_share_one_build(home):
     ranks = [start(home) for _ in range(4)]
     outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
@@ -78,6 +79,7 @@ def test_another_processor_or_compiler_gets_a_build_of_its_own(home, tiny, monke
     assert len({first, second, compiled()}) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_compilers_have_no_complaint(compiler, home, monkeypatch):
     if not shutil.which(compiler):

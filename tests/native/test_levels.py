@@ -32,6 +32,7 @@ def of_native(tmp_path_factory) -> dict:
     return results("native", tmp_path_factory.mktemp("native"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", levels.LEVELS.get(platform.machine(), {}))
 def test_each_level_gives_the_same_numbers(level, of_native, tmp_path) -> None:
     if level not in RUNNABLE:

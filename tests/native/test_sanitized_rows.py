@@ -44,6 +44,7 @@ def runtime(name: str) -> str:
     return found.strip()
 
 
+@pytest.mark.long
 def test_no_access_out_of_range(tmp_path):
     library = tmp_path / "block.so"
     build = ["cc", *FLAGS, *SANITIZERS, "-shared", "-fPIC", "-o", library, SOURCES / "mixer_block.c", "-lm"]

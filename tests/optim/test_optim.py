@@ -23,6 +23,7 @@ from widemix.recipe.schedule import ScheduleSection
 from widemix.training.schedule import build_run_schedule, build_schedule
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", [timm.list_models(module=module)[0] for module in timm.list_modules()])
 def test_groups_are_timms(name):
     """One network of each of timm's modules, ours among them; `python -m tests.stress.whole_registry` takes all."""

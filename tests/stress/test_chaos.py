@@ -31,6 +31,7 @@ def events(run: Path) -> list[dict]:
     return [line for line in lines if line["split"] == "event"]
 
 
+@pytest.mark.long
 def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
     for name in ("ddp", "ZeRO-1"):
         said = (chaos / f"{name}.log").read_text()

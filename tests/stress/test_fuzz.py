@@ -7,6 +7,7 @@ import pytest
 from tests.stress.fuzz import MACHINES, build, run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("machine", MACHINES, ids=["portable", "native"])
 def test_damaged_jpegs_are_what_libjpeg_makes_of_them(machine, tmp_path, monkeypatch):
     try:

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_kills_and_other_worlds_change_no_image():
     command = [sys.executable, "-m", "tests.stress.soak", "--minutes", "0", "--groups", "5", "--seed", "1"]
     done = subprocess.run(

@@ -109,6 +109,7 @@ def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_valu
     assert plan.searched()[2][1][0].study_run.recipe.model.permutation_seed == 1000
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 11])
 def test_a_search_that_was_stopped_or_killed_is_the_one_that_was_not(plan, tmp_path, stop_at):
     plan.search(Trainer(plan, tmp_path / "runs"))

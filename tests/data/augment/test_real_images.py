@@ -74,6 +74,7 @@ def hold(image: Image.Image, magnitudes: np.ndarray, monkeypatch) -> None:
                 assert np.array_equal(ours, timms(image, name, magnitude, way, monkeypatch)), (name, magnitude, way)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [(640, 427), (224, 224), (131, 97)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("which", [0, 1], ids=["china", "flower"])
 def test_photographs_of_scikit_learn(which, size, monkeypatch):
@@ -82,6 +83,7 @@ def test_photographs_of_scikit_learn(which, size, monkeypatch):
     hold(image.resize(size, Image.Resampling.BICUBIC), np.linspace(0, 10, steps), monkeypatch)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="the ImageNet sample is not in shared/")
 @pytest.mark.parametrize("which", range(12))
 def test_jpegs_of_imagenet(which, monkeypatch):

@@ -50,7 +50,7 @@ class Checkout:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._server = subprocess.Popen(words, env=own, **pipes)  # type: ignore[call-overload]
         assert self._server is not None
-        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED, *tests]
+        words = ["-x", "-q", "--all", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED, *tests]
         log = self.folder / "log"  # of the last tests
         log.unlink(missing_ok=True)
         job = {"root": str(self.root), "words": words, "environ": environ, "seconds": seconds, "log": str(log)}
