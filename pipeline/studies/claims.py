@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from widemix.errors import InputError
 from widemix.studies.protocol import Claim, Place, Statement
-from widemix.studies.quantity import is_number, value_of
+from widemix.studies.quantity import as_quantity, is_number, value_of
 from widemix.studies.results import Result
 from widemix.studies.study import Study
 
@@ -213,7 +213,7 @@ def _slope(points: Sequence[tuple[float, float]], claim: Claim, log: bool) -> fl
 
 
 def _is_at(place: Place, result: Result) -> bool:
-    return all(value_of(name, result.study_run.recipe) == value for name, value in place.at.items())
+    return all(value_of(name, result.study_run.recipe) == as_quantity(value) for name, value in place.at.items())
 
 
 def _where(place: Place) -> str:

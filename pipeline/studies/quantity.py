@@ -76,7 +76,11 @@ def value_of(name: str, recipe: Recipe) -> float | str:
     if name == "data.path":
         return Path(recipe.data.path).name
     section, _, leaf = current_name(name).partition(".")
-    value = getattr(recipe, section).model_dump().get(leaf)
+    return as_quantity(getattr(recipe, section).model_dump().get(leaf))
+
+
+def as_quantity(value: object) -> float | str:
+    """A key's value as a number or text, by which points are told apart and named."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -165,6 +165,20 @@ def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
     assert "| Two: deeper is better |" in as_page(collect(study_runs, table, study), study, "study.yaml")
 
 
+def test_points_are_told_apart_by_lists_too(tmp_path):
+    axes = "axes: {model.permuted_blocks: [[0], [1]]}"
+    text = STUDY[: STUDY.index("- text: RP")].replace("axes: {model.depth: [2, 4]}", axes)
+    text += """- text: a first block costs
+  left: {line: RP, at: {model.permuted_blocks: [0]}}
+  right: {line: RP, at: {model.permuted_blocks: [1]}}
+  expect: greater
+"""
+    [verdict] = verdicts(
+        *study_of(tmp_path, [NORMAL2, NORMAL2, RP2, RP4], text.replace("x: model.depth", "x: permuted_block"))
+    )
+    assert verdict.estimate.mean == pytest.approx(np.mean(RP4) - np.mean(RP2))  # y is the error
+
+
 def test_holm_by_hand():
     """Holm 1979: the k-th smallest of m p values is multiplied by m - k + 1, and none is below one before it."""
     assert holm({0: 0.01, 1: 0.04, 2: 0.03, 3: 0.005}, 4) == pytest.approx({3: 0.02, 0: 0.03, 2: 0.06, 1: 0.06})
