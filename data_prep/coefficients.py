@@ -6,7 +6,7 @@ import numpy as np
 
 from widemix.data_prep.restart import WRITTEN, DamagedJpeg, call_codec, library, run_codec
 from widemix.formats import coefficients
-from widemix.formats.beton import COEFFICIENTS, open_beton
+from widemix.formats.beton import COEFFICIENTS, JPEG, open_beton
 
 SAMPLED = 10_000  # images of which the sizes are read
 
@@ -35,8 +35,11 @@ def unpack(packed: bytes) -> bytes:
     return output[:size].tobytes()
 
 
-def count_bytes(path: Path) -> tuple[int, int, int]:
-    """Of a .beton: images that are coefficients, their bytes, and those of their JPEGs; these from some of them."""
+def count_bytes(path: Path) -> tuple[int, int, int, int]:
+    """Of a .beton: images that are coefficients and that are JPEGs; the bytes of the former, and of their JPEGs.
+
+    These are from some of them.
+    """
     beton = open_beton(path)
     packed = np.flatnonzero(beton.mode == COEFFICIENTS)
     chosen = packed[:: -(-len(packed) // SAMPLED) or 1]
@@ -46,4 +49,4 @@ def count_bytes(path: Path) -> tuple[int, int, int]:
     ]
     stored = int(beton.size[packed].sum())
     share = stored / max(int(beton.size[chosen].sum()), 1)
-    return len(packed), stored, round(sum(before) * share)
+    return len(packed), int((beton.mode == JPEG).sum()), stored, round(sum(before) * share)

@@ -50,7 +50,7 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
         except OSError as error:
             raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
         with lock:
-            _lock(to, lock.fileno())
+            lock_folder(to, lock.fileno())
             try:
                 _resume(to, plan, force)
                 yield
@@ -66,11 +66,21 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
                 folder.rmdir()
 
 
+def lock_folder(to: Path, descriptor: int) -> None:
+    """Lock the folder by its open lock file, until that is closed. Raises `InputError` if another process has it."""
+    busy = InputError(f"{to}: another process is writing to it; wait until it ends, or name another folder")
+    if try_lock(descriptor) is False:
+        raise busy
+    path = to / f"lock{UNFINISHED}"
+    if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:  # its holder has just finished
+        raise busy
+
+
 def clear_leftovers(to: Path) -> None:
     """Remove the temporary files of a process that was killed just after it wrote the manifest."""
     if leftovers(to) and os.access(to, os.W_OK):
         with (to / f"lock{UNFINISHED}").open("a") as lock:
-            _lock(to, lock.fileno())
+            lock_folder(to, lock.fileno())
             _clear(to)
 
 
@@ -140,15 +150,6 @@ def data_path(to: Path, split: str) -> Path:
 def journal_path(to: Path, split: str) -> Path:
     """The path of an unfinished split's journal."""
     return to / f"{split}.journal{UNFINISHED}"
-
-
-def _lock(to: Path, descriptor: int) -> None:
-    busy = InputError(f"{to}: another process is preparing it; wait until it ends, or name another folder")
-    if try_lock(descriptor) is False:
-        raise busy
-    path = to / f"lock{UNFINISHED}"
-    if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:  # its holder has just finished
-        raise busy
 
 
 def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:

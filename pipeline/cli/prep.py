@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import check_least
-from widemix.errors import Exit, InputError
+from widemix.errors import Exit, InputError, command
 
 if TYPE_CHECKING:
     from widemix.data_prep.dry_run import Estimate
@@ -66,6 +66,7 @@ def add_prep(commands) -> None:
     _add_subset_options(parser)
     _add_text_options(parser)
     parser.set_defaults(command=_prep)
+    parser.set_defaults(defaults=vars(parser.parse_args([])))
 
 
 def _add_machine_options(parser: Parser) -> None:
@@ -127,8 +128,9 @@ def _add_text_options(parser: Parser) -> None:
 def _restore(arguments: argparse.Namespace) -> Exit:
     from widemix.data_prep.restore import restore
 
-    if arguments.source or arguments.origin or arguments.to is None:
-        raise InputError(f"--restore {arguments.restore}: takes --to DIR for the files, and no SOURCE or --from")
+    defaults = arguments.defaults | {"restore": arguments.restore, "to": arguments.to}
+    if arguments.to is None or any(getattr(arguments, name) != value for name, value in defaults.items()):
+        raise InputError(f"--restore {arguments.restore}: takes --to DIR for the files, and nothing else")
     for name, (count, others) in restore(arguments.restore, arguments.to).items():
         same = f"{others:,} are JPEGs that prep changed, not their sources" if others else "byte for byte the sources"
         print(f"{arguments.to}: {count:,} files of {name}; {same}")
@@ -202,9 +204,8 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
     """Print a line for each split, and how many files were unusual in which way."""
     for split in manifest.splits.values():
         print(f"{to / split.file}: {_summary(split)}")
-    price = _price(manifest, to)
-    if price:
-        print(f"coefficients: {price}; `widemix prep --restore {to} --to DIR` writes the files again")
+    if manifest.settings.get("encoding", "jpeg") == "coefficients":
+        print(f"coefficients: {_price(manifest, to)}")
     rules = Counter(exception["rule"].partition(":")[0] for exception in manifest.exceptions)
     if rules:
         first = sorted(rules.most_common(), key=lambda each: each[0] != "left out")[:4]
@@ -214,16 +215,16 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
 
 
 def _price(manifest: "Manifest", to: Path) -> str:
-    """What coefficients cost in bytes, or "" if there are none."""
+    """What coefficients cost in bytes."""
     from widemix.data_prep.coefficients import count_bytes
 
-    if manifest.settings.get("encoding", "jpeg") != "coefficients":
-        return ""
-    counts = [count_bytes(to / split.file) for split in manifest.splits.values()]
-    images, size, before = (sum(column) for column in zip(*counts, strict=True))
-    times = f"about {size / before:.2f} times the bytes of their JPEGs" if images else "of no image"
-    kept = sum(split.samples for split in manifest.splits.values()) - images
-    return f"{times}; {kept:,} images are stored as JPEGs" if kept else times
+    counts = [count_bytes(to / split.file) for split in manifest.splits.values() if "image" in split.fields]
+    coefficients, jpegs, size, before = (sum(column) for column in zip(*counts, strict=True)) if counts else [0] * 4
+    if not coefficients:
+        return "of no image"
+    kept = f"{jpegs:,} images are stored as JPEGs; " if jpegs else ""
+    again = command("prep", "--restore", to, "--to", "DIR")
+    return f"about {size / before:.2f} times the bytes of their JPEGs; {kept}{again} writes the JPEGs again"
 
 
 def _print_estimates(to: Path, estimates: "list[Estimate]", free: int) -> None:

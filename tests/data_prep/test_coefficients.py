@@ -1,12 +1,16 @@
 """Coefficients: the JPEG's own bytes come back, by the compiled code and by Python, and what cannot stays a JPEG."""
 
 import io
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import widemix
 from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene
 from widemix import Loader
 from widemix.data_prep.coefficients import count_bytes, pack, unpack
@@ -18,6 +22,7 @@ from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
+from widemix.files import try_lock
 from widemix.formats import coefficients
 from widemix.formats.beton import COEFFICIENTS, JPEG, open_beton
 from widemix.formats.manifest import read_manifest
@@ -167,13 +172,108 @@ def test_any_byte_that_differs_is_found(images, tmp_path):
     out = tmp_path / "out"
     prepare("image-folder", images, out, SETTINGS, processes=1)
     path, numbers = out / "val.beton", np.random.RandomState(0)
-    whole, beton = path.read_bytes(), open_beton(path)
+    beton = open_beton(path)
+    written = np.memmap(path, np.uint8, "r+")
     for sample in range(len(beton)):
-        at = int(beton.offset[sample] + numbers.randint(beton.size[sample]))
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << numbers.randint(8)]) + whole[at + 1 :])
+        at, bit = int(beton.offset[sample] + numbers.randint(beton.size[sample])), 1 << numbers.randint(8)
+        written[at] ^= bit
         assert any(f"sample {sample} " in line for line in verify(out))
-        with pytest.raises(InputError, match=f"sample {sample} .*its bytes differ from its checksum"):
-            restore(path, tmp_path / f"back{sample}")
+        back, message = tmp_path / f"back{sample}", f"^1 of {len(KINDS)} files .* sample {sample} .*from its checksum"
+        with pytest.raises(InputError, match=message):
+            restore(path, back)
+        assert len(files(back)) == len(KINDS) - 1  # all others are there
+        assert files(back).items() <= files(images).items()
+        written[at] ^= bit
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The content of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
+    """Whatever the samples' names: absolute, with `..`, the same file twice, 255 bytes, a dot first."""
+    monkeypatch.chdir(tmp_path)
+    long, jpegs = "n" * 251 + ".jpg", jpegs_of("4:2:0")
+    names = ["in/a.jpg", "in/.a.jpg", f"in/{long}", "in/ü \\n\n.jpg"]
+    (tmp_path / "in").mkdir()
+    for name, data in zip(names, jpegs, strict=False):
+        Path(name).write_bytes(data)
+    paths = [*names, str(tmp_path / "in/a.jpg"), "../" + tmp_path.name + "/in/a.jpg", "in/../in/a.jpg"]
+    widemix.prepare({"train": [(path, 0) for path in paths]}, tmp_path / "out", encoding="coefficients")
+    before = files(tmp_path / "in")
+    assert restore(tmp_path / "out", tmp_path / "back") == {"train": (6, 0)}  # in/a.jpg is there twice
+    expected = {name: Path(name).read_bytes() for name in names}
+    copies = (f"{tmp_path}/in/a.jpg"[1:], f"{tmp_path.name}/in/a.jpg")
+    assert files(tmp_path / "back") == expected | dict.fromkeys(copies, jpegs[0])
+    assert files(tmp_path / "in") == before
+    sources = tmp_path / "out/train.sources"
+    for name in ("/", "..", "a\0b"):
+        lines = sources.read_bytes().split(b"\n")
+        sources.write_bytes(b"\n".join([lines[0][:9] + name.encode(), *lines[1:]]))
+        with pytest.raises(InputError, match=r"train\.sources: is damaged; prepare the folder again$"):
+            restore(tmp_path / "out", tmp_path / "other")
+
+
+def test_changed_images_have_names_of_their_own(tmp_path):
+    """a.png becomes a JPEG, beside one that is named a.png.jpg; a name that is too long is told, after all others."""
+    folder = tmp_path / "images/train/a"
+    folder.mkdir(parents=True)
+    scene(0, 30, 30).save(folder / "a.png")
+    (folder / "a.png.jpg").write_bytes(by_pillow(scene(1, 30, 30)))
+    prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1)
+    assert restore(tmp_path / "out", tmp_path / "back") == {"train": (2, 1)}
+    assert set(files(tmp_path / "back")) == {"train/a/a.png.jpg", "train/a/a.png.jpg.jpg"}
+    assert (tmp_path / "back/train/a/a.png.jpg").read_bytes() == (folder / "a.png.jpg").read_bytes()
+    scene(2, 30, 30).save(folder / f"{'n' * 250}.png")
+    prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1, force=True)
+    with pytest.raises(
+        InputError, match=r"^1 of 3 files cannot be restored; the first: .*png\.jpg: File name too long$"
+    ):
+        restore(tmp_path / "out", tmp_path / "back2")
+    assert len(files(tmp_path / "back2")) == 2
+
+
+# Restores in child processes, of which each is killed in the middle of the fifth file that it writes.
+KILLS = """
+    import os, signal, sys
+    from pathlib import Path
+    from widemix.data_prep.restore import restore
+
+    def write(path, data):
+        written.append(path)
+        half = whole(path, data[: len(data) // 2])
+        if len(written) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(path, data)
+
+    whole, Path.write_bytes = Path.write_bytes, write
+    written = []
+    while (child := os.fork()) and os.waitpid(child, 0)[1]:
+        print(sum(path.suffix == ".jpg" for path in Path(sys.argv[2]).rglob("*")))
+    if not child:
+        restore(*map(Path, sys.argv[1:]))
+"""
+
+
+def test_a_killed_restore_is_resumed(images, tmp_path):
+    """By the same call, which writes the other files, and leaves nothing else."""
+    out, back = tmp_path / "out", tmp_path / "back"
+    prepare("image-folder", images, out, SETTINGS, processes=1)
+    words = [sys.executable, "-c", textwrap.dedent(KILLS), out, back]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert list(map(int, done.stdout.split())) == list(range(4, len(files(back)), 4))
+    restore(out, tmp_path / "whole")
+    assert files(back) == files(tmp_path / "whole")
+
+
+def test_two_restores_at_once_are_refused(images, tmp_path):
+    prepare("image-folder", images, tmp_path / "out", SETTINGS, processes=1)
+    (tmp_path / "back").mkdir()
+    with (tmp_path / "back/lock.unfinished").open("a") as lock:
+        assert try_lock(lock.fileno())
+        with pytest.raises(InputError, match="another process is writing to it; wait until it ends"):
+            restore(tmp_path / "out", tmp_path / "back")
 
 
 def test_larger_images_are_shrunk_first(tmp_path):
@@ -223,11 +323,12 @@ def test_settings_and_sizes(images, tmp_path):
         PrepSettings(raw=True, encoding="coefficients")
     out = tmp_path / "out"
     prepare("image-folder", images, out, SETTINGS, processes=1)
-    count, stored, before = count_bytes(out / "val.beton")
+    count, jpegs, stored, before = count_bytes(out / "val.beton")
     beton = open_beton(out / "val.beton")
     packed = np.flatnonzero(beton.mode == COEFFICIENTS)
     sizes = [len(unpack(beton.bytes[beton.offset[n] :][: beton.size[n]].tobytes())) for n in packed]
     assert (count, stored, before) == (len(sizes), beton.size[packed].sum(), sum(sizes))
+    assert jpegs == len(KINDS) - count > 0
     assert read_manifest(out).settings["encoding"] == "coefficients"
 
 

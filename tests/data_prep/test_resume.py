@@ -235,7 +235,7 @@ def test_two_at_once_are_refused(tmp_path, images, uninterrupted, monkeypatch):
 
     def meanwhile(sample, settings):
         if not refused:
-            with pytest.raises(InputError, match="another process is preparing it"):
+            with pytest.raises(InputError, match="another process is writing to it"):
                 prepare("image-folder", images, out, RAW, processes=1)
             refused.append(True)
         return original(sample, settings)
