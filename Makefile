@@ -19,12 +19,13 @@
 #              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
 # make lowest  tests with the oldest versions that pyproject.toml allows, in build/lowest; needs uv
+# make site    set up, then the pages in docs/ as a site, in site/; ARGS=serve shows it while you write
 # make wheels  set up, then the source distribution and the wheels, in dist/; needs cmake, nasm and ninja (apt-get),
 #              and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its sources on disk
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest wheels release-check setup
+.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest site wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -97,6 +98,17 @@ lowest:
 	uv venv --quiet --clear build/lowest
 	uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'
 	build/lowest/bin/python -m pytest -o filterwarnings=default -n logical --maxprocesses 4 $(BY_FILE) $(LOWEST) $(ARGS)
+
+# The results' tables and figures, which lie outside docs/, come into the site.
+SITE = build/docs
+site: setup
+	.venv/bin/python -m pip install --quiet --editable '.[docs]'
+	rm -rf $(SITE)
+	mkdir -p $(SITE)/recipes/studies
+	cp -r docs/. $(SITE)
+	cp -r recipes/studies/results $(SITE)/recipes/studies
+	sed -i 's|](\.\./recipes/|](recipes/|g' $(SITE)/results.md
+	.venv/bin/zensical $(or $(ARGS),build --clean)
 
 wheels: setup
 	.venv/bin/python -m pip install --quiet --editable '.[release]'

@@ -89,6 +89,22 @@ def test_code_fits_its_line(page):
     assert [line for line in lines if len(line) > WIDTH] == []
 
 
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_what_a_page_links_to_is_on_the_site_too(page):
+    """That is docs/, and what `make site` adds for the page of results."""
+    added = "../recipes/studies/results/"
+    assert added.removesuffix("/results/").removeprefix("../") in (ROOT / "Makefile").read_text()
+    for link in LINK.findall(page.read_text()):
+        target = (page.parent / link).resolve()
+        assert target.is_file(), link
+        if not target.is_relative_to(ROOT / "docs"):
+            assert page.name == "results.md", f"{link}: write the path as code"
+            assert link.startswith(added), link
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
