@@ -58,12 +58,11 @@ def write_outputs(
 
     Only what is asked for is plotted. Prints the paths. A table without text is left out.
     """
-    from widemix.plots.style import as_png
-    from widemix.plots.tensorboard import add_to_tensorboard
+    plotted = {}
+    if arguments.to or arguments.tensorboard:
+        from widemix.plots.style import as_png
 
-    plotted = (
-        {name: as_png(plot()) for name, plot in figures.items()} if arguments.to or arguments.tensorboard else {}
-    )
+        plotted = {name: as_png(plot()) for name, plot in figures.items()}
     if arguments.to:
         arguments.to.mkdir(parents=True, exist_ok=True)
         texts = {name: text.encode() for name, text in (tables or {}).items() if text}
@@ -71,6 +70,8 @@ def write_outputs(
             write_output(arguments.to / name, content)
             print(arguments.to / name)
     if arguments.tensorboard:
+        from widemix.plots.tensorboard import add_to_tensorboard
+
         print(add_to_tensorboard({Path(name).stem: png for name, png in plotted.items()}, arguments.tensorboard))
     if arguments.json:
         write_output(arguments.json, json.dumps(numbers, indent=1) + "\n")
