@@ -69,7 +69,7 @@ def warn_of(exceptions: tuple[FileException, ...]) -> tuple[FileException, ...]:
     """Warn of unofficial files, in one line; returns them, of which the manifest has a list."""
     if exceptions:
         first, *others = exceptions
-        more = f", and {len(others)} other files are not the official ones either" if others else ""
+        more = f", and {len(others)} other files are not either" if others else ""
         print_status(f"warning: {first['file']}: {first['rule']}{more}; read all the same")
     return exceptions
 
@@ -118,4 +118,4 @@ def _md5_exceptions(files: Mapping[str, bytes], official: Mapping[str, str]) -> 
 def _md5_exception(name: str, md5: str, official: str) -> tuple[FileException, ...]:
     if md5 == official:
         return ()
-    return ({"file": name, "rule": f"MD5 {md5}, where the official file has {official}"},)
+    return ({"file": name, "rule": f"not the official file: MD5 {md5} instead of {official}"},)

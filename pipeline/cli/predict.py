@@ -77,7 +77,8 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     else:
         write_output(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
     left_out = f", {bad} could not be read" if bad else ""
-    print(f"{len(rows)} images predicted{left_out}", file=sys.stderr)
+    where = f"{arguments.to_file}: " if arguments.to_file else ""
+    print(f"{where}{len(rows)} images predicted{left_out}", file=sys.stderr)
     return Exit.DONE
 
 

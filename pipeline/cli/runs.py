@@ -10,6 +10,7 @@ from widemix.cli.options import add_ema, add_evaluation, add_outputs, check_netw
 from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
+from widemix.run import checkpoint
 
 
 def add_eval(commands) -> None:
@@ -106,6 +107,7 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
+    checkpoint.find(arguments.path)  # its error at once, before torch is imported
     from widemix.evaluation.trained import export_checkpoint
 
     labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license)

@@ -259,7 +259,6 @@ def _baselines(arguments: argparse.Namespace) -> Exit:
 
 
 def _report(arguments: argparse.Namespace) -> Exit:
-    from widemix.studies.page import write_report
     from widemix.studies.results import collect
 
     plan, folder = _read(arguments)
@@ -273,6 +272,8 @@ def _report(arguments: argparse.Namespace) -> Exit:
             f"{plan.table.path}: has none of the study's {len(study_runs)} runs, and {folder} neither; "
             "`widemix study run` first"
         )
+    from widemix.studies.page import write_report  # and matplotlib, which takes a second
+
     files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
     done = f"{ended} of {len(study_runs)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")

@@ -89,7 +89,7 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     words = ["predict", exported, str(tmp_path / "album"), "--batch", "2"]
     assert run_command(make_parser(), argv=[*words, "--to", str(out)]) == 0
     said = capsys.readouterr().err
-    assert "2 images predicted, 1 could not be read" in said
+    assert f"{out}: 2 images predicted, 1 could not be read" in said
     assert f"warning: {album / 'bad.jpg'}: " in said
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["image"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]

@@ -1,4 +1,4 @@
-"""What prepares data, and lists and reports runs, imports neither torch nor timm, which take seconds."""
+"""What prepares data, lists and reports runs, or answers a mistake imports neither torch nor timm, which are slow."""
 
 import json
 import subprocess
@@ -13,9 +13,9 @@ import widemix
 widemix.prepare, widemix.load_recipe
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-for words in {commands!r}:
-    with contextlib.redirect_stdout(io.StringIO()):
-        assert run_command(make_parser(), argv=words) == 0, words
+for code, words in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert run_command(make_parser(), argv=words) == code, words
     heavy = {{"torch", "timm", "numba", "scipy", "matplotlib", "deepspeed", "torchvision"}} & sys.modules.keys()
     assert not heavy, (words, heavy)
 """
@@ -35,6 +35,17 @@ def test_preparing_listing_and_planning_need_no_torch(tmp_path):
         ["report", str(run), "--to", str(tmp_path / "page.html")],
         ["study", "plan", "figure7", "--to", str(tmp_path / "study")],
     ]
-    program = PROGRAM.format(commands=commands)
+    missing = str(tmp_path / "missing")
+    mistakes = [
+        ["eval", missing],
+        ["predict", missing, str(tmp_path)],
+        ["export", missing, "--to", str(tmp_path / "x")],
+        ["push", missing, "owner/name"],
+        ["train", "digits/mixer", "--data.path", missing, "--model.depht", "2"],
+        ["analyse", "cka", missing, missing, "--to", str(tmp_path / "x")],
+        ["study", "report", missing],
+        ["submit", missing],
+    ]
+    program = PROGRAM.format(commands=[(0, words) for words in commands] + [(2, words) for words in mistakes])
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
