@@ -1,9 +1,10 @@
 """Says on stderr how far a long work is: beside a bar on a terminal, in a log by a line every few seconds."""
 
+import os
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Timer
 from typing import TypeVar
 
@@ -142,6 +143,12 @@ def announce(what: str, after: float = 2.0) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def announce_import() -> AbstractContextManager[None]:
+    """On a terminal: say that PyTorch is being imported, if it takes long; one rank says it."""
+    said = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    return announce("importing PyTorch", after=5.0) if said else nullcontext()
 
 
 def track(items: Iterable[T], what: str, total: int, unit: str = "samples", done: int = 0) -> Generator[T]:

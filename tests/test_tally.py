@@ -5,10 +5,12 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 from tests.conftest import ROOT
 from tests.terminal import Terminal
+from widemix import tally
 from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import of_recipe
 from widemix.models.registry import build_model
@@ -100,6 +102,16 @@ def test_a_block_is_announced_once_it_takes_long(capsys):
             time.sleep(0.01)
             said += capsys.readouterr().err
     assert said == "a long block\n"
+
+
+def test_the_import_is_announced_on_a_terminal_by_one_rank(monkeypatch):
+    said = []
+    monkeypatch.setattr(tally, "announce", lambda what, after: said.append(what) or nullcontext())
+    for terminal, rank in ((False, "0"), (True, "1"), (True, "0")):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with tally.announce_import():
+            assert len(said) == (terminal and rank == "0")
 
 
 def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys):

@@ -49,8 +49,11 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
     names, others = _images(arguments.folder)
-    from widemix.evaluation.networks import load_network
-    from widemix.evaluation.predict import Predictor
+    from widemix.tally import announce_import
+
+    with announce_import():
+        from widemix.evaluation.networks import load_network
+        from widemix.evaluation.predict import Predictor
 
     predictor = Predictor(load_network(arguments.network, arguments.ema))
     numbers = predictor.section.targets == "regression"

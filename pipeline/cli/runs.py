@@ -11,6 +11,7 @@ from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.run import checkpoint
+from widemix.tally import announce_import
 
 
 def add_eval(commands) -> None:
@@ -51,7 +52,8 @@ def _eval(arguments: argparse.Namespace) -> int:
         from widemix.launch.local import launch
 
         return launch(["-m", "widemix", *sys.argv[1:]], arguments.ranks)
-    from widemix.evaluation.assessment import assess
+    with announce_import():
+        from widemix.evaluation.assessment import assess
 
     result = assess(
         arguments.network,
@@ -108,7 +110,8 @@ def add_export(commands) -> None:
 
 def _export(arguments: argparse.Namespace) -> Exit:
     checkpoint.find(arguments.path)  # its error at once, before torch is imported
-    from widemix.evaluation.trained import export_checkpoint
+    with announce_import():
+        from widemix.evaluation.trained import export_checkpoint
 
     labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license)
     print(f"{arguments.to}: {len(labels)} classes; {line}")

@@ -126,7 +126,10 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
     remove_earlier_statuses()
     write_rank_status(None)
     recipe = match_folder(load_from_arguments(arguments))  # what is wrong is reported before torch is imported
-    from widemix.trainer import train
+    from widemix.tally import announce_import
+
+    with announce_import():
+        from widemix.trainer import train
 
     return train(
         recipe,

@@ -14,13 +14,15 @@ from rich.text import Text
 
 from widemix.doctor import machine, software
 from widemix.doctor.finding import Check, Finding, first_line, install, repair
+from widemix.tally import announce
 
 CHECKS: Mapping[str, Check] = software.CHECKS | machine.CHECKS
 
 
 def run_doctor() -> int:
     """Run all checks and print a table; returns 1 if preparing, training or evaluating could not run here, else 0."""
-    findings = {name: run_check(check) for name, check in CHECKS.items()}
+    with announce("importing what is installed, and timing the CPU: about half a minute"):
+        findings = {name: run_check(check) for name, check in CHECKS.items()}
     console = Console()
     console.print(table(findings))
     missing = [name for name, finding in findings.items() if finding.state == "missing"]
