@@ -22,7 +22,7 @@ from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
 
 from widemix import native
-from widemix.native.build import cache_folder
+from widemix.native.build import cache_folder, home_cache
 
 
 def _cache_folder() -> Path:
@@ -61,6 +61,16 @@ jit_inline: Any = functools.partial(jit_noalias, inline="always")
 vectorise; and for functions that mostly call others, which LLVM would otherwise optimise again in each caller."""
 
 
+def _notice() -> str:
+    kept = os.environ.get("NUMBA_CACHE_DIR") or home_cache()
+    often = (
+        "once on this machine"
+        if kept
+        else "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)"
+    )
+    return f"compiling the functions that prepare batches, {often}; 5 to 40 seconds"
+
+
 class _Notice(event.Listener):
     """Says once on stderr that functions of ours are being compiled, where that takes a while: the cache is empty."""
 
@@ -72,8 +82,7 @@ class _Notice(event.Listener):
         """Called before a function is compiled, of which some are compiled while others are."""
         ours = event.data["dispatcher"].py_func.__module__.startswith("widemix.")
         if self._timer is None and ours and os.environ.get("RANK", "0") == "0":
-            text = "compiling the functions that prepare batches, once on this machine: about half a minute"
-            self._timer = Timer(self._after, print, [text], {"file": sys.stderr, "flush": True})
+            self._timer = Timer(self._after, print, [_notice()], {"file": sys.stderr, "flush": True})
             self._timer.daemon = True
             self._timer.start()
         self._depth += 1

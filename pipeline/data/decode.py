@@ -45,7 +45,7 @@ def sample_random_box(box, view_id, full_height, full_width, seed, epoch, scale,
     """`random_boxes` of one image, int64 [5]."""
     low, high = np.log(ratio[0]), np.log(ratio[1])
     stream = key(seed, epoch, view_id, CROP)
-    box[:4] = _fallback(full_height, full_width, ratio)
+    box[0], box[1], box[2], box[3] = _fallback(full_height, full_width, ratio)
     for attempt in range(10):
         area = full_height * full_width * (scale[0] + (scale[1] - scale[0]) * uniform(stream, 4 * attempt))
         aspect = np.exp(low + (high - low) * uniform(stream, 4 * attempt + 1))

@@ -124,6 +124,13 @@ def _feistel(word, rounds, bits):
     return (left << right_bits) | right
 
 
+@jit
+def _permute(words, length, rounds, bits):
+    """Replace the first `length` words by their images. LLVM vectorises it: eight times as fast as one at a time."""
+    for i in range(length):
+        words[i] = _feistel(words[i], rounds, bits)
+
+
 @jit("int64[::1](int64[::1], int64, uint64)")
 def shuffled(places, count, stream):
     """The elements at `places`, int64 [n], of the permutation of range(count) that the random stream defines."""
@@ -134,16 +141,17 @@ def shuffled(places, count, stream):
     for r in range(8):
         rounds[r] = scramble(stream + np.uint64(r))
 
-    # All at once, then again those out of range: LLVM vectorises loops without branches, which makes this eight times
-    # as fast as a loop for each sample.
-    words = np.empty(len(places), np.uint64)
-    for i in range(len(places)):
-        words[i] = _feistel(np.uint64(places[i]), rounds, bits)
-    outside = np.flatnonzero(words >= np.uint64(count))
-    while len(outside):
-        again = words[outside]
-        for i in range(len(again)):
-            again[i] = _feistel(again[i], rounds, bits)
-        words[outside] = again
-        outside = outside[again >= np.uint64(count)]
+    # All at once, then again those out of range, until none is. In loops: numba takes five seconds for the first
+    # expression or assignment of whole arrays, as it compiles the texts of errors about shapes.
+    words = places.astype(np.uint64)
+    again, outside, length = words.copy(), np.arange(len(words)), len(words)
+    while length:
+        _permute(again, length, rounds, bits)
+        kept = 0
+        for i in range(length):
+            words[outside[i]] = again[i]
+            if again[i] >= np.uint64(count):
+                again[kept], outside[kept] = again[i], outside[i]
+                kept += 1
+        length = kept
     return words.view(np.int64)

@@ -1,6 +1,7 @@
 """Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
 import os
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -80,6 +81,8 @@ def check_engine(section: EngineSection, optim: OptimSection, train: TrainSectio
 
         check_fp8(topology.device)
     if section.kind == "deepspeed":
+        if find_spec("deepspeed") is None:
+            raise InputError("engine.kind deepspeed: deepspeed is not installed; pip install deepspeed, or take fsdp")
         deepspeed_config(section, optim, train, topology)
     if section.sharding == "hybrid" and topology.world % topology.local_world:
         raise InputError(

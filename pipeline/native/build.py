@@ -89,14 +89,17 @@ def cache_folder() -> Path:
 
     No shared temporary folder: other users could put code into it.
     """
+    return home_cache() or _temporary_folder()
+
+
+def home_cache() -> Path | None:
+    """The user's folder for compiled code; None if it is not writable."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix"
         home.mkdir(parents=True, exist_ok=True)
-        if os.access(home, os.W_OK):
-            return home
+        return home if os.access(home, os.W_OK) else None
     except (OSError, RuntimeError):
-        pass  # no home, or a read-only one, as in some containers; RuntimeError: nothing says where it is
-    return _temporary_folder()
+        return None  # no home, or a read-only one, as in some containers; RuntimeError: nothing says where it is
 
 
 @functools.cache

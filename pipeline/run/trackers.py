@@ -172,10 +172,11 @@ _TRACKERS: dict[str, type[Tracker]] = {"wandb": _WandB, "mlflow": _MLflow}
 
 
 def check_trackers(section: LogSection) -> None:
-    """`InputError` where log.wandb or log.mlflow is on and its package is not installed."""
-    for name in _TRACKERS:
+    """`InputError` where log.tensorboard, log.wandb or log.mlflow is on and its package is not installed."""
+    for name in ("tensorboard", *_TRACKERS):
         if getattr(section, name) and find_spec(name) is None:
-            raise InputError(f"log.{name} true: {name} is not installed; pip install 'widemix[{name}]'")
+            package = f"'widemix[{name}]'" if name in _TRACKERS else name
+            raise InputError(f"log.{name} true: {name} is not installed; pip install {package}, or set it to false")
 
 
 def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> list[Tracker]:

@@ -14,7 +14,7 @@ from numba.core.dispatcher import Dispatcher
 
 from tests.conftest import ROOT
 from widemix.api.compile_ahead import compile_ahead
-from widemix.data.compiled import _Notice
+from widemix.data.compiled import _Notice, _notice
 from widemix.data.decode import padded_boxes
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
@@ -80,6 +80,39 @@ def test_long_compilation_is_announced_once(capsys):
             notice.on_end(end)
     assert short._timer is None
     assert capsys.readouterr().err.count("compiling the functions that prepare batches, once on this machine") == 1
+
+
+def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "once on this machine" in _notice()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)" in _notice()
+
+
+def test_the_first_plain_batch_compiles_no_texts_of_errors(digits, tmp_path):
+    """An expression or assignment of whole arrays takes numba five seconds: it compiles the text of its error."""
+    program = """
+import sys
+from numba.core import event
+names = set()
+class Listener(event.Listener):
+    def on_start(self, event):
+        names.add(event.data["dispatcher"].py_func.__qualname__.partition(".")[0])
+    def on_end(self, event):
+        pass
+event.register("numba:compile", Listener())
+import widemix
+for settings in ({}, {"is_training": False}):
+    next(iter(widemix.Loader(sys.argv[1], "train", 8, 32, device="cpu", num_workers=1, **settings)))
+print(*names)
+"""
+    environ = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", program, str(digits)]
+    names = subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout.split()
+    assert "shuffled" in names
+    assert [name for name in names if "shape_context" in name] == []
 
 
 def signatures() -> dict[str, int]:
