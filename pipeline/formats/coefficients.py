@@ -40,7 +40,7 @@ def restore(container: bytes) -> bytes:
         jpeg = head + b"".join(_scan(blocks, components, shape[0] * shape[1], restart, str(ones))) + end
     except (struct.error, IndexError, KeyError, StopIteration) as error:
         raise ValueError(DAMAGED) from error
-    if len(jpeg) != size:
+    if len(jpeg) != size or any(blocks):  # which looks at the end of the last segment
         raise ValueError(DAMAGED)
     return jpeg
 

@@ -39,8 +39,10 @@ SETTINGS = {
     "imagenet21k": PrepSettings(raw=True),
     "mnli": PrepSettings(length=16),
     "table": PrepSettings(targets="one,other"),
+    "coefficients": PrepSettings(encoding="coefficients", max_size=0),
 }
-LAYOUTS = layouts.LAYOUTS | {"table": ("csv", layouts.table)}
+OTHERS = {"table": ("csv", layouts.table), "coefficients": ("imagenet", layouts.imagenet)}
+LAYOUTS = layouts.LAYOUTS | OTHERS
 
 
 class Job:

@@ -46,6 +46,17 @@ def test_jpegs_are_restored_byte_for_byte(kind):
         assert coefficients.jpeg_size(packed) == len(data)
 
 
+def test_coefficients_of_every_size_are_restored():
+    """Square waves of which a block holds one have coefficients of up to 10 bits, the most of baseline coding."""
+    for height in range(1, 128, 3):
+        wave = np.where(np.arange(64) // 4 % 2, 128 + height, 127 - height).astype(np.uint8)
+        for pixels in (np.tile(wave, (64, 1)), np.tile(wave, (64, 1)).T):
+            data = by_pillow(Image.fromarray(pixels), quality=100)
+            packed, reason = pack(data)
+            assert packed, reason
+            assert unpack(packed) == coefficients.restore(packed) == data
+
+
 def test_headers_and_what_follows_the_end_are_restored():
     """Comments and profiles, fill bytes before markers, padding with zeros, bytes after the end marker."""
     image = scene(1, 90, 70)
@@ -114,6 +125,38 @@ def test_damaged_coefficients_are_an_error_or_other_pixels():
             unpack(packed[:size])
         with pytest.raises(ValueError, match="damaged"):
             coefficients.restore(packed[:size])
+
+
+def is_damaged(container: bytes) -> bool:
+    """Whether both readers say so."""
+    found = []
+    for read in (unpack, coefficients.restore):
+        try:
+            read(container)
+            found.append(False)
+        except ValueError as error:
+            found.append("damaged" in str(error))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_parts_of_a_container_have_the_sizes_that_it_says():
+    """Of each segment a byte more or less is an error, and so are another format's number and bytes after the end."""
+    packed, _ = pack(by_pillow(scene(0, 150, 40), quality=90))
+    _, _, head, end, _, _, segments = coefficients.HEAD.unpack_from(packed)
+    sizes = np.frombuffer(packed, "<u2", segments, coefficients.HEAD.size)
+    assert segments > 3
+    assert not is_damaged(packed)
+    assert is_damaged(packed + b"\0")
+    for at in range(8):  # also of the number of the JPEG's bytes
+        assert is_damaged(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
+    start = coefficients.HEAD.size + 2 * segments
+    for number in range(segments):
+        stop = start + head + end + int(sizes[: number + 1].sum())
+        for change in (-1, 1):
+            changed = (sizes + change * (np.arange(segments) == number)).astype("<u2")
+            data = packed[start:stop][: change if change < 0 else None] + bytes(max(change, 0)) + packed[stop:]
+            assert is_damaged(packed[: coefficients.HEAD.size] + changed.tobytes() + data)
 
 
 @pytest.fixture
