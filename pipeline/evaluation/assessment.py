@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, check_model
@@ -25,7 +27,6 @@ from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate
 from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
-from widemix.evaluation.sums import Confusion, Sums
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import all_metrics
 from widemix.run import checkpoint
@@ -70,18 +71,31 @@ class Assessment:
         return f"{self.network}{step} on {self.samples} samples of split {self.split!r} of {self.data}: {accuracy}"
 
 
-class Calibration(Sums):
-    """Samples, sum of confidence and correct predictions by bin of confidence, float64 [3, BINS]."""
+class Calibration(Metric):
+    """Sums of confidence and of correct predictions over `BINS` bins of confidence, over all ranks."""
 
-    def __init__(self, device: torch.device | str = "cpu"):
-        super().__init__(3, BINS, dtype=torch.float64, device=device)
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples: Tensor
+        self.confidence: Tensor
+        self.correct: Tensor
+        for name in ("samples", "confidence", "correct"):
+            self.add_state(name, torch.zeros(BINS, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: logits [B, classes], labels int64 [B]."""
         confidence, predicted = logits.double().softmax(1).max(1)
         place = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)  # bins are open below, closed above
-        values = torch.stack([torch.ones_like(confidence), confidence, (predicted == labels).double()])
-        self.sums.index_add_(1, place, values)
+        for state, values in (
+            (self.samples, torch.ones_like(confidence)),
+            (self.confidence, confidence),
+            (self.correct, (predicted == labels).double()),
+        ):
+            state.index_add_(0, place, values)
+
+    def compute(self) -> Tensor:
+        """Return the three sums, float64 [3, BINS]."""
+        return torch.stack([self.samples, self.confidence, self.correct])
 
 
 class SelectClasses(nn.Module):
@@ -182,13 +196,12 @@ def assess_network(
         if network.section:
             check_model(network.section, loader)
         device = topology.device
-        confusion, calibration = Confusion(number, device), Calibration(device)
-        detail_metrics = [confusion, calibration] if details else []
+        detail_metrics = [MulticlassConfusionMatrix(number).to(device), Calibration().to(device)] if details else []
         names = list(read_manifest(Path(folder)).classes)
         by_sample = []
         if real:
             beton = Path(loader.source.file.path)
-            by_sample.append(RealAccuracy(read_real_labels(real, beton, len(names)), device))
+            by_sample.append(RealAccuracy(read_real_labels(real, beton, len(names))).to(device))
 
         tally = Tally("samples evaluated", len(loader), enabled=topology.is_main)
 
@@ -201,7 +214,7 @@ def assess_network(
 
         with tally:
             metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
-        found = _details(confusion.compute().cpu(), calibration.compute().cpu()) if details else None
+        found = _details(*(metric.compute().cpu() for metric in detail_metrics)) if details else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()
             metrics |= {"real_top1": 100 * correct / counted, "real_samples": counted}

@@ -5,11 +5,12 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
+from torchmetrics.classification import MulticlassAccuracy
 
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader
@@ -17,7 +18,6 @@ from widemix.distributed.topology import usual_defaults
 from widemix.engine import Engine
 from widemix.errors import InputError
 from widemix.evaluation.macro_means import R2, AveragePrecision, MacroMean
-from widemix.evaluation.sums import Accuracy, Mean, MeanAbsoluteError
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import MEASURED, METRICS, PERCENT
 
@@ -49,7 +49,7 @@ def evaluate_engine(
     return result
 
 
-@usual_defaults()  # with which torchmetrics' metrics of plug-ins make their states
+@usual_defaults()  # torchmetrics makes its states with torch's
 @torch.no_grad()  # not inference_mode: training uses the tensors that ZeRO 3 gathers here
 def evaluate(
     module: nn.Module,
@@ -72,9 +72,10 @@ def evaluate(
     batch. One sample whose loss is not finite makes the mean so too.
     """
     device, kind = loader.topology.device, loader.data.targets
-    loss = Mean(torch.float32, device)
-    metrics = _metrics(kind, classes, len(loader), device)
-    metrics |= {name: build(classes).to(device) for name in MEASURED[kind] if (build := METRICS[name].build)}
+    loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
+    metrics = _metrics(kind, classes, len(loader))
+    metrics |= {name: build(classes) for name in MEASURED[kind] if (build := METRICS[name].build)}
+    metrics = {name: metric.to(device) for name, metric in metrics.items()}
     was_training = module.training
     module.eval()
     with loader.batches() as batches, precision:
@@ -112,15 +113,15 @@ def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder:
     print(f"{folder}: split {split!r}: {text}", file=sys.stderr)
 
 
-def _metrics(kind: str, outputs: int, samples: int, device: torch.device) -> dict[str, Any]:
+def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
     """The metrics of each kind of `data.targets`; those of numbers sum in float64."""
     if kind == "class":
-        return {f"top{k}": Accuracy(min(k, outputs), device) for k in (1, 5)}
+        return {f"top{k}": MulticlassAccuracy(outputs, top_k=min(k, outputs), average="micro") for k in (1, 5)}
     if kind == "multilabel":
         return {"map": AveragePrecision()}
     if samples < 2:
         raise InputError("data.eval_split has one sample, and R2 needs two; name another split")
-    return {"mae": MeanAbsoluteError(torch.float64, device), "r2": R2(outputs, device)}
+    return {"mae": MeanAbsoluteError().set_dtype(torch.float64), "r2": R2(outputs)}
 
 
 # By metric: the columns that have a value, and that none has.
@@ -136,7 +137,7 @@ def _losses(kind: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
     return mse_loss(logits, targets, reduction="none").mean(dim=-1)
 
 
-def _update(kind: str, metric: Any, logits: torch.Tensor, targets: torch.Tensor) -> None:
+def _update(kind: str, metric: Metric, logits: torch.Tensor, targets: torch.Tensor) -> None:
     if kind == "multilabel":  # also with an empty batch: ranks exchange scores, and each must have some tensor
         metric.update(logits.double().sigmoid(), targets.long())  # in float32, many would be rounded to 1
     elif len(targets):

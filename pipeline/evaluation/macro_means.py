@@ -6,11 +6,12 @@ mean: counted as 0, the best predictor there can be would not reach the best met
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional.classification import binary_average_precision
+from torchmetrics.utilities import dim_zero_cat
 
-from widemix.evaluation.sums import concatenate, gather
 
-
-class MacroMean:
+class MacroMean(Metric):
     """A mean over columns, computed by all ranks together; nan where no column has a value."""
 
     undefined: tuple[int, ...] = ()  # columns without a value, known after `compute`
@@ -30,8 +31,11 @@ class AveragePrecision(MacroMean):
     """Average precision by class; none for a class that no sample has."""
 
     def __init__(self) -> None:
-        self.scores: list[Tensor] = []
-        self.targets: list[Tensor] = []
+        super().__init__()
+        self.scores: list[Tensor]
+        self.targets: list[Tensor]
+        for name in ("scores", "targets"):
+            self.add_state(name, [], dist_reduce_fx="cat")
 
     def update(self, scores: Tensor, targets: Tensor) -> None:
         """Add a batch, empty ones too: scores float64 [B, N]; 0 or 1, int64 [B, N]."""
@@ -40,10 +44,7 @@ class AveragePrecision(MacroMean):
 
     def values(self) -> Tensor:
         """Return the average precision of each class."""
-        from torchmetrics.functional.classification import binary_average_precision  # takes seconds
-
-        scores, targets = (concatenate(torch.cat(rows)) for rows in (self.scores, self.targets))
-        columns = zip(scores.T, targets.T, strict=True)
+        columns = zip(dim_zero_cat(self.scores).T, dim_zero_cat(self.targets).T, strict=True)
         values = [
             binary_average_precision(scores, targets, validate_args=False)
             if targets.any()
@@ -56,10 +57,12 @@ class AveragePrecision(MacroMean):
 class R2(MacroMean):
     """The coefficient of determination by target; none for a target that does not vary."""
 
-    def __init__(self, targets: int, device: torch.device | str = "cpu"):
+    def __init__(self, targets: int):
+        super().__init__()
+        self.moments: Tensor
         # Count, mean, sum of squared deviations from it, sum of squared errors, lowest, highest.
-        empty = torch.tensor([0, 0, 0, 0, torch.inf, -torch.inf], dtype=torch.float64, device=device)
-        self.moments = empty[:, None].repeat(1, targets)
+        empty = torch.tensor([0, 0, 0, 0, torch.inf, -torch.inf], dtype=torch.float64, device="cpu")
+        self.add_state("moments", empty.repeat(targets, 1).T, dist_reduce_fx=_merged)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch that is not empty: float64 [B, N]."""
@@ -70,7 +73,7 @@ class R2(MacroMean):
 
     def values(self) -> Tensor:
         """Return R2 of each target."""
-        _, _, spread, errors, lowest, highest = _merged(gather(self.moments))
+        _, _, spread, errors, lowest, highest = self.moments
         return torch.where(highest > lowest, 1 - errors / spread, torch.nan)
 
 

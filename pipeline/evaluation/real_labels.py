@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from widemix.errors import InputError
-from widemix.evaluation.sums import Sums
 from widemix.formats.sources import read_sources
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -50,15 +50,24 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, list) and all(type(label) is int and label >= 0 for label in entry)
 
 
-class RealAccuracy(Sums):
-    """The samples whose likeliest class is one of their labels, and those with any label: int64 [2]."""
+class RealAccuracy(Metric):
+    """The fraction of samples whose likeliest class is one of their labels, of those with any; over all ranks."""
 
-    def __init__(self, labels: Sequence[Sequence[int]], device: torch.device | str = "cpu"):
-        super().__init__(2, dtype=torch.int64, device=device)
+    def __init__(self, labels: Sequence[Sequence[int]]):
+        super().__init__()
         self.labels = labels
+        self.correct: Tensor
+        self.counted: Tensor
+        for name in ("correct", "counted"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, samples: np.ndarray) -> None:
         """Add a batch: logits [B, classes], samples int64 [B]."""
         for guess, sample in zip(logits.argmax(1).tolist(), samples.tolist(), strict=True):
             if self.labels[sample]:
-                self.sums += torch.tensor([guess in self.labels[sample], 1], device=self.sums.device)
+                self.counted += 1
+                self.correct += int(guess in self.labels[sample])
+
+    def compute(self) -> Tensor:
+        """Return the number of correct and of counted samples, int64 [2]."""
+        return torch.stack([self.correct, self.counted])

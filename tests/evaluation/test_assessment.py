@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from torchmetrics.classification import MulticlassCalibrationError
+from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from tests.conftest import ROOT
 from tests.forks import Forks, be_widemix, group_of
@@ -28,7 +28,6 @@ from widemix.evaluation.assessment import (
 )
 from widemix.evaluation.networks import _imagenet_names, load_network
 from widemix.evaluation.predict import Predictor
-from widemix.evaluation.sums import Confusion
 from widemix.evaluation.trained import export_checkpoint
 from widemix.formats.manifest import manifest_json, read_manifest
 
@@ -36,7 +35,7 @@ from widemix.formats.manifest import manifest_json, read_manifest
 def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
     torch.manual_seed(0)
     logits, labels = 3 * torch.randn(700, 6), torch.randint(5, (700,))  # class 5 has no samples
-    calibration, confusion = Calibration(), Confusion(6)
+    calibration, confusion = Calibration(), MulticlassConfusionMatrix(6)
     expected = MulticlassCalibrationError(6, n_bins=BINS, norm="l1")
     for part, their in zip(logits.split(300), labels.split(300), strict=True):
         calibration.update(part, their)
@@ -55,7 +54,7 @@ def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
 
 def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enough():
     """Both by 0.3: the error is 0.3, and not their difference."""
-    calibration, confusion = Calibration(), Confusion(2)
+    calibration, confusion = Calibration(), MulticlassConfusionMatrix(2)
     for confidence, right in ((0.6, 9), (0.9, 6)):  # of ten samples each
         logits = torch.tensor([confidence, 1 - confidence], dtype=torch.float64).log().expand(10, 2)
         labels = (torch.arange(10) >= right).long()
