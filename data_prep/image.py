@@ -24,6 +24,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
 from widemix.formats.tables import ALIGNED
+from widemix.pillow_support import older_pillow
 
 MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg
 ORIENTATION = 0x0112  # the EXIF tag
@@ -202,7 +203,11 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     elif image.format == "JPEG" and frame is None:
         rules.append("odd JPEG")
     turned = stored if upright.size == image.size else stored[::-1]
-    return rgb if rgb.size == turned else rgb.resize(turned, Image.Resampling.LANCZOS), rules
+    if rgb.size == turned:
+        return rgb, rules
+    if older := older_pillow():
+        rules.append(f"shrunk by Pillow {older}, not as Pillow 13 does")
+    return rgb.resize(turned, Image.Resampling.LANCZOS), rules
 
 
 def _pack(encoded: Encoded) -> Encoded:

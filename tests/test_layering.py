@@ -19,6 +19,7 @@ LAYERS = [
         "widemix.tally",
         "widemix.timm_import",
         "widemix.torch_support",
+        "widemix.pillow_support",
     ],
     ["widemix.arguments"],
     ["widemix.metrics"],

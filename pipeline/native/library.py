@@ -6,6 +6,7 @@ import io
 import sys
 
 from widemix.native.build import SOURCES, BuildError, compiled, planned
+from widemix.pillow_support import older_pillow
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 
@@ -41,10 +42,9 @@ def load() -> ctypes.CDLL | None:
     try:
         return open_library()
     except BuildError as error:
-        print(
-            f"note: without compiled code images load 4 times slower, with the same pixels: {error}",
-            file=sys.stderr,
-        )
+        older = older_pillow()
+        pixels = f"the pixels of Pillow {older}, which are not those of Pillow 13" if older else "the same pixels"
+        print(f"note: without compiled code images load 4 times slower, with {pixels}: {error}", file=sys.stderr)
         return None
 
 
