@@ -54,9 +54,9 @@ def test_processes_that_encode_end_with_the_one_that_prepares():
     """
     with python(encoding) as prep:
         assert prep.stdout is not None
-        assert prep.stdout.read(2) == b"up"
+        assert prep.stdout.read(3) == b"up\n"
         prep.kill()
-        assert prep.stdout.read() == b"\n"
+        assert prep.stdout.read() == b""
 
 
 def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():

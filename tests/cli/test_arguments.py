@@ -1,6 +1,7 @@
 """Every option of every command reaches the function that does its work, with a value that is not its default."""
 
 import argparse
+import json
 import re
 import shlex
 from pathlib import Path
@@ -95,9 +96,9 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         {},
     ),
     (
-        "export a --to b --ema --onnx --license mit",
+        "export {run} --to b --ema --onnx --license mit",
         "widemix.evaluation.trained.export_checkpoint",
-        (P("a"), P("b"), True, True, "mit"),
+        (P("{run}"), P("b"), True, True, "mit"),
         {},
     ),
     ("push a b/c --private", "widemix.models.hub.push", (P("a"), "b/c", True), {}),
@@ -148,7 +149,11 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
 def names(tmp_path) -> dict[str, str]:
     (tmp_path / "names").write_text("one\ntwo\n")
     (tmp_path / "image.png").touch()
-    return {"tmp": str(tmp_path), "names": str(tmp_path / "names")}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/COMPLETE").touch()
+    state = {"step": 1, "data_step": 1, "seconds": 1, "scalars": {}, "metrics": {}, "recipe": {}}
+    (tmp_path / "run/state.json").write_text(json.dumps(state))
+    return {"tmp": str(tmp_path), "names": str(tmp_path / "names"), "run": str(tmp_path / "run")}
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:

@@ -34,7 +34,10 @@ def test_where_the_tests_run_training_can_run() -> None:
     script = "import sys; from widemix.doctor import run_doctor; code = run_doctor()"
     run = python(f"{script}; assert 'ffcv' not in sys.modules; sys.exit(code)")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stderr in ("", "importing what is installed, and timing the CPU: about half a minute\n")  # if it takes long
+    assert run.stderr in (
+        "",
+        "importing what is installed, and timing the CPU: about half a minute\n",
+    )  # if it takes long
     lines = run.stdout.splitlines()
     assert lines[0].split() == ["state", "what", "found,", "and", "how", "to", "fix", "it"]
     assert lines[-1] == "Training can run here."
