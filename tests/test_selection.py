@@ -26,6 +26,7 @@ CASES = [f"test_cases[{other}-{one}]" for other in "abcd" for one in (1, 2)]
 VALUES = ["test_values[1]", "test_values[2]"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

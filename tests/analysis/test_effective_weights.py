@@ -65,6 +65,7 @@ def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
     np.testing.assert_array_equal(found["fc2"], block.fc2.dense_weight().detach().numpy())
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize(
     ("kind", "keys"),

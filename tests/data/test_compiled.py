@@ -91,6 +91,7 @@ def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
     assert "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)" in _notice()
 
 
+@pytest.mark.long
 def test_the_first_plain_batch_compiles_no_texts_of_errors(digits, tmp_path):
     """An expression or assignment of whole arrays takes numba five seconds: it compiles the text of its error."""
     program = """

@@ -17,6 +17,7 @@ def batch(size):
     return torch.randn(size, 3, 12, 12, generator=numbers), torch.randint(CLASSES, (size,), generator=numbers)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize(
     ("mixup", "cutmix", "minmax"),

@@ -172,6 +172,7 @@ def test_force_starts_again(tmp_path, images, small_shards, encoded):
     assert {path.suffix for path in out.iterdir()} == {".json", ".beton", ".crc32c", ".sources"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", ["journal", "beton"])
 def test_files_torn_by_a_crash(tmp_path, images, uninterrupted, small_shards, what):
     out = tmp_path / "out"

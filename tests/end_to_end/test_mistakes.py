@@ -27,6 +27,7 @@ def refused(command: Command, words: str) -> None:
     assert words in lines[0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -297,7 +297,7 @@ def test_ranks_without_a_run_dir_take_the_name_that_rank_0_gives_it(digits, tmp_
     assert (run / "done.json").exists()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", ["torchrun", "torch.distributed.launch", "deepspeed"])
 def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launcher):
     run = tmp_path / "run"

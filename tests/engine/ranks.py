@@ -40,7 +40,7 @@ GOLDEN += [("rp_mixer", f"{engine} batch_last", "fp32") for engine in ("ddp", "f
 GOLDEN += [("rp_s_mixer", f"{engine} batch_last", "bf16") for engine in ("ddp", "fsdp", "deepspeed 1")]
 SUPPORTED = [(engine, precision) for engine in ENGINES for precision in ("fp32", "bf16")]
 SUPPORTED.remove(("deepspeed 0", "bf16"))  # refused
-STEPS = 10
+STEPS, GOLDEN_STEPS = 10, 5
 REPMLP = ROOT / "tests/engine/repmlp.yaml"
 
 
@@ -96,7 +96,7 @@ def golden(data: Path) -> dict[tuple[str, str, str], list[float]]:
     curves = {}
     for recipe, engine, precision in GOLDEN:
         setting = Setting(recipe, data, *overrides_for(engine), ("train.precision", precision))
-        curves[recipe, engine, precision] = setting.run(setting.engine())
+        curves[recipe, engine, precision] = setting.run(setting.engine(), range(GOLDEN_STEPS))
     return curves
 
 
@@ -374,7 +374,7 @@ def matrix(data: Path, first: int | None = None) -> tuple[dict[str, str], Any]:
 
 
 def matrix_begun(data: Path) -> tuple[dict[str, str], Any]:
-    return matrix(data, 10)
+    return matrix(data, 6)
 
 
 # Bits are compared on three ranks: of two numbers the order of their sum does not matter.

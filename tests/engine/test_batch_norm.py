@@ -105,6 +105,7 @@ def test_activation_checkpointing_counts_no_batch_twice(digits, name, accumulate
         assert [key for key in one if not torch.equal(one[key], other[key])] == []
 
 
+@pytest.mark.long
 def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     """Of its sums over ranks, or of strides of gradients along dimensions of size 1, as depthwise kernels have."""
     recipe = tmp_path / "recipe.yaml"

@@ -127,6 +127,7 @@ def test_a_fake_pass_takes_the_memory_of_a_real_one(checkpointing):
     assert fake_pass(recipe, 16).peak == pytest.approx(peak, rel=0.02)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "engine",
     [

@@ -30,7 +30,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("options", ["with", "without"])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_lets_the_ranks_save(options, number):

@@ -130,6 +130,7 @@ def test_the_table_has_every_argument() -> None:
     assert public - TABLE.keys() == {"InputError", "Recipe", "View"}  # the views are below
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("function", "argument", "kind"), sorted(CASES), ids=str)
 def test_a_wrong_argument_is_named(digits: Path, tmp_path: Path, function: str, argument: str, kind: str) -> None:
     call, right, _ = TABLE[function]

@@ -87,6 +87,7 @@ def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
     return widemix.Loader(folder, "train", batch_size, SIDE, seed=SEED, device="cpu", num_workers=1, **POLICY, **keys)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("os_cache", [True, False])
 def test_batches_are_those_of_our_loader(folder: Path, os_cache: bool) -> None:
     """Of several epochs, with pages that FFCV maps and that it reads itself, on one thread and on two."""

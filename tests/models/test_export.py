@@ -81,6 +81,7 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
 
 
+@pytest.mark.long
 def test_a_published_network_keeps_its_name():
     for name, (section, side) in named_networks().items():
         trained = {"drop_path_rate"} & section.model_dump().keys()

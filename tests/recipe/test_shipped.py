@@ -114,6 +114,7 @@ def test_the_fair_pair_differs_in_width_alone():
     assert one.model_copy(update={"model": other.model}) == other
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["svhn", "mnli"])
 def test_squares_stay_finite_in_the_deepest_cells(name):
     """Without norms they would not be after four blocks."""

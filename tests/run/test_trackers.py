@@ -95,6 +95,7 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     assert run.data.params == {name: str(value) for name, value in flat_recipe(recipe_with("mlflow")).items()}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 def test_mlflow_gets_what_a_killed_start_could_not_send_and_nothing_twice(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
@@ -112,6 +113,7 @@ def test_mlflow_gets_what_a_killed_start_could_not_send_and_nothing_twice(tmp_pa
     assert [(each.step, each.value) for each in history(number, "eval/loss")] == [(20, 1.5)]
 
 
+@pytest.mark.long
 def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

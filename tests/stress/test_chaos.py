@@ -44,6 +44,7 @@ def test_2_4_1_and_3_ranks_across_kills_damage_a_full_disk_and_a_stop(chaos):
         assert json.loads((chaos / name / "done.json").read_text())["step"] == 36
 
 
+@pytest.mark.long
 def test_ranks_that_torchrun_starts_again_see_nothing_of_the_attempts_before(chaos):
     """Two of them are killed; `chaos` has compared the curve with the undisturbed one."""
     said = (chaos / "killed.log").read_text()

@@ -210,6 +210,7 @@ def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, ov
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_shipped_study_has_no_cell_twice_in_a_line(path):
     """Of its first seed: every recipe is valid, and no two points of a line are the same experiment."""

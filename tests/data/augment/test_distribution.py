@@ -131,7 +131,7 @@ def which_interpolations(chain: Chain) -> list:
     return [cubic for number, _, cubic in chain if number >= op.ROTATE]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "text",
     [

@@ -73,6 +73,7 @@ def test_moved_pixels_are_pillows(images, operation, resample):
             assert np.array_equal(ours, np.asarray(expected)), argument
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("resample", [LINEAR, CUBIC], ids=lambda r: r.name)
 def test_without_a_compiler_too(resample):
     image = images_of(33, 47)[0]
