@@ -54,6 +54,7 @@ FOR_DATA_PREP = {
     "widemix.files",
     "widemix.cgroups",
     "widemix.native",
+    "widemix.pillow_support",
     "widemix.tally",
     "widemix.formats",
 }
