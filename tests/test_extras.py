@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fsspec.registry import _registry
 
 from tests.conftest import ROOT
 from widemix.bench.loader import _installed
@@ -62,6 +63,9 @@ def test_a_missing_package_is_one_line_with_the_command(feature: str, tmp_path: 
         for loaded in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
             monkeypatch.delitem(sys.modules, loaded)
         monkeypatch.setitem(sys.modules, module, None)  # which makes its import fail
+    for protocol in ("https", "s3", "gs"):  # fsspec keeps what it has found
+        monkeypatch.delitem(_registry, protocol, raising=False)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
     with pytest.raises(InputError) as caught:
         use(tmp_path)
     message = str(caught.value)
