@@ -46,7 +46,7 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
     try:
         try:
             to.mkdir(parents=True, exist_ok=True)
-            lock = (to / f"lock{UNFINISHED}").open("a")
+            lock = lock_path(to).open("a")
         except OSError as error:
             raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
         with lock:
@@ -66,12 +66,17 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
                 folder.rmdir()
 
 
+def lock_path(to: Path) -> Path:
+    """The file whose lock the folder's only writer holds."""
+    return to / f"lock{UNFINISHED}"
+
+
 def lock_folder(to: Path, descriptor: int) -> None:
     """Lock the folder by its open lock file, until that is closed. Raises `InputError` if another process has it."""
     busy = InputError(f"{to}: another process is writing to it; wait until it ends, or name another folder")
     if try_lock(descriptor) is False:
         raise busy
-    path = to / f"lock{UNFINISHED}"
+    path = lock_path(to)
     if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:  # its holder has just finished
         raise busy
 
@@ -79,7 +84,7 @@ def lock_folder(to: Path, descriptor: int) -> None:
 def clear_leftovers(to: Path) -> None:
     """Remove the temporary files of a process that was killed just after it wrote the manifest."""
     if leftovers(to) and os.access(to, os.W_OK):
-        with (to / f"lock{UNFINISHED}").open("a") as lock:
+        with lock_path(to).open("a") as lock:
             lock_folder(to, lock.fileno())
             _clear(to)
 
@@ -181,7 +186,7 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
 def _keep_or_clear(to: Path) -> None:
     if all(any(to.glob(f"*.{kind}{UNFINISHED}")) for kind in ("beton", "journal")):
         print_status(f"{to}: finished parts are kept; the same command resumes from them")
-        (to / f"lock{UNFINISHED}").unlink(missing_ok=True)
+        lock_path(to).unlink(missing_ok=True)
     else:
         _clear(to)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from widemix.data_prep.coefficients import unpack
-from widemix.data_prep.prep_dir import UNFINISHED, check_outside, lock_folder, translate_errors
+from widemix.data_prep.prep_dir import UNFINISHED, check_outside, lock_folder, lock_path, translate_errors
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, RAW, Beton, open_beton
 from widemix.formats.checksums import MISMATCH, Checksums, compute_checksums, crc32c, open_checksums
@@ -71,7 +71,7 @@ def _open(beton: Beton) -> _Split:
 @contextmanager
 def _locked(to: Path) -> Iterator[None]:
     to.mkdir(parents=True, exist_ok=True)
-    path = to / f"lock{UNFINISHED}"
+    path = lock_path(to)
     with path.open("a") as lock:
         lock_folder(to, lock.fileno())
         try:
